@@ -7,6 +7,7 @@ from functools import partial
 
 import trio
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import col, from_json
 
 from muxkit.pipeline import spark_session
 from muxkit.protocols import restream
@@ -34,7 +35,8 @@ async def serve(ready: queue.Queue[str], more: threading.Event) -> None:
 def run(spark: SparkSession, url: str, folder: str) -> None:
     """Write everything that is there now into the table."""
     stream = spark.readStream.format("muxkit").option("servers", url).option("streams", f"{KITCHEN} {CELLAR}")
-    rows = stream.option("jsonSchema", "celsius DOUBLE").load().select("stream", "id", "json.celsius")
+    data = from_json(col("value").cast("string"), "celsius DOUBLE")
+    rows = stream.option("reader", "table").load().withColumn("data", data).select("stream", "id", "data.celsius")
     writer = rows.writeStream.format("parquet").option("path", f"{folder}/table")
     query = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
     query.awaitTermination()

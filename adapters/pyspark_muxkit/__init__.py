@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyspark
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ __all__ = ["DefaultSource"]
 
 class DefaultSource(DataSource):
     """`format("muxkit")`: sessions of restream to read, channels of muxkit to write to."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        from muxkit.pipeline.spark import check_version
+
+        check_version(pyspark.__version__)
+        super().__init__(options)
 
     @classmethod
     def name(cls) -> str:

@@ -41,7 +41,14 @@ class _StreamError(PipelineError):
 
 
 class StreamUnavailable(_StreamError):
-    """A stream could not be reached or read within the time of an option; its messages are not lost."""
+    """A stream could not be reached or read within the time of an option; its messages are not lost.
+
+    `can_heal` is False if trying again would not help, such as with a certificate that was refused.
+    """
+
+    def __init__(self, stream: str, problem: str, *, can_heal: bool = True) -> None:
+        super().__init__(stream, problem)
+        self.can_heal = can_heal
 
 
 class StreamBroken(_StreamError):
@@ -51,8 +58,13 @@ class StreamBroken(_StreamError):
 class DataLoss(_StreamError):
     """Messages that this query has not read are gone, or are not those that it knew.
 
-    `stream` says of which; the text has the ids. The option `failOnDataLoss=false` goes on with what is left.
+    `stream` says of which; the text has the ids. `acknowledged` is the last message that the server may have deleted,
+    if it said so. The option `failOnDataLoss=false` goes on with what is left.
     """
+
+    def __init__(self, stream: str, problem: str, *, acknowledged: int | None = None) -> None:
+        super().__init__(stream, problem)
+        self.acknowledged = acknowledged
 
     def __str__(self) -> str:
         return (

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
@@ -30,6 +33,7 @@ OUTCOMES_DDL: Final = (
 )
 ARROW_TYPES: Final = {"bigint": "int64"}  # where Arrow has another name
 PARTITIONS: Final = 8  # for each core: seeds that take long even out
+SEED_TIMEOUT: Final = 600.0  # s that one seed may take on Spark
 CHUNK: Final = 16  # seeds that a process takes at once
 
 
@@ -76,12 +80,36 @@ def find(simulation: str) -> Simulation:
     return found
 
 
-def simulate(simulation: str, seed: int) -> Outcome:
-    """Run one seed in this process; what it raises becomes part of the outcome."""
+class SeedTimeout(PipelineError):
+    """A seed took longer than it may."""
+
+
+@contextmanager
+def _at_most(seconds: float | None) -> Iterator[None]:
+    """Raise `SeedTimeout` in the block after so many seconds; no limit outside the main thread or without signals."""
+    if seconds is None or not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise SeedTimeout(f"not done within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def simulate(simulation: str, seed: int, *, timeout: float | None = None) -> Outcome:
+    """Run one seed in this process; what it raises becomes part of the outcome, also that it took too long."""
     function = find(simulation)
     began = time.perf_counter()
     try:
-        summary = str(function(seed))
+        with _at_most(timeout):
+            summary = str(function(seed))
     except Exception as error:
         took = time.perf_counter() - began
         first = first_error(error)
@@ -103,25 +131,35 @@ def simulate_all(simulation: str, seeds: Sequence[int], *, processes: int = 1) -
 # --- Spark
 
 
-def run_fleet(spark: SparkSession, simulation: str, seeds: range, *, partitions: int | None = None) -> DataFrame:
+def run_fleet(
+    spark: SparkSession,
+    simulation: str,
+    seeds: range,
+    *,
+    partitions: int | None = None,
+    seed_timeout: float = SEED_TIMEOUT,
+) -> DataFrame:
     """Run all seeds on Spark, a row each: the columns are those of `Outcome`, and `replay` with the command.
 
+    A seed that takes longer than `seed_timeout` seconds has failed; where there are no signals, it is waited for.
     The simulation is imported where Spark's workers run: muxkit, or your package, must be installed there.
     """
     find(simulation)
-    count = partitions or spark.sparkContext.defaultParallelism * PARTITIONS
-    rows = spark.range(seeds.start, seeds.stop, seeds.step, min(count, max(1, len(seeds))))
-    return rows.mapInArrow(partial(_simulate_rows, simulation), OUTCOMES_DDL)
+    context = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    count = partitions or (None if context is None else context.defaultParallelism * PARTITIONS)
+    most = None if count is None else min(count, max(1, len(seeds)))
+    rows = spark.range(seeds.start, seeds.stop, seeds.step, most)
+    return rows.mapInArrow(partial(_simulate_rows, simulation, seed_timeout), OUTCOMES_DDL)
 
 
-def _simulate_rows(simulation: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _simulate_rows(simulation: str, seed_timeout: float, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Run in a worker: seeds become rows of outcomes."""
     import pyarrow as pa
 
     columns = (column.split() for column in OUTCOMES_DDL.split(", "))
     schema = pa.schema([(name, ARROW_TYPES.get(kind, kind)) for name, kind in columns])
     for batch in batches:
-        outcomes = [simulate(simulation, seed) for seed in batch.column(0).to_pylist()]
+        outcomes = [simulate(simulation, seed, timeout=seed_timeout) for seed in batch.column(0).to_pylist()]
         rows = [{**attrs.asdict(one), "replay": one.replay} for one in outcomes]
         yield pa.RecordBatch.from_pylist(rows, schema=schema)
 

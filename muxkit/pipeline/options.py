@@ -39,6 +39,13 @@ def option_names(kind: type[attrs.AttrsInstance]) -> tuple[str, ...]:
     return tuple(names)
 
 
+REMOVED: Final = {
+    "jsonSchema": 'decode with from_json(col("value").cast("string"), ddl), which knows times, dates and decimals',
+    "filterPushdown": "it gave too few rows when a frame was used twice; name streams, startingOffsets, endingOffsets",
+}
+"""Options of earlier versions, and what to write in their place."""
+
+
 class GivenOptions:
     """The options that Spark was given: names in any case, values as text. Empty ones count as not given.
 
@@ -48,6 +55,9 @@ class GivenOptions:
     def __init__(self, options: Mapping[str, str], known: Collection[str], *, passed_over: Collection[str]) -> None:
         self._values = {name.lower(): str(options[name]).strip() for name in options}
         unknown = self._values.keys() - {name.lower() for name in (*known, *passed_over)}
+        for name, instead in REMOVED.items():
+            if name.lower() in unknown:
+                raise OptionError(name, f"it was removed: {instead}")
         if unknown:
             raise OptionError(min(unknown), f"there is no such option; there are {', '.join(sorted(known))}")
 
@@ -332,8 +342,10 @@ class SourceOptions:
     most_bytes: int | None = option("maxBytesPerTrigger", size, None)
     least_messages: int | None = option("minMessagesPerTrigger", count, None)
     most_delay: float = option("maxTriggerDelay", seconds, 900.0)
+    fail_on_missing_server: bool = option("failOnMissingServer", yes_or_no, False)
     fail_on_data_loss: bool = option("failOnDataLoss", yes_or_no, True)
-    ack_mode: AckMode = option("ackMode", choice(AckMode), AckMode.IDLE)
+    reader: str = option("reader", parse_name, "")
+    ack_mode: AckMode | None = option("ackMode", choice(AckMode), None)
     planning: Planning = option("planning", choice(Planning), Planning.AUTO)
     status_timeout: float = option("statusTimeout", seconds, 60.0)
     read_timeout: float = option("readTimeout", seconds, 120.0)
@@ -344,8 +356,6 @@ class SourceOptions:
     most_partitions: int | None = option("maxPartitions", count, None)
     message_bytes: int = option("maxMessageBytes", size, 2 << 20)
     verify: Verify = option("verify", choice(Verify), Verify.NONE)
-    json_schema: str | None = option("jsonSchema", text, None)
-    filter_pushdown: bool = option("filterPushdown", yes_or_no, False)
     tls: Tls = attrs.field(factory=Tls, metadata={"nested": Tls})
 
     @classmethod
@@ -355,6 +365,16 @@ class SourceOptions:
         parsed = given.read(cls)
         parsed._check()
         return parsed
+
+    @property
+    def acknowledging(self) -> AckMode:
+        """When to acknowledge: a query without a name only looks, unless it is told to acknowledge."""
+        return self.ack_mode or (AckMode.IDLE if self.reader else AckMode.NEVER)
+
+    @property
+    def enrolled(self) -> str:
+        """The name for which servers keep messages; empty if they keep none for this query."""
+        return "" if self.acknowledging is AckMode.NEVER else self.reader
 
     def _check(self) -> None:
         if not self.streams and self.streams_file is None and self.directory is None:

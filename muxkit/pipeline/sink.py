@@ -197,6 +197,12 @@ def commit_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
     async def commit(client: StagingClient) -> None:
         done = await client.commit(key, batch, rows)
         if done.duplicate:
+            last = (await client.standing(key)).batch
+            if last is not None and last > batch:
+                raise PipelineError(
+                    f"{key}: batch {batch} comes after batch {last} was committed on {client.url}, and its rows "
+                    "would be left out: the checkpoint was lost or is another one; set option txnAppId to a new name"
+                )
             _log.warning("%s, batch %d had been committed before on %s: it was left as it is", key, batch, client.url)
 
     _on_all(options, commit)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LEAST_JAVA: Final = 17
+LEAST_SPARK: Final = (4, 2)
 ANSWER: Final = 60.0  # s that a `java -version` may take
 LOOPBACK: Final = "127.0.0.1"
 
@@ -30,6 +31,16 @@ for each in "$@"; do
 done
 exec "{java}" "$@"
 """
+
+
+def check_version(version: str) -> None:
+    """Raise `PipelineError` for a Spark whose data sources in Python lack what the source needs."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if numbers < LEAST_SPARK:
+        raise PipelineError(
+            f"muxkit needs Spark {'.'.join(map(str, LEAST_SPARK))} or later, and this is Spark {version}; "
+            "on a cluster its own Spark counts, not the one that pip installed"
+        )
 
 
 def spark_session(

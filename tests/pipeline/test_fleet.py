@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+import time
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -124,3 +125,32 @@ def test_simulations_run_on_spark_as_they_do_here(spark: SparkSession) -> None:
     assert {row["seed"]: row["summary"] for row in rows} == {
         seed: simulate("relink", seed).summary for seed in range(20)
     }
+
+
+def hang(seed: int) -> str:
+    """A simulation whose odd seeds never end."""
+    while seed % 2:
+        time.sleep(0.01)
+    return "done"
+
+
+def test_a_seed_that_hangs_is_a_failure_and_the_others_go_on() -> None:
+    outcomes = [simulate(f"{__name__}:hang", seed, timeout=0.3) for seed in (0, 1, 2)]
+    assert [each.ok for each in outcomes] == [True, False, True]
+    assert outcomes[1].error == "SeedTimeout: not done within 0.3 s"
+
+
+def test_a_session_without_a_context_as_on_spark_connect_is_enough() -> None:
+    asked: list[tuple[object, ...]] = []
+
+    class Connected:
+        def range(self, *arguments: object) -> Connected:
+            asked.append(arguments)
+            return self
+
+        def mapInArrow(self, function: object, schema: str) -> Connected:
+            return self
+
+    run_fleet(Connected(), "relink", range(5))  # type: ignore[arg-type] # it has what is used
+    run_fleet(Connected(), "relink", range(5), partitions=3)  # type: ignore[arg-type]
+    assert asked == [(0, 5, 1, None), (0, 5, 1, 3)]

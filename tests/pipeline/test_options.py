@@ -23,7 +23,8 @@ def test_two_options_are_enough_and_the_others_have_defaults() -> None:
     assert options.starting is Start.EARLIEST
     assert (options.most_messages, options.most_bytes, options.least_messages) == (None, None, None)
     assert options.fail_on_data_loss
-    assert options.ack_mode is AckMode.IDLE
+    assert options.acknowledging is AckMode.NEVER
+    assert parse(reader="store").acknowledging is AckMode.IDLE
     assert options.planning is Planning.AUTO
     assert options.verify is Verify.NONE
 
@@ -94,6 +95,12 @@ def test_an_error_names_its_option_and_what_was_wrong(name: str, value: str, tol
 def test_a_slip_in_a_name_is_refused_with_the_names_that_there_are() -> None:
     with pytest.raises(OptionError, match=r"option maxmessagepertrigger: there is no such option; .*maxMessagesPerTr"):
         parse(maxMessagePerTrigger="1")
+
+
+@pytest.mark.parametrize(("name", "instead"), [("jsonSchema", "from_json"), ("filterPushdown", "startingOffsets")])
+def test_an_option_that_gave_wrong_answers_is_gone_and_the_error_says_what_to_write(name: str, instead: str) -> None:
+    with pytest.raises(OptionError, match=f"option {name}: it was removed: .*{instead}"):
+        parse(**{name.lower(): "true"})
 
 
 def test_spark_may_add_a_path() -> None:

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from muxkit.pipeline import DataLoss
-from tests.pipeline._source_place import ids, place, ranges, step
+from tests.pipeline._source_place import place, ranges, step
 from tests.pipeline._source_servers import ONE, TWO
 
 if TYPE_CHECKING:
@@ -49,24 +49,35 @@ async def test_an_expired_session_is_a_loss(autojump_clock: MockClock) -> None:
             await step(there.planner(), end)
 
 
-async def test_a_session_of_the_same_name_with_an_older_epoch_is_another_one(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("count", [3, 5, 100])
+async def test_a_session_that_was_made_anew_is_a_loss_however_long_it_is(autojump_clock: MockClock, count: int) -> None:
+    async with place() as there:
+        await there.feed(ONE, 5)
+        end = await step(there.planner(), there.planner().initial())
+    async with place() as there:
+        await there.feed(ONE, count)
+        with pytest.raises(DataLoss, match="another session of the same name, made anew since; message 5 of the old"):
+            await step(there.planner(), end)
+        again = there.planner(failOnDataLoss="false")
+        assert await ranges(again, end, await step(again, end)) == {ONE: (0, count)}
+
+
+async def test_takeovers_make_no_other_session(autojump_clock: MockClock) -> None:
     async with place() as there:
         await there.feed(ONE, 5)
         planner = there.planner()
-        start = await step(planner, planner.initial())
+        end = await step(planner, planner.initial())
         for _ in range(3):
-            await ids(there.client(), (await planner.spans(planner.initial(), start))[0])
-        await there.feed(ONE, 1)
-        end = await step(planner, start)
-    async with place() as there:
-        await there.feed(ONE, 100)
-        with pytest.raises(DataLoss, match="its epoch was 3 and is 0, so this is another session of the same name"):
-            await step(there.planner(), end)
-        again = there.planner(failOnDataLoss="false")
-        assert await ranges(again, end, await step(again, end)) == {ONE: (0, 100)}
+            await there.store.attach(ONE)
+        await there.feed(ONE, 1, first=6)
+        assert await ranges(planner, end, await step(planner, end)) == {ONE: (5, 6)}
 
 
-async def test_a_server_that_has_gone_back_is_a_loss(autojump_clock: MockClock) -> None:
+async def test_a_server_that_has_gone_back_is_a_loss(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if its store had been restored from a copy: the same session, and less of it.
+    monkeypatch.setattr("secrets.token_hex", lambda size: "00" * size)
     async with place() as there:
         await there.feed(ONE, 50)
         end = await step(there.planner(), there.planner().initial())
@@ -81,7 +92,7 @@ async def test_finished_streams_leave_the_offset_once_they_are_acknowledged(auto
         await there.feed(ONE, 10)
         await there.feed(TWO, 10)
         await there.store.finish(ONE)
-        planner = there.planner(f"{ONE} {TWO}")
+        planner = there.planner(f"{ONE} {TWO}", reader="store")
         first = await step(planner, planner.initial())
         await there.feed(TWO, 1)
         second = await step(planner, first)  # not acknowledged yet: it has to stay

@@ -145,3 +145,13 @@ def test_times_are_told_in_the_unit_that_suits_them(us: int | None, told: str) -
 )
 def test_amounts_are_told_in_the_unit_that_suits_them(size: int, told: str) -> None:
     assert amount(size) == told
+
+
+def test_names_that_begin_alike_are_still_told_apart() -> None:
+    from muxkit.pipeline.capture.report import LONGEST_NAME, _short
+
+    names = [f"sink 1 · vm-9492-1795380000123/client-{n}" for n in range(20)]
+    short = [_short(name) for name in names]
+    assert len(set(short)) == 20
+    assert all(len(name) <= LONGEST_NAME and name.endswith(f"client-{n}") for n, name in enumerate(short))
+    assert _short("short") == "short"

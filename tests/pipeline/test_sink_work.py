@@ -49,6 +49,16 @@ def write(options: SinkOptions, batch: int, content: list[bytes], task: str = "0
     return travelled
 
 
+def test_a_batch_before_the_last_committed_one_is_an_error_and_not_left_out(
+    server: StagingThread, options: SinkOptions
+) -> None:
+    for batch in (0, 1, 2):
+        commit_batch(options, [write(options, batch, [b"row"])], batch)
+    commit_batch(options, [write(options, 2, [b"row"])], 2)  # the last one again: Spark was killed before it noted it
+    with pytest.raises(PipelineError, match=r"batch 0 comes after batch 2 was committed .* set option txnAppId"):
+        commit_batch(options, [write(options, 0, [b"another"])], 0)
+
+
 def found_in(server: StagingThread) -> list[bytes]:
     """All rows of the store, in which nothing is staged any more."""
 

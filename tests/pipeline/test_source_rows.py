@@ -54,30 +54,8 @@ def test_only_the_columns_that_were_asked_for_are_made() -> None:
 
 
 def test_a_column_that_there_is_not_is_an_error_that_names_those_that_there_are() -> None:
-    with pytest.raises(OptionError, match="no column 'offset'; there are stream, id, time, value and json"):
+    with pytest.raises(OptionError, match="no column 'offset'; there are stream, id, time and value"):
         Rows(pa.schema([pa.field("offset", pa.int64())]))
-
-
-def test_data_is_decoded_into_a_struct_and_what_does_not_fit_is_null() -> None:
-    kind = pa.struct([("n", pa.int32()), ("name", pa.string()), ("deep", pa.struct([("x", pa.float64())]))])
-    rows = Rows(pa.schema([pa.field("json", kind)]))
-    data: list[Json] = [
-        {"n": 1, "name": "a", "deep": {"x": 1.5}, "other": True},
-        {"n": "one", "name": "b", "deep": {"x": None}},
-        {"n": 1 << 40, "deep": 7},
-        {},
-        "text",
-        None,
-    ]
-    got = [row["json"] for row in rows.batch(ONE, [message(1, each) for each in data]).to_pylist()]
-    assert got == [
-        {"n": 1, "name": "a", "deep": {"x": 1.5}},
-        {"n": None, "name": "b", "deep": {"x": None}},
-        {"n": None, "name": None, "deep": None},
-        {"n": None, "name": None, "deep": None},
-        None,
-        None,
-    ]
 
 
 class Served:

@@ -139,6 +139,7 @@ class Proof:
     def start_driver(self) -> None:
         """Start the query from its checkpoint."""
         options = {
+            "reader": "proof",
             "servers": " ".join(self.urls),
             "streams": " ".join(
                 f"{self.urls[index % self.plan.servers]}#{name}" for index, name in enumerate(self.names)

@@ -138,7 +138,11 @@ def _connection(row: Row) -> str:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+    """Cut a name in its middle: hosts begin alike, and what tells clients apart stands at the end."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    begin = LONGEST_NAME // 4
+    return f"{name[:begin]}…{name[begin + 1 - LONGEST_NAME :]}"
 
 
 def _number(value: Value) -> float:

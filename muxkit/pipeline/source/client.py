@@ -1,30 +1,30 @@
 """Requests of the pipeline to restream servers: status, a range of messages, a count, an acknowledgement.
 
-It does not need Spark. Each request has a connection of its own, which takes over the session's older ones. The
-protocol has errors as text only; `refusal_of` is the one place that interprets it.
+It does not need Spark. Each request has a connection of its own. Reading takes no session over and deletes nothing;
+only `acknowledge` does, for the named reader of the options, or as the only client if there is none.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+import attrs
 import msgspec
 import trio
 
 from muxkit import PluginError
-from muxkit.pipeline.errors import DataLoss, OptionError, StreamBroken, StreamUnavailable
+from muxkit.pipeline.errors import DataLoss, OptionError, PipelineError, StreamBroken, StreamUnavailable
 from muxkit.pipeline.options import SourceOptions, Tls, Verify, link_options
 from muxkit.pipeline.source.offsets import Span
 from muxkit.protocols import restream
-from muxkit.protocols.restream import ClientEngine, ClientEvent, Json, Received, Verifier
+from muxkit.protocols.restream import ClientEngine, ClientEvent, ErrorCode, Json, Received, Verifier
 from muxkit.protocols.restream.client import ClientDriver, Closing, Stop, dial_of
 from muxkit.runtime import Dial, Ended
 
@@ -35,6 +35,10 @@ READ_SIZE: Final = 256 * 1024  # bytes to ask for at once
 SILENCE_TIMEOUT: Final = 20.0  # s without a byte after which a connection is dropped and dialled again
 CLOSE_TIMEOUT: Final = 5.0  # s that a server may take to close the connection after an acknowledgement
 TOO_LONG: Final = "restream-F12"
+TOGETHER: Final = 500  # streams that one status request is for
+STATUSES_LINE: Final = 4 << 20  # bytes of its answer
+LATER: Final = (ErrorCode.BUSY, ErrorCode.UNAVAILABLE)
+LOST: Final = (ErrorCode.GONE, ErrorCode.BEYOND, ErrorCode.UNKNOWN)
 NO_CONNECTION: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 
 _log = logging.getLogger("muxkit")
@@ -45,6 +49,7 @@ class NoStatus(Enum):
 
     UNKNOWN = "it knows no such session"
     PLAIN = "it answers no status requests"
+    AWAY = "it does not answer"
 
 
 Answer = restream.Status | NoStatus
@@ -56,12 +61,25 @@ class Client:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
-    async def status(self, server: str, uuid: str) -> Answer:
-        """Ask a server for the status of a stream."""
+    async def status(self, server: str, uuid: str, *, within: float | None = None) -> Answer:
+        """Ask a server for the status of a stream, within so many seconds or those of option `statusTimeout`."""
         request = _Status(uuid, self._options)
+        request.timeout = within or request.timeout
         await request.run(self._dial(server))
         assert request.answer is not None
         return request.answer
+
+    async def statuses(
+        self, server: str, uuids: Sequence[str], *, done: Mapping[str, int] | None = None, within: float | None = None
+    ) -> dict[str, Answer] | None:
+        """Ask a server for the status of several streams at once, after telling it up to where some are `done`.
+
+        Returns None if it answers only for one at a time. At most `TOGETHER` streams go into one request.
+        """
+        request = _Statuses(uuids, done, self._options)
+        request.timeout = within or request.timeout
+        await request.run(self._dial(server))
+        return request.answers
 
     async def fetch(self, span: Span, take: Take) -> None:
         """Pass all messages of a range to `take`, in order and each once, and await it.
@@ -147,8 +165,13 @@ class _Request(ABC):
         with self._scope:
             try:
                 await driver.run()
+            except PipelineError:
+                raise
+            except ValueError as error:  # an address that the transport does not take as it is
+                hint = "for plaintext beyond loopback set option insecure=true"
+                raise OptionError("servers", f"stream {self.stream}: {error}; {hint}") from error
             except NO_CONNECTION as error:
-                raise StreamUnavailable(self.stream, f"there can be no connection: {error}") from error
+                raise StreamUnavailable(self.stream, f"there can be no connection: {error}", can_heal=False) from error
         if not self._is_done:
             last = driver.outage.last or self._why or driver.loss
             because = "" if last is None else f": {last}"
@@ -167,7 +190,7 @@ class _Request(ABC):
         """Handle events; return True if the request is complete."""
 
     @abstractmethod
-    def on_refusal(self, text: str, refusal: Refusal) -> bool:
+    def on_refusal(self, refused: restream.Refused) -> bool:
         """Handle an error of the server: raise, or return True if the request is complete, False to try again."""
 
     # --- what the driver calls
@@ -181,13 +204,16 @@ class _Request(ABC):
         came = False
         for event in events:
             match event:
-                case restream.Refused(text):
-                    told = restream.StreamRefused(text).text
-                    self._is_done = self.on_refusal(told, refusal_of(told))
-                    return Ended.DONE if self._is_done else _Refused(f"the server refused: {told}")
+                case restream.Refused(text) as refused:
+                    refused.text = restream.StreamRefused(text).text
+                    self._is_done = self.on_refusal(refused)
+                    return Ended.DONE if self._is_done else _Refused(f"the server refused: {refused.text}")
                 case restream.Failed(error):
-                    hint = "; raise option maxMessageBytes if it is right" if error.rule == TOO_LONG else ""
-                    raise StreamBroken(self.stream, f"the server broke a rule: {error}{hint}") from error
+                    if error.rule == TOO_LONG:
+                        raise OptionError(
+                            "maxMessageBytes", f"stream {self.stream} has a longer message: {error.message}"
+                        ) from error
+                    raise StreamBroken(self.stream, f"the server broke a rule: {error}") from error
                 case restream.Silent(seconds):
                     self._why = ConnectionError(f"nothing came for {seconds:g} s while a line was unfinished")
                     return Ended.LOST
@@ -211,21 +237,47 @@ class _Request(ABC):
 class _Status(_Request):
     def __init__(self, uuid: str, options: SourceOptions) -> None:
         super().__init__(uuid, options.status_timeout)
+        self._config = restream.ClientConfig(reader=options.enrolled or None)
         self.answer: Answer | None = None
 
     def next_engine(self) -> ClientEngine:
-        return restream.ClientEngine.status(self.stream)
+        return restream.ClientEngine.status(self.stream, config=self._config)
 
     async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
         for event in events:
             if isinstance(event, restream.StatusReceived):
-                self.answer = event.status
+                self.answer = event.status or NoStatus.UNKNOWN
         return True
 
-    def on_refusal(self, text: str, refusal: Refusal) -> bool:
-        if refusal in LATER:
+    def on_refusal(self, refused: restream.Refused) -> bool:
+        if refused.code in LATER:
             return False
-        self.answer = NoStatus.UNKNOWN if refusal is Refusal.UNKNOWN else NoStatus.PLAIN
+        self.answer = NoStatus.UNKNOWN if refused.code is ErrorCode.UNKNOWN else NoStatus.PLAIN
+        return True
+
+
+class _Statuses(_Status):
+    def __init__(self, uuids: Sequence[str], done: Mapping[str, int] | None, options: SourceOptions) -> None:
+        super().__init__(uuids[0], options)
+        self._config = attrs.evolve(self._config, line=STATUSES_LINE)
+        self._uuids = uuids
+        self._done = done
+        self.answers: dict[str, Answer] | None = None
+
+    def next_engine(self) -> ClientEngine:
+        return restream.ClientEngine.status(self.stream, also=self._uuids[1:], done=self._done, config=self._config)
+
+    async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
+        for event in events:
+            if isinstance(event, restream.StatusReceived) and event.statuses is not None:
+                self.answers = {uuid: event.statuses.get(uuid) or NoStatus.UNKNOWN for uuid in self._uuids}
+        return True
+
+    def on_refusal(self, refused: restream.Refused) -> bool:
+        if not super().on_refusal(refused):
+            return False
+        # A server that answers for one at a time knows perhaps the others.
+        self.answers = None if self.answer is NoStatus.UNKNOWN else dict.fromkeys(self._uuids, NoStatus.PLAIN)
         return True
 
 
@@ -234,9 +286,13 @@ class _Reading(_Request):
 
     option = "readTimeout"
 
-    def __init__(self, uuid: str, begin: int, options: SourceOptions) -> None:
+    def __init__(
+        self, uuid: str, begin: int, options: SourceOptions, *, reader: str | None = "", incarnation: str | None = None
+    ) -> None:
         super().__init__(uuid, options.read_timeout)
-        self._config = restream.ClientConfig(ack_every=None, line=options.message_bytes)
+        self._config = restream.ClientConfig(
+            ack_every=None, line=options.message_bytes, reader=reader, incarnation=incarnation
+        )
         # The CRC covers all messages, so it can be checked only from the first one on.
         checked = options.verify is Verify.NUMBERS and begin == 0
         self._verifier: Verifier = restream.NumbersVerifier() if checked else restream.Unverified()
@@ -260,17 +316,19 @@ class _Reading(_Request):
         self.last = event.id
         self._saved = {**engine.snapshot(), "finished": False}
 
-    def on_refusal(self, text: str, refusal: Refusal) -> bool:
-        if refusal in LOST:
-            raise DataLoss(self.stream, f"messages after {self.last} were asked for, and the server says: {text}")
-        if refusal is Refusal.OTHER:
-            raise StreamUnavailable(self.stream, f"messages after {self.last} were asked for and refused: {text}")
+    def on_refusal(self, refused: restream.Refused) -> bool:
+        asked = f"messages after {self.last} were asked for"
+        if refused.code in LOST:
+            problem = f"{asked}, and the server says: {refused.text}"
+            raise DataLoss(self.stream, problem, acknowledged=refused.acknowledged)
+        if refused.code is None:
+            raise StreamUnavailable(self.stream, f"{asked} and refused: {refused.text}")
         return False
 
 
 class _Range(_Reading):
     def __init__(self, span: Span, take: Take, options: SourceOptions) -> None:
-        super().__init__(span.uuid, span.begin, options)
+        super().__init__(span.uuid, span.begin, options, incarnation=span.incarnation)
         self._end = span.end
         self._take = take
         self._may_lose = not options.fail_on_data_loss
@@ -285,11 +343,11 @@ class _Range(_Reading):
             raise DataLoss(self.stream, f"it ends with message {self.last}, and {end} was known")
         return self.last >= end
 
-    def on_refusal(self, text: str, refusal: Refusal) -> bool:
-        if not self._may_lose or refusal not in LOST:
-            return super().on_refusal(text, refusal)
-        _log.warning("stream %s: messages after %d are lost, the server says: %s", self.stream, self.last, text)
-        gone = acknowledged(text) if refusal is Refusal.GONE else None
+    def on_refusal(self, refused: restream.Refused) -> bool:
+        if not self._may_lose or refused.code not in LOST:
+            return super().on_refusal(refused)
+        _log.warning("stream %s: messages after %d are lost, the server says: %s", self.stream, self.last, refused.text)
+        gone = refused.acknowledged
         if gone is None or not self.last < gone < self._end:
             return True
         self._skip(gone)
@@ -327,7 +385,7 @@ class _Acknowledge(_Reading):
     closing = Closing.CONFIRMED
 
     def __init__(self, uuid: str, id: int, options: SourceOptions) -> None:
-        super().__init__(uuid, id - 1, options)
+        super().__init__(uuid, id - 1, options, reader=options.reader or None)
         self.timeout = options.ack_timeout
         self._id = id
 
@@ -339,42 +397,7 @@ class _Acknowledge(_Reading):
                 return True
         return False
 
-    def on_refusal(self, text: str, refusal: Refusal) -> bool:
-        if refusal is Refusal.GONE and (acknowledged(text) or 0) >= self._id:
+    def on_refusal(self, refused: restream.Refused) -> bool:
+        if (refused.acknowledged or 0) >= self._id:
             return True
-        return super().on_refusal(text, refusal)
-
-
-# ---------------------------------------------------------------------------- refusals
-
-
-class Refusal(Enum):
-    """The kinds of refusal, by what a client can do about them, with the texts that show them."""
-
-    GONE = r"is before message \d+, which was acknowledged|all up to \d+ are acknowledged"
-    """What was asked for may be deleted."""
-    BEYOND = r"is beyond the last message"
-    UNKNOWN = r"(?i:is not known here|has expired|session expired|unknown session)"
-    BUSY = r"taken over by a newer connection|has an open connection"
-    """The session may be free later."""
-    TROUBLE = r"cannot use its session store|no room for more messages|the server failed|did not come in time"
-    """The server may be better later."""
-    OTHER = r""
-    """Any other text, such as that of a server that does not know the request."""
-
-
-LATER: Final = (Refusal.BUSY, Refusal.TROUBLE)
-LOST: Final = (Refusal.GONE, Refusal.BEYOND, Refusal.UNKNOWN)
-
-_ACKNOWLEDGED: Final = re.compile(r"before message (\d{1,10}), which was acknowledged|all up to (\d{1,10}) are ack")
-
-
-def refusal_of(text: str) -> Refusal:
-    """Interpret the text of an error line."""
-    return next(refusal for refusal in Refusal if re.search(refusal.value, text))
-
-
-def acknowledged(text: str) -> int | None:
-    """Return the id up to which messages are deleted, if the text names it."""
-    found = _ACKNOWLEDGED.search(text)
-    return None if found is None else int(found[1] or found[2])
+        return super().on_refusal(refused)

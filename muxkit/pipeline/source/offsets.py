@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 JsonOffset = dict[str, object]
 
 
-VERSION: Final = 1
+VERSION: Final = 2
+OWNERS_VERSION: Final = 1  # of offsets whose positions count the owners of a session, which tells nothing here
 
 
 @attrs.frozen
 class Position:
-    """The last message of a stream in a batch, and the epoch of the session then, or None if unknown."""
+    """The last message of a stream in a batch, and the incarnation of the session, or None if unknown."""
 
     id: int
-    epoch: int | None = None
+    incarnation: str | None = None
 
 
 @attrs.frozen
@@ -39,7 +40,7 @@ class Offset:
         return {
             "begins": dict(sorted(self.begins.items())),
             "streams": {
-                uuid: position.id if position.epoch is None else [position.id, position.epoch]
+                uuid: position.id if position.incarnation is None else [position.id, position.incarnation]
                 for uuid, position in sorted(self.streams.items())
             },
             "version": VERSION,
@@ -49,7 +50,7 @@ class Offset:
     def from_json(cls, offset: Mapping[str, object]) -> Offset:
         """Read JSON; raises `OffsetError` if it is no offset of this source."""
         version = offset.get("version")
-        if version != VERSION:
+        if version not in (VERSION, OWNERS_VERSION):
             raise OffsetError(
                 f"this offset has version {version!r} and this muxkit reads version {VERSION}: "
                 "go on with the version that wrote the checkpoint, or begin a new checkpoint"
@@ -65,12 +66,16 @@ class Offset:
 
 @attrs.frozen
 class Span:
-    """Messages of one stream: those after `begin`, up to `end`. `server` is where it was found."""
+    """Messages of one stream: those after `begin`, up to `end`. `server` is where it was found.
+
+    `incarnation` is the one of the session that they are in, or None if unknown.
+    """
 
     uuid: str
     server: str
     begin: int
     end: int
+    incarnation: str | None = None
 
     @property
     def count(self) -> int:
@@ -114,7 +119,8 @@ def group(spans: Sequence[Span], most: int | None) -> list[tuple[Span, ...]]:
 
 def _position(uuid: str, value: object) -> Position:
     if isinstance(value, list) and len(value) == 2:
-        return Position(_id(uuid, value[0]), _id(uuid, value[1]))
+        incarnation = value[1] if isinstance(value[1], str) else None
+        return Position(_id(uuid, value[0]), incarnation)
     return Position(_id(uuid, value))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -28,12 +28,18 @@ from muxkit.pipeline.options import (
     parse_reference,
     parse_references,
 )
-from muxkit.pipeline.source.client import Answer, Client, NoStatus, acknowledged
+from muxkit.pipeline.source.client import TOGETHER, Answer, Client, NoStatus
 from muxkit.pipeline.source.offsets import JsonOffset, Offset, Position, Span, share
 from muxkit.protocols import restream
 from muxkit.protocols.restream import Json, Received
 
 MOST_AHEAD: Final = 1_000_000  # messages of a directory that are read at once
+MISSING_AFTER: Final = 10.0  # s without an answer after which a server counts as missing
+PROBE_INTERVAL: Final = 5.0  # s between two attempts to find a missing server again
+PROBE_TIMEOUT: Final = 1.0  # s that such an attempt may take, while the others wait
+ALL_AWAY_PAUSE: Final = 1.0  # s; Spark would ask again at once
+REST: Final = 40  # after a look that found nothing, times what it took, so that an idle query costs little
+LONGEST_REST: Final = 2.0  # s
 PREFETCH: Final = 100_000  # messages of a stream that are counted ahead, unless a limit is lower
 
 _log = logging.getLogger("muxkit")
@@ -47,12 +53,17 @@ class Planner:
     ) -> None:
         self._options = options
         self._client = client or Client(options)
-        self._streams = StreamPlanner(options, self._client)
+        self._streams = StreamPlanner(options, self._client, now)
         self._now = now
+        self._answered: dict[str, int] = {}  # the turn in which a stream was last acknowledged, or failed to be
+        self._ack_turn = 0
         self._heads: dict[str, Position] = {}  # when the servers were last asked
         self._target: dict[str, int] | None = None  # the end of a query with trigger availableNow
         self._target_is_whole = False  # also for streams without status requests
         self._waiting_since: float | None = None
+        # The last message that was planned, if it was the head, with the incarnation and bytes of its session then.
+        self._planned: dict[str, tuple[int, str | None, int]] = {}
+        self._rest_until = 0.0  # when an idle query looks again
         self._turn = 0
 
     def initial(self) -> Mapping[str, object]:
@@ -69,35 +80,43 @@ class Planner:
         Unless it is `limited`, the limits of the options do not apply.
         """
         before = Offset.from_json(start)
+        await trio.sleep(max(0.0, self._rest_until - self._now()))
+        began = self._now()
         statuses = await self._streams.statuses(before, whole=self._target is not None and not self._target_is_whole)
         self._target_is_whole = self._target is not None
-        self._heads = {status.uuid: Position(status.head, status.epoch) for status in statuses}
+        heads = {status.uuid: Position(status.head, status.incarnation) for status in statuses}
+        # What a server had when it answered last is behind until it answers again.
+        self._heads = {uuid: head for uuid, head in self._heads.items() if uuid in before.streams} | heads
         ends = await self._ends(statuses, limited=limited)
         # An empty batch stores its end, so that `latest` means the same after a crash.
         fixes = not before.streams and self._options.starting is Start.LATEST and bool(statuses)
         if not ends and not fixes:
-            if self._options.ack_mode is AckMode.IDLE:
+            self._rest_until = self._now() + min(LONGEST_REST, (self._now() - began) * REST)
+            if self._options.acknowledging is AckMode.IDLE:
                 # Spark has stored the last batch, and would commit it only with a next one.
                 known = {status.uuid for status in statuses if not status.jumps}
                 await self._acknowledge({uuid: each.id for uuid, each in before.streams.items() if uuid in known})
             return start
+        for status in statuses:
+            if status.written is not None and ends.get(status.uuid, status.begin) == status.head:
+                self._planned[status.uuid] = status.head, status.incarnation, status.written
         self._turn += 1
         self._waiting_since = None
         return self._offset(before, statuses, ends).to_json()
 
-    async def everything(self, only: Collection[str] | None = None) -> list[Span]:
-        """Return the spans of a batch query, perhaps only of some streams."""
+    async def everything(self) -> list[Span]:
+        """Return the spans of a batch query."""
         if self._options.starting is Start.LATEST:
             raise OptionError(
                 "startingOffsets", "latest is for streaming queries; a batch query would find nothing after it"
             )
         ending, spans = self._options.ending or {}, []
-        for status in await self._streams.statuses(Offset(), only=only, whole=True):
+        for status in await self._streams.statuses(Offset(), whole=True, all_of_them=True):
             end = ending.get(status.uuid, status.head)
             if end > status.head:
                 raise OptionError("endingOffsets", f"stream {status.uuid} has {status.head} messages, not {end}")
             if end > status.begin:
-                spans.append(Span(status.uuid, status.server, status.begin, end))
+                spans.append(Span(status.uuid, status.server, status.begin, end, status.incarnation))
         return spans
 
     def report(self) -> JsonOffset | None:
@@ -109,17 +128,19 @@ class Planner:
         before, after = Offset.from_json(start), Offset.from_json(end)
         begins = {uuid: position.id for uuid, position in before.streams.items()} | dict(after.begins)
         wanted = [
-            (uuid, begins.get(uuid, 0), position.id)
+            (uuid, begins.get(uuid, 0), position)
             for uuid, position in sorted(after.streams.items())
             if position.id > begins.get(uuid, 0)
         ]
         await self._streams.locate(uuid for uuid, _, _ in wanted)
-        return [Span(uuid, self._streams.servers[uuid], begin, until) for uuid, begin, until in wanted]
+        servers = self._streams.servers
+        return [Span(uuid, servers[uuid], begin, until.id, until.incarnation) for uuid, begin, until in wanted]
 
     async def commit(self, end: Mapping[str, object]) -> None:
         """Acknowledge a stored batch. Errors are logged: the next acknowledgement covers this one."""
-        if self._options.ack_mode is not AckMode.NEVER:
-            await self._acknowledge({uuid: position.id for uuid, position in Offset.from_json(end).streams.items()})
+        streams = Offset.from_json(end).streams
+        if self._options.acknowledging is not AckMode.NEVER:
+            await self._acknowledge({uuid: position.id for uuid, position in streams.items()})
 
     # --- planning
 
@@ -129,7 +150,9 @@ class Planner:
             for status in statuses:
                 if status.uuid in self._streams.plain:
                     self._target.setdefault(status.uuid, status.head)
-                status.head = min(status.head, self._target.get(status.uuid, status.begin))
+                target = self._target.get(status.uuid, status.begin)
+                if target < status.head:
+                    status.head, status.written = target, None
         lags = {status.uuid: status.lag for status in statuses if status.lag > 0}
         if limited:
             options = self._options
@@ -154,6 +177,9 @@ class Planner:
         """Count how many messages fit into `most` bytes, by reading them; one message of each stream always fits."""
         if not statuses:
             return {}
+        waiting = [self._waiting_bytes(status) for status in statuses]
+        if None not in waiting and sum(filter(None, waiting)) <= most:
+            return lags
         most_of_each = max(1, most // len(statuses))
         fitting: dict[str, int] = {}
 
@@ -166,38 +192,91 @@ class Planner:
         await for_each_limited(statuses, count, at_once=self._options.connections)
         return {uuid: count for uuid, count in sorted(fitting.items()) if count}
 
+    def _waiting_bytes(self, status: StreamStatus) -> int | None:
+        """Return the bytes of the messages that wait, from what the server told; None if that is not known."""
+        if status.written is None:
+            return None
+        if status.begin == 0:
+            return status.written
+        id, incarnation, written = self._planned.get(status.uuid, (0, None, 0))
+        known = id == status.begin and incarnation == status.incarnation
+        return status.written - written if known else None
+
     def _offset(self, before: Offset, statuses: list[StreamStatus], ends: Mapping[str, int]) -> Offset:
         """Make the offset, without streams that ended and were acknowledged, so that it does not grow for ever."""
         streams = {uuid: position for uuid, position in before.streams.items() if not self._streams.is_done(uuid)}
         begins = {}
         for status in statuses:
             if status.uuid in ends or not status.is_over:
-                streams[status.uuid] = Position(ends.get(status.uuid, status.begin), status.epoch)
+                streams[status.uuid] = Position(ends.get(status.uuid, status.begin), status.incarnation)
                 if status.jumps:
                     begins[status.uuid] = status.begin
         return Offset(streams, begins)
 
     # --- acknowledging
 
+    async def _acknowledge_together(self, due: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Acknowledge for a named reader, many streams in one request; return those that have to be done one by one."""
+        streams = self._streams
+        if not self._options.reader:
+            return due
+        left, by_server = [], dict[str, dict[str, int]]()
+        for uuid, id in due:
+            server = streams.servers.get(uuid)
+            if server is None or uuid in streams.plain or streams.is_single(server):
+                left.append((uuid, id))
+            elif not streams.is_away(server):
+                by_server.setdefault(server, {})[uuid] = id
+
+        async def tell(request: tuple[str, list[str]]) -> None:
+            server, uuids = request
+            ids = {uuid: by_server[server][uuid] for uuid in uuids}
+            try:
+                if not await streams.acknowledge(server, ids):
+                    left.extend(ids.items())
+            except Exception as error:  # any error here would end the query
+                _log.warning("%s: %d streams are not acknowledged, the next will cover it: %s", server, len(ids), error)
+            self._answered.update(dict.fromkeys(uuids, self._ack_turn))
+
+        requests = [(server, some) for server, ids in by_server.items() for some in _chunks([*ids])]
+        with trio.move_on_after(self._options.ack_timeout):
+            await for_each_limited(requests, tell, at_once=self._options.connections)
+        return left
+
     async def _acknowledge(self, ids: Mapping[str, int]) -> None:
         streams = self._streams
         due = [(uuid, id) for uuid, id in sorted(ids.items()) if id > streams.acknowledged.get(uuid, 0)]
+        # Those that the time did not suffice for come first now, or streams that keep moving would starve the others.
+        due.sort(key=lambda each: self._answered.get(each[0], 0))
+        self._ack_turn += 1
+
+        due = await self._acknowledge_together(due)
 
         async def acknowledge(one: tuple[str, int]) -> None:
             uuid, id = one
             server = streams.servers.get(uuid)
-            if server is None:
+            if server is None or streams.is_away(server):
                 return
             try:
                 await self._client.acknowledge(server, uuid, id)
+                self._answered[uuid] = self._ack_turn
             except Exception as error:  # any error here would end the query
+                self._answered[uuid] = self._ack_turn
                 _log.warning("stream %s: message %d is not acknowledged, the next will cover it: %s", uuid, id, error)
                 return
             if uuid in streams.plain:  # the other servers report it in their status
                 streams.acknowledged[uuid] = id
 
-        with trio.move_on_after(self._options.ack_timeout):
+        with trio.move_on_after(self._options.ack_timeout) as scope:
             await for_each_limited(due, acknowledge, at_once=self._options.connections)
+        if scope.cancelled_caught:
+            left = sum(self._answered.get(uuid) != self._ack_turn for uuid, _ in due)
+            _log.warning(
+                "%d of %d streams were not acknowledged within ackTimeout=%g s: they come first next time",
+                left,
+                len(due),
+                self._options.ack_timeout,
+            )
 
 
 # ---------------------------------------------------------------------------- the state of streams
@@ -211,9 +290,11 @@ class StreamStatus:
     server: str
     begin: int
     head: int
-    epoch: int | None = None
+    incarnation: str | None = None
     acknowledged: int = 0
     final: bool = False
+    written: int | None = None
+    """The bytes of all messages up to the head; None if the server does not tell, or the head was lowered."""
     jumps: bool = False
     """The batch does not begin where the last one ended."""
     skips: bool = False
@@ -232,7 +313,7 @@ class StreamStatus:
 class StreamPlanner:
     """Knows the streams of one query. It may be dropped at any time: it only saves requests and warnings."""
 
-    def __init__(self, options: SourceOptions, client: Client) -> None:
+    def __init__(self, options: SourceOptions, client: Client, now: Callable[[], float] = time.monotonic) -> None:
         self.servers: dict[str, str] = {}
         """The server of each stream that was found."""
         self.plain: set[str] = set()
@@ -244,16 +325,25 @@ class StreamPlanner:
         self._discovery = Discovery(options, client)
         self._finished: dict[str, int] = {}  # the last message of streams that ended
         self._warned: set[str] = set()
+        self._now = now
+        self._single: set[str] = set()  # servers that answer for one stream at a time
+        self._away: dict[str, float] = {}  # servers that do not answer, and when to ask them again
 
-    async def statuses(
-        self, before: Offset, *, only: Collection[str] | None = None, whole: bool = False
-    ) -> list[StreamStatus]:
-        """Return the state of all streams that may have messages, or only of some, in order. Raises `DataLoss`.
+    async def statuses(self, before: Offset, *, whole: bool = False, all_of_them: bool = False) -> list[StreamStatus]:
+        """Return the state of all streams that may have messages, in order. Raises `DataLoss`.
 
         With `whole`, streams without status requests are counted to their end, not only as far as one batch may go.
+        Streams whose server is away are left out, unless `all_of_them` are needed.
         """
         references = await self._discovery.streams()
-        answers = await self._find(references, [uuid for uuid in references if only is None or uuid in only])
+        if not before.streams:
+            _check_named("startingOffsets", self._options.starting, references)
+            _check_named("endingOffsets", self._options.ending, references)
+        # Where a stream begins is decided once, in the first batch.
+        decides = not before.streams and self._options.starting is not Start.EARLIEST
+        answers = await self._find(references, references, all_of_them=all_of_them or decides)
+        if answers and all(answer is NoStatus.AWAY for answer in answers.values()):
+            await trio.sleep(ALL_AWAY_PAUSE)
         statuses, uncounted = [], []
         for uuid, answer in sorted(answers.items()):
             status = self._judge(uuid, answer, before)
@@ -262,7 +352,7 @@ class StreamPlanner:
                 if isinstance(answer, NoStatus):
                     uncounted.append(status)
                 else:
-                    self.acknowledged[uuid] = answer.acknowledged
+                    self.acknowledged[uuid] = status.acknowledged
         most = MOST_ID if whole else self._options.most_messages or PREFETCH
         await for_each_limited(uncounted, partial(self._count, most), at_once=self._options.connections)
         return statuses
@@ -281,7 +371,7 @@ class StreamPlanner:
             unnamed = [uuid for uuid in lost if uuid not in references]
             if unnamed and len(self._options.servers) != 1:
                 raise OptionError("streams", f"a batch has to be read again and has stream {unnamed[0]}: name it")
-            await self._find(references, lost)
+            await self._find(references, lost, all_of_them=True)
 
     def is_done(self, uuid: str) -> bool:
         """Return True if the stream ended and all of it is acknowledged."""
@@ -295,42 +385,112 @@ class StreamPlanner:
 
     # --- asking
 
-    async def _find(self, references: Mapping[str, Reference], wanted: Iterable[str]) -> dict[str, Answer]:
+    def is_away(self, server: str) -> bool:
+        """Return True if a server did not answer when it was last asked."""
+        return server in self._away
+
+    async def _find(
+        self, references: Mapping[str, Reference], wanted: Iterable[str], *, all_of_them: bool = False
+    ) -> dict[str, Answer]:
+        is_needed = all_of_them or self._options.fail_on_missing_server
         answers: dict[str, Answer] = {}
+        places: dict[str, list[str]] = {}  # the servers that may have a stream, the most likely first
+        for uuid in wanted:
+            known = references.get(uuid, Reference(uuid)).server or self.servers.get(uuid)
+            if self.is_done(uuid):
+                answers[uuid] = NoStatus.UNKNOWN
+            else:
+                places[uuid] = [known] if known else [*self._options.servers]
+                self.servers.setdefault(uuid, places[uuid][0])
+        while places:
+            requests = [(server, some) for server, uuids in _by_server(places).items() for some in _chunks(uuids)]
+            found: dict[str, Answer] = {}
 
-        async def ask(uuid: str) -> None:
-            answers[uuid] = await self._ask(references.get(uuid, Reference(uuid)))
+            async def ask(request: tuple[str, list[str]], found: dict[str, Answer] = found) -> None:
+                found.update(await self._ask(*request, is_needed=is_needed))
 
-        await for_each_limited(list(wanted), ask, at_once=self._options.connections)
+            await for_each_limited(requests, ask, at_once=self._options.connections)
+            for uuid, answer in found.items():
+                server = places[uuid].pop(0)
+                if not isinstance(answer, NoStatus) or answer is NoStatus.PLAIN:
+                    self.servers[uuid], places[uuid] = server, []
+                if answer is NoStatus.PLAIN:
+                    if self._options.planning is Planning.STATUS:
+                        raise OptionError("planning", f"{server} answers no status requests, as planning=status needs")
+                    self.plain.add(uuid)
+                if answers.get(uuid) is not NoStatus.AWAY or answer is not NoStatus.UNKNOWN:
+                    answers[uuid] = answer
+                if not places[uuid]:
+                    del places[uuid]
         return answers
 
-    async def _ask(self, reference: Reference) -> Answer:
-        uuid = reference.uuid
-        known = reference.server or self.servers.get(uuid)
-        if self.is_done(uuid):
-            return NoStatus.UNKNOWN
-        servers = self._options.servers if known is None else (known,)
-        self.servers.setdefault(uuid, servers[0])
-        for server in servers:
-            answer: Answer = NoStatus.PLAIN
-            if self._options.planning is not Planning.PREFETCH:
-                answer = await self._client.status(server, uuid)
-            if answer is NoStatus.UNKNOWN:
-                continue
-            if answer is NoStatus.PLAIN:
-                if self._options.planning is Planning.STATUS:
-                    raise OptionError("planning", f"{server} answers no status requests, which planning=status needs")
-                self.plain.add(uuid)
-            self.servers[uuid] = server
-            return answer
-        return NoStatus.UNKNOWN
+    async def acknowledge(self, server: str, ids: Mapping[str, int]) -> bool:
+        """Tell a server up to where the reader is done; False if it takes that for one stream at a time."""
+        if self.is_single(server):
+            return False
+        answers = await self._client.statuses(server, [*ids], done=ids)
+        for uuid, answer in (answers or {}).items():
+            if isinstance(answer, restream.Status) and answer.position is not None:
+                self.acknowledged[uuid] = answer.position
+            elif answer is NoStatus.UNKNOWN:
+                _log.warning(
+                    "stream %s: message %d is not acknowledged, the next will cover it: it is not known",
+                    uuid,
+                    ids[uuid],
+                )
+        return answers is not None
+
+    def is_single(self, server: str) -> bool:
+        """Return True if a server is asked for one stream at a time."""
+        return server in self._single
+
+    async def _ask(self, server: str, uuids: list[str], *, is_needed: bool) -> dict[str, Answer]:
+        """Ask one server for some streams; if it may be missing, only once in a while."""
+        if self._options.planning is Planning.PREFETCH:
+            return dict.fromkeys(uuids, NoStatus.PLAIN)
+        if is_needed:
+            answers = await self._statuses(server, uuids, None)
+            self._away.pop(server, None)
+            return answers
+        within = min(MISSING_AFTER, self._options.status_timeout)
+        if server in self._away:
+            if self._now() < self._away[server]:
+                return dict.fromkeys(uuids, NoStatus.AWAY)
+            within = min(PROBE_TIMEOUT, within)
+            self._away[server] = self._now() + PROBE_INTERVAL  # the other streams do not wait for this answer
+        try:
+            answers = await self._statuses(server, uuids, within)
+        except StreamUnavailable as error:
+            if not error.can_heal:
+                raise
+            if server not in self._away:
+                _log.warning("%s is away, its streams are left out until it answers: %s", server, error)
+            self._away[server] = self._now() + PROBE_INTERVAL
+            return dict.fromkeys(uuids, NoStatus.AWAY)
+        if self._away.pop(server, None) is not None:
+            _log.warning("%s answers again, its streams are read again", server)
+        return answers
+
+    async def _statuses(self, server: str, uuids: list[str], within: float | None) -> dict[str, Answer]:
+        if server not in self._single:
+            answers = await self._client.statuses(server, uuids, within=within)
+            if answers is not None:
+                return answers
+            self._single.add(server)
+        found: dict[str, Answer] = {}
+
+        async def ask(uuid: str) -> None:
+            found[uuid] = await self._client.status(server, uuid, within=within)
+
+        await for_each_limited(uuids, ask, at_once=self._options.connections)
+        return found
 
     async def _count(self, most: int, status: StreamStatus) -> None:
         """Count the messages of a stream without status requests."""
         try:
             status.head = await self._client.count(status.server, status.uuid, status.begin, most=most)
         except DataLoss as error:
-            gone = acknowledged(str(error))
+            gone = error.acknowledged
             if gone is None or gone <= status.begin:
                 raise
             if not status.jumps:
@@ -345,6 +505,8 @@ class StreamPlanner:
     def _judge(self, uuid: str, answer: Answer, before: Offset) -> StreamStatus | None:
         """Decide where a stream continues; None if it cannot be read."""
         position, is_new = before.streams.get(uuid), not before.streams
+        if answer is NoStatus.AWAY:
+            return None
         if answer is NoStatus.UNKNOWN:
             self._miss(uuid, position, is_new=is_new)
             return None
@@ -363,8 +525,11 @@ class StreamPlanner:
                     raise OptionError(
                         "startingOffsets", f"stream {uuid} has {answer.head} messages and cannot begin after {begin}"
                     )
+            elif begin == answer.acknowledged > 0:
+                self._warn(uuid, f"{begin} messages were acknowledged before this query began, and are not read")
+        own = answer.acknowledged if answer.position is None else answer.position
         status = StreamStatus(
-            uuid, self.servers[uuid], begin, answer.head, answer.epoch, answer.acknowledged, answer.final
+            uuid, self.servers[uuid], begin, answer.head, answer.incarnation, own, answer.final, answer.written
         )
         status.jumps = position is None
         problem = _loss(position, begin, answer)
@@ -392,19 +557,42 @@ class StreamPlanner:
             _log.warning("%s", told)
 
 
+def _by_server(places: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Group streams by the server that is to be asked next."""
+    groups: dict[str, list[str]] = {}
+    for uuid, servers in places.items():
+        groups.setdefault(servers[0], []).append(uuid)
+    return groups
+
+
+def _chunks(uuids: list[str]) -> list[list[str]]:
+    return [uuids[first : first + TOGETHER] for first in range(0, len(uuids), TOGETHER)]
+
+
+def _check_named(option: str, ids: object, references: Mapping[str, Reference]) -> None:
+    """Refuse offsets of streams that the query does not have: a slip in a name would read from elsewhere."""
+    unnamed = sorted(ids.keys() - references.keys()) if isinstance(ids, dict) else []
+    if unnamed:
+        raise OptionError(option, f"stream {unnamed[0]} is none of the {len(references)} streams of this query")
+
+
 def _loss(position: Position | None, begin: int, answer: restream.Status) -> str | None:
     """What is gone or another now, if something is."""
-    before = None if position is None else position.epoch
-    if before is not None and answer.epoch is not None and answer.epoch < before:
+    if position is not None and is_another(position, answer.incarnation):
         return (
-            f"its epoch was {before} and is {answer.epoch}, so this is another session of the same name; "
-            f"message {begin} was read last, {answer.head} is the last that it has now"
+            "this is another session of the same name, made anew since; "
+            f"message {begin} of the old one was read last, the new one has {answer.head}"
         )
     if begin > answer.head:
         return f"message {begin} was known and {answer.head} is the last one now: the server has gone back"
     if begin < answer.acknowledged:
         return _acknowledged_by_others(begin, answer.acknowledged)
     return None
+
+
+def is_another(position: Position, incarnation: str | None) -> bool:
+    """Return True if a position is in another incarnation of its session."""
+    return None not in (position.incarnation, incarnation) and position.incarnation != incarnation
 
 
 def _acknowledged_by_others(begin: int, acknowledged: int) -> str:

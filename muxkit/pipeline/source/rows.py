@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -28,13 +28,8 @@ READS: Final = 32  # network reads for one batch at most, so that large messages
 LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
-def schema_of(json_schema: str | None) -> str:
-    """Return the columns, with one for the decoded data, a struct of this DDL, if it is given."""
-    return SCHEMA if json_schema is None else f"{SCHEMA}, json struct<{json_schema}>"
-
-
 class Rows:
-    """Makes record batches of messages; `schema` has some of the columns stream, id, time, value and json."""
+    """Makes record batches of messages; `schema` has some of the columns stream, id, time and value."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -54,10 +49,8 @@ class Rows:
                 return lambda _, messages: pa.array([_microseconds(message.time) for message in messages], TIME)
             case "value":
                 return lambda _, messages: pa.array([self._encode(message.data) for message in messages], pa.binary())
-            case "json":
-                return lambda _, messages: _structs([message.data for message in messages], field.type)
             case name:
-                raise OptionError("schema", f"there is no column {name!r}; there are stream, id, time, value and json")
+                raise OptionError("schema", f"there is no column {name!r}; there are stream, id, time and value")
 
 
 def read(client: Client, rows: Rows, spans: Sequence[Span], size: int) -> Iterator[pa.RecordBatch]:
@@ -90,23 +83,3 @@ async def _read_span(client: Client, rows: Rows, span: Span, size: int, emit: Em
 def _microseconds(time: float | None) -> int | None:
     """Convert to microseconds since 1970; None for a time that Spark cannot hold."""
     return None if time is None or not 0 <= time <= LATEST else round(time * MICROSECONDS)
-
-
-def _structs(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Convert values to this type; a field that does not fit is null, as with `from_json`."""
-    try:
-        return pa.array([value if isinstance(value, dict) else None for value in values], kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):
-        return pa.array([_fitting(value, kind) for value in values], kind)
-
-
-def _fitting(value: Any, kind: pa.DataType) -> Any:  # noqa: ANN401 - whatever JSON holds
-    if pa.types.is_struct(kind):
-        if not isinstance(value, dict):
-            return None
-        return {field.name: _fitting(value.get(field.name), field.type) for field in kind}
-    try:
-        pa.scalar(value, kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):
-        return None
-    return value

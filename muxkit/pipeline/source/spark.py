@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import cast
 
@@ -14,26 +14,41 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from muxkit.pipeline.concurrency import run_bare
+from muxkit.pipeline.errors import OptionError
 from muxkit.pipeline.options import MOST_ID, SourceOptions
 from muxkit.pipeline.source.client import Client
 from muxkit.pipeline.source.offsets import Span, group
 from muxkit.pipeline.source.planner import Planner
-from muxkit.pipeline.source.rows import Rows, read, schema_of
+from muxkit.pipeline.source.rows import SCHEMA, Rows, read
 
 
 def schema(options: Mapping[str, str]) -> str:
     """Return the columns as DDL. It checks the options, before anything runs."""
-    return schema_of(SourceOptions.parse(options).json_schema)
+    SourceOptions.parse(options)
+    return SCHEMA
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
-    return StreamReader(SourceOptions.parse(options), schema)
+    parsed = SourceOptions.parse(options)
+    if parsed.ending is not None:
+        raise OptionError("endingOffsets", "it is for batch queries; a streaming query ends with its trigger")
+    return StreamReader(parsed, checked(schema))
 
 
 def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
-    parsed = SourceOptions.parse(options)
-    # Spark takes no reader that could be given filters while its own setting for that is off.
-    return FilteredReader(parsed, schema) if parsed.filter_pushdown else BatchReader(parsed, schema)
+    return BatchReader(SourceOptions.parse(options), checked(schema))
+
+
+def checked(schema: StructType) -> StructType:
+    """Return a schema that the source can fill; raises `OptionError` for another column or type."""
+    known = {name: kind for name, kind, *_ in (column.split() for column in SCHEMA.split(", "))}
+    for field in schema.fields:
+        kind = known.get(field.name)
+        if kind is None:
+            raise OptionError("schema", f"there is no column {field.name!r}; there are {', '.join(known)}")
+        if field.dataType.simpleString() != kind:
+            raise OptionError("schema", f"column {field.name} is a {kind}, not a {field.dataType.simpleString()}")
+    return schema
 
 
 class Spans(datasource.InputPartition):
@@ -101,66 +116,7 @@ class StreamReader(_Reading, datasource.DataSourceStreamReader, SupportsTriggerA
 class BatchReader(_Reading, datasource.DataSourceReader):
     """`spark.read.format("muxkit")`: the messages that servers hold now; nothing is acknowledged."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        super().__init__(options, schema)
-        self._bounds = Bounds()
-
     def partitions(self) -> Sequence[datasource.InputPartition]:
-        spans = run_bare(partial(self._planner.everything, self._bounds.streams))
+        spans = run_bare(self._planner.everything)
         # At least one partition: without any, Spark would call `read` once with none.
-        return self._partitions(self._bounds.narrow(spans)) or [Spans(())]
-
-
-class FilteredReader(BatchReader):
-    """A batch reader that takes filters, for option `filterPushdown`."""
-
-    def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:
-        self._bounds = Bounds()  # a data frame may be used again with other filters
-        return [each for each in filters if not self._bounds.cover(each)]
-
-
-@attrs.define
-class Bounds:
-    """What filters allow: these streams (None: all), and ids above `above` up to `upto`."""
-
-    streams: set[str] | None = None
-    above: int = 0
-    upto: int = MOST_ID
-
-    def narrow(self, spans: Iterable[Span]) -> list[Span]:
-        """Cut ranges to these bounds."""
-        narrowed = []
-        for span in spans:
-            begin, end = max(span.begin, self.above), min(span.end, self.upto)
-            if begin < end and (self.streams is None or span.uuid in self.streams):
-                narrowed.append(Span(span.uuid, span.server, begin, end))
-        return narrowed
-
-    def cover(self, each: datasource.Filter) -> bool:
-        """Narrow the bounds by a filter on `stream` or `id`; return False for one that is left to Spark."""
-        match each:
-            case datasource.EqualTo(("stream",), str() as value):
-                self._only({value})
-            case datasource.In(("stream",), values):
-                self._only({value for value in values if isinstance(value, str)})
-            case datasource.EqualTo(("id",), int() as value):
-                self._between(value - 1, value)
-            case datasource.GreaterThan(("id",), int() as value):
-                self._between(value, MOST_ID)
-            case datasource.GreaterThanOrEqual(("id",), int() as value):
-                self._between(value - 1, MOST_ID)
-            case datasource.LessThan(("id",), int() as value):
-                self._between(0, value - 1)
-            case datasource.LessThanOrEqual(("id",), int() as value):
-                self._between(0, value)
-            case datasource.IsNotNull(("stream",) | ("id",) | ("value",)):
-                pass
-            case _:
-                return False
-        return True
-
-    def _only(self, streams: set[str]) -> None:
-        self.streams = streams if self.streams is None else self.streams & streams
-
-    def _between(self, above: int, upto: int) -> None:
-        self.above, self.upto = max(self.above, above), min(self.upto, upto)
+        return self._partitions(spans) or [Spans(())]

@@ -36,6 +36,7 @@ from muxkit.protocols.restream.engine import StatusReceived as StatusReceived
 from muxkit.protocols.restream.engine import StatusRequested as StatusRequested
 from muxkit.protocols.restream.engine import StreamState as StreamState
 from muxkit.protocols.restream.wire import INLINE_DIGITS as INLINE_DIGITS
+from muxkit.protocols.restream.wire import ErrorCode as ErrorCode
 from muxkit.protocols.restream.wire import Json as Json
 from muxkit.protocols.restream.wire import JsonObject as JsonObject
 from muxkit.protocols.restream.wire import Status as Status
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.restream.store import IdsExhausted as IdsExhausted
     from muxkit.protocols.restream.store import Message as Message
     from muxkit.protocols.restream.store import NotJson as NotJson
+    from muxkit.protocols.restream.store import Retention as Retention
     from muxkit.protocols.restream.store import SessionExists as SessionExists
     from muxkit.protocols.restream.store import SessionExpired as SessionExpired
     from muxkit.protocols.restream.store import SessionFinished as SessionFinished
@@ -81,6 +83,7 @@ __all__ = [
     "ClientEvent",
     "ClientPolicy",
     "Doubling",
+    "ErrorCode",
     "Failed",
     "Fed",
     "Finished",
@@ -100,6 +103,7 @@ __all__ = [
     "Refused",
     "Registered",
     "Resumed",
+    "Retention",
     "Served",
     "ServerConfig",
     "ServerEngine",
@@ -146,6 +150,7 @@ _LAZY: dict[str, str] = {
     "Message": "store",
     "NotJson": "store",
     "Reader": "client",
+    "Retention": "store",
     "Served": "server",
     "Service": "server",
     "SessionExists": "store",

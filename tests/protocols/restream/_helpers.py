@@ -89,7 +89,8 @@ def refused(server: ServerEngine, rule: str = "") -> RemoteProtocolError:
     assert server.closing
     *_, error = said(server)
     assert isinstance(error, dict)
-    assert list(error) == ["error"]
+    assert next(iter(error)) == "error"
+    assert error.keys() <= {"error", "code", "acknowledged"}
     assert isinstance(error["error"], str)
     assert error["error"]
     is_silent(server)

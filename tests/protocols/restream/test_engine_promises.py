@@ -107,7 +107,7 @@ def test_an_observer_of_a_server_is_told_every_line_and_no_content() -> None:
         f"in restream asking {sizes[0]}",
         f"in restream opening {sizes[1]}",
         "out restream messages 27",
-        "out restream messages 60",
+        "out restream messages 81",
     ]
     assert diary.timers == ["stall"]
     assert diary.bytes == len(data) + 1

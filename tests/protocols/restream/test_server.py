@@ -245,7 +245,9 @@ async def test_a_status_request_is_answered_where_that_is_switched_on(autojump_c
     async with place(config=restream.ServerConfig(status=True)) as there:
         await (await there.ask(begin(3))).rest()
         (answer,) = await (await there.ask({"uuid": U1, "status": True})).rest()
-        assert answer == {"status": {"head": 3, "acknowledged": 0, "final": True, "epoch": 1}}
+        more = {"incarnation": (await there.store.status(U1)).incarnation, "written": answer["status"]["written"]}
+        assert answer == {"status": {"head": 3, "acknowledged": 0, "final": True, "epoch": 1} | more}
+        assert more["written"] > 3 * len('{"value":1}')
         assert "is not known" in await (await there.ask({"uuid": U2, "status": True})).error()
     async with place() as plain:
         assert "cannot hold this" in await (await plain.ask({"uuid": U1, "status": True})).error()

@@ -31,7 +31,7 @@ async def test_a_newer_connection_takes_the_session_over_and_the_older_is_told(a
         new = await there.ask(resume(3))
         assert await new.hear_ids(2) == [4, 5]
         *_, last = await old.rest()
-        assert last == {"error": f"session {U1} was taken over by a newer connection"}
+        assert last == {"error": f"session {U1} was taken over by a newer connection", "code": "busy"}
         assert await new.hear_ids(45) == list(range(6, 51))
 
 

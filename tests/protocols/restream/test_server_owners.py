@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.protocols.restream._postgres"]
 
-TAKEN = {"error": f"session {U1} was taken over by a newer connection"}
+TAKEN = {"error": f"session {U1} was taken over by a newer connection", "code": "busy"}
 
 
 @asynccontextmanager

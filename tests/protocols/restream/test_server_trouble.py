@@ -55,7 +55,10 @@ async def test_a_store_that_fails_is_an_error_line_and_it_recovers(
             if method == "ack":
                 await client.hear_ids(1)
                 await client.say(ack(1, U2))
-            assert (await client.rest())[-1] == {"error": "the server cannot use its session store at the moment"}
+            assert (await client.rest())[-1] == {
+                "error": "the server cannot use its session store at the moment",
+                "code": "unavailable",
+            }
             failing = False
             await there.all_left()
             again = await there.ask(resume(1, U2))
@@ -231,5 +234,5 @@ async def test_a_sqlite_file_that_cannot_be_written_any_more_is_an_error_line(tm
         async with place(store) as there:
             client = await there.ask(begin(65_535))
             *_, last = await client.rest()
-            assert last == {"error": "the server has no room for more messages at the moment"}
+            assert last == {"error": "the server has no room for more messages at the moment", "code": "unavailable"}
             assert list(await (await there.ask({})).hear()) == ["data"]

@@ -209,7 +209,7 @@ async def test_servers_that_start_at_once_make_the_tables_once(place: Place) -> 
         await opened[0].register(U1, Numbers(9))
         for store in opened:
             await store.put(U1, next_number)
-        assert ask(place.where, "SELECT version FROM restream_store") == [(1,)]
+        assert ask(place.where, "SELECT version FROM restream_store") == [(2,)]
 
 
 @pytest.mark.requirement("R-57")

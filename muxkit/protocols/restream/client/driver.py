@@ -21,6 +21,7 @@ from muxkit.protocols.restream.engine import (
     StatusReceived,
     StreamState,
 )
+from muxkit.protocols.restream.wire import ErrorCode
 from muxkit.runtime import Backoff, Dial, Ended, LinkLost, Outage, background, peer_of, redial
 
 OnFailed = Callable[[Exception, float], None]
@@ -70,14 +71,16 @@ class ClientPolicy:
 class StreamRefused(MuxError, trio.BrokenResourceError):
     """The server sent an error: the stream is over, and must not be resumed.
 
-    `reason` is at most 512 characters of the server's text, with everything escaped that a terminal would obey.
+    `reason` is at most 512 characters of the server's text, with everything escaped that a terminal would obey. `code`
+    says what can be done about it; None from a server that gives none.
     """
 
-    def __init__(self, text: str, *, peer: str = "") -> None:
+    def __init__(self, text: str, *, peer: str = "", code: ErrorCode | None = None) -> None:
         self.reason: str = printable(text)
         self.text: str = self.reason
         """The same."""
         self.peer = peer
+        self.code = code
         super().__init__(f"{peer}: the server refused: {self.reason}" if peer else f"the server refused: {self.reason}")
 
 

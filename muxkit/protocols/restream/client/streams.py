@@ -203,8 +203,8 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
             match event:
                 case Received() | ReceivedValue() | StatusReceived():
                     self._waiting.append(event)
-                case Refused(text):
-                    self._stop(partial(StreamRefused, text, peer=self._driver.peer))
+                case Refused(text, code):
+                    self._stop(partial(StreamRefused, text, peer=self._driver.peer, code=code))
                 case Failed(error):
                     self._stop(partial(_copy_of, error))
                 case Finished():
@@ -437,6 +437,7 @@ def _as_integer(item: Item) -> int:
 
 def _as_status(item: Item) -> Status:
     assert isinstance(item, StatusReceived)
+    assert item.status is not None  # the request is for one session
     return item.status
 
 

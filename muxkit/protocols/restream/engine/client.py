@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
 
@@ -42,6 +43,11 @@ class ClientConfig:
     """Each id must be the one after the last; otherwise it only has to be higher, as in the specification."""
     digits: int = 100_000
     """The longest integer of a stateless stream, in decimal digits."""
+    reader: str | None = None
+    """Read an existing session beside others, without taking its connection over, an extension: acknowledgements are
+    those of the reader with this name, or are ignored if it is empty. A server without it takes over as usual."""
+    incarnation: str | None = None
+    """With a reader: refuse a session that was made anew since it had this incarnation."""
     line: int = 64 * KIB
     """The longest line; in a stateless stream at least what the longest integer needs."""
 
@@ -81,9 +87,13 @@ class Finished:
 
 @attrs.define
 class StatusReceived:
-    """The progress of the session. Nothing follows: close."""
+    """The progress of the session. Nothing follows: close.
 
-    status: messages.Status
+    `statuses` are those of all sessions of the request, if it was for several and the server answers such requests.
+    """
+
+    status: messages.Status | None
+    statuses: messages.Statuses | None = None
 
 
 ClientEvent = ReceivedValue | Received | Finished | messages.Refused | StatusReceived | HungUp | Silent | Failed
@@ -169,6 +179,7 @@ class ClientEngine(LineEngine[ClientEvent]):
         self.last_value = position.value
         """The last received value of a stateless stream."""
         self._request: bytes | None = None  # not written yet
+        self._status_request = messages.StatusRequested(uuid)
         # The highest id to acknowledge; it is written only on a connection that allows it.
         self._owed = position.acknowledged
         self._least_ack = NEVER  # the lowest id that an ack on this connection may have
@@ -222,13 +233,20 @@ class ClientEngine(LineEngine[ClientEvent]):
         cls,
         uuid: str,
         *,
+        also: Sequence[str] | None = None,
+        done: Mapping[str, int] | None = None,
         config: ClientConfig | None = None,
         limits: Limits | None = None,
         observer: Observer | None = None,
     ) -> ClientEngine:
-        """Make a request for the progress of a session; a server without the extension refuses it."""
+        """Make a request for the progress of a session; a server without the extension refuses it.
+
+        With `also` it is for several sessions; `done` are ids up to which the reader of the config is done with some.
+        """
         uuid = _checked_uuid(uuid)
-        return cls(Mode.STATUS, Position(), uuid=uuid, config=config, limits=limits, observer=observer)
+        engine = cls(Mode.STATUS, Position(), uuid=uuid, config=config, limits=limits, observer=observer)
+        engine._status_request = messages.StatusRequested(uuid, engine.config.reader or "", also, dict(done or {}))
+        return engine
 
     @classmethod
     def restore(
@@ -409,7 +427,10 @@ class ClientEngine(LineEngine[ClientEvent]):
             self._refuse(status)
             return
         self._end(StreamState.FINISHED)
-        self._events.append(StatusReceived(status))
+        if isinstance(status, messages.Status):
+            self._events.append(StatusReceived(status))
+        else:
+            self._events.append(StatusReceived(status.get(self.uuid), status))
 
     # --- inside
 
@@ -466,9 +487,9 @@ class ClientEngine(LineEngine[ClientEvent]):
         if self.mode is Mode.STATELESS:
             return messages.StatelessRequested(self.last_value)
         if self.mode is Mode.STATUS:
-            return messages.StatusRequested(self.uuid)
+            return self._status_request
         if self.last_id or self.params is None:
-            return messages.Resumed(self.uuid, self.last_id)
+            return messages.Resumed(self.uuid, self.last_id, self.config.reader, self.config.incarnation)
         return messages.Registered(self.uuid, self.params)
 
 

@@ -181,10 +181,17 @@ class ServerEngine(LineEngine[ServerEvent]):
         self._push(messages.encode_status(status))
         self.finish()
 
-    def fail(self, text: str) -> None:
+    def send_statuses(self, statuses: messages.Statuses) -> None:
+        """Answer a status request for several sessions; the connection is closing then."""
+        if self.phase is not Phase.STATUS:
+            raise self._wrong_phase("a status")
+        self._push(messages.encode_statuses(statuses))
+        self.finish()
+
+    def fail(self, text: str, code: messages.ErrorCode | None = None, acknowledged: int | None = None) -> None:
         """Queue an error line and close. Harmless if the connection is ending already."""
         if self.phase is not Phase.CLOSING and self.phase is not Phase.OVER:
-            self._push(messages.encode_error(text))
+            self._push(messages.encode_error(text, code, acknowledged))
             self.phase = Phase.CLOSING
             self._stop_reading()
 
@@ -276,9 +283,9 @@ class ServerEngine(LineEngine[ServerEvent]):
                 self.phase = Phase.VALUES
             case messages.Registered(uuid):
                 self.phase, self.uuid = Phase.OPENING, uuid
-            case messages.Resumed(uuid, state):
+            case messages.Resumed(uuid=uuid, state=state):
                 self.phase, self.uuid, self._queued, self._state = Phase.OPENING, uuid, state, state
-            case messages.StatusRequested(uuid):
+            case messages.StatusRequested(uuid=uuid):
                 self.phase, self.uuid = Phase.STATUS, uuid
         self._events.append(request)
 
@@ -286,11 +293,9 @@ class ServerEngine(LineEngine[ServerEvent]):
         """Return the violation of a request that does not fit the session."""
         state = self._queued
         if state < acknowledged:
-            return RemoteProtocolError(
-                f"state {state} is before message {acknowledged}, which was acknowledged", rule="restream-S26"
-            )
+            return messages.gone(state, acknowledged)
         if state > head:
-            return RemoteProtocolError(f"state {state} is beyond the last message, {head}", rule="restream-S27")
+            return messages.beyond(state, head)
         if self._early > head:
             return _not_sent(self._early, head)
         return None  # an early ack is not below the state, which is not below what was acknowledged
@@ -307,15 +312,20 @@ class ServerEngine(LineEngine[ServerEvent]):
             self._observer.frame("out", "restream", self.phase.value, len(line) - 1)
 
     def _fail(self, error: RemoteProtocolError) -> None:
-        self._fail_with(error.message, Failed(error))
+        if isinstance(error, messages.RequestRefused):
+            line = messages.encode_error(error.message, error.code, error.acknowledged)
+        else:
+            line = messages.encode_error(error.message)
+        self._fail_with(line, Failed(error))
 
     def _fall_silent(self, silent: Silent, now: float) -> None:
-        self._fail_with(f"nothing came for {silent.seconds:g} s while a line is unfinished", silent)
+        why = f"nothing came for {silent.seconds:g} s while a line is unfinished"
+        self._fail_with(messages.encode_error(why, messages.ErrorCode.UNAVAILABLE), silent)
 
-    def _fail_with(self, why: str, last: Failed | Silent) -> None:
+    def _fail_with(self, line: bytes, last: Failed | Silent) -> None:
         """Queue the last event, and the error line unless the last line is written and the transport perhaps closed."""
         if self.phase is not Phase.CLOSING or self._queue:
-            self._push(messages.encode_error(why))
+            self._push(line)
         self.phase = Phase.CLOSING
         self._failed = True
         self._stop_reading()

@@ -9,7 +9,7 @@ import os
 import random
 import re
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, Final, TypeVar
@@ -42,11 +42,33 @@ from muxkit.protocols.restream.server.sessions import (
     ServerSession,
     ServerSessions,
     Sessions,
+    SessionsFailed,
     StoredSessions,
     has_owners,
 )
-from muxkit.protocols.restream.store import NotJson, StoreError, StoreFailed, Superseded
-from muxkit.protocols.restream.wire import INLINE_DIGITS, Status, format_integer, parse_integer
+from muxkit.protocols.restream.store import (
+    IdsExhausted,
+    MessageGone,
+    NotJson,
+    OutOfOrderAck,
+    SessionBusy,
+    SessionExists,
+    SessionFinished,
+    StoreError,
+    StoreFailed,
+    Superseded,
+    UnknownMessage,
+    UnknownSession,
+)
+from muxkit.protocols.restream.store import Status as SessionStatus
+from muxkit.protocols.restream.wire import (
+    INLINE_DIGITS,
+    ErrorCode,
+    RequestRefused,
+    Status,
+    format_integer,
+    parse_integer,
+)
 from muxkit.runtime import StreamPump, background, close_at_once, protect_package
 
 Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
@@ -341,7 +363,7 @@ class ClientConnection:
 
     def supersede(self, uuid: str) -> None:
         """End the connection because a newer one owns the session."""
-        self._fail(f"session {uuid} was taken over by a newer connection")
+        self._fail(f"session {uuid} was taken over by a newer connection", ErrorCode.BUSY)
 
     def drop(self, reason: str) -> None:
         """Close the connection at once."""
@@ -394,27 +416,50 @@ class ClientConnection:
                     await self._stream_values(state)
                 case Registered(uuid, params):
                     await self._stream_session(uuid, lambda: sessions.register(uuid, params), 0)
-                case Resumed(uuid, state):
+                case Resumed(uuid, state, reader, incarnation) if reader is not None:
+                    looking = await self._look(sessions.look(uuid, state, reader, incarnation))
+                    await self._stream_messages(looking, state)
+                case Resumed(uuid=uuid, state=state):
                     await self._stream_session(uuid, lambda: sessions.resume(uuid, state), state)
-                case StatusRequested(uuid):
-                    await self._send_status(uuid)
+                case StatusRequested(uuid, reader, None):
+                    await self._send_status(uuid, reader)
+                case StatusRequested(uuid, reader, also, done) if also is not None:
+                    await self._send_statuses([uuid, *also], reader, done)
         except Exception as error:
             self._fail_with(error)
 
-    async def _send_status(self, uuid: str) -> None:
-        status = await self._service._sessions.status(uuid)
+    async def _send_status(self, uuid: str, reader: str) -> None:
+        status = await self._service._sessions.status(uuid, reader)
         if status is None:
             self._fail("this server knows no status of its sessions")
         elif self._engine.phase is Phase.STATUS:
-            self._engine.send_status(Status(status.head, status.acknowledged, status.final, status.epoch))
+            self._engine.send_status(told_status(status, reader))
+            self._pump.request_write()
+
+    async def _send_statuses(self, uuids: list[str], reader: str, done: Mapping[str, int]) -> None:
+        found = await self._service._sessions.statuses(uuids, reader, done)
+        if found is None:
+            self._fail("this server knows no status of its sessions")
+        elif self._engine.phase is Phase.STATUS:
+            self._engine.send_statuses(
+                {uuid: told_status(found[uuid], reader) if uuid in found else None for uuid in uuids}
+            )
             self._pump.request_write()
 
     # --- the stream of a session
 
     async def _stream_session(self, uuid: str, claim: Callable[[], Awaitable[ServerSession]], after: int) -> None:
         session = await self._claim(uuid, claim)
+        if session is not None:
+            await self._stream_messages(session, after)
+
+    async def _look(self, looking: Awaitable[ServerSession]) -> ServerSession:
+        self._session = await looking
+        return self._session
+
+    async def _stream_messages(self, session: ServerSession, after: int) -> None:
         engine, pump = self._engine, self._pump
-        if session is None or engine.closing or engine.over:
+        if engine.closing or engine.over:
             return
         is_accepted = engine.accept(acknowledged=session.acknowledged, head=session.head)
         self._stored = session.acknowledged
@@ -579,18 +624,22 @@ class ClientConnection:
         match error:
             case RemoteProtocolError():
                 _log.info("%s broke a rule: %s", self.client, shown(str(error)))
-                self._fail(error.message)
+                if isinstance(error, RequestRefused):
+                    self._fail(error.message, error.code, error.acknowledged)
+                else:
+                    self._fail(error.message)
             case StoreError() if not isinstance(error, NotJson):
                 # A text that may go to the client as it is, is about this session only.
                 if error.for_client != str(error) and not isinstance(error, Superseded):
                     self._service._warn(self.client, error)
-                self._fail(error.for_client)
+                gone = error.acknowledged if isinstance(error, MessageGone) else None
+                self._fail(error.for_client, code_of(error), gone)
             case _:
                 self._service._warn(self.client, error)
-                self._fail("the server failed")
+                self._fail("the server failed", ErrorCode.UNAVAILABLE)
 
-    def _fail(self, text: str) -> None:
-        self._engine.fail(text)
+    def _fail(self, text: str, code: ErrorCode | None = None, acknowledged: int | None = None) -> None:
+        self._engine.fail(text, code, acknowledged)
         self._pump.request_write()
         self._end()
 
@@ -626,6 +675,36 @@ async def _convert(digits: int, act: Callable[[ArgumentT], ResultT], argument: A
     if digits <= INLINE_DIGITS:
         return act(argument)
     return await trio.to_thread.run_sync(act, argument, abandon_on_cancel=True)
+
+
+def told_status(status: SessionStatus, reader: str) -> Status:
+    """Return what a client is told of the progress of a session."""
+    return Status(
+        status.head,
+        status.acknowledged,
+        status.final,
+        status.epoch,
+        status.incarnation,
+        status.written,
+        status.readers.get(reader) if reader else None,
+    )
+
+
+def code_of(error: StoreError) -> ErrorCode | None:
+    """Return the code of an error line for an error of the store; None for one of a session object's own."""
+    match error:
+        case UnknownSession():
+            return ErrorCode.UNKNOWN
+        case SessionBusy() | Superseded():
+            return ErrorCode.BUSY
+        case MessageGone():
+            return ErrorCode.GONE
+        case UnknownMessage():
+            return ErrorCode.BEYOND
+        case SessionsFailed() | SessionFinished() | SessionExists() | OutOfOrderAck() | IdsExhausted():
+            return None
+        case _:
+            return ErrorCode.UNAVAILABLE
 
 
 # ---------------------------------------------------------------------------- logs

@@ -6,7 +6,7 @@ A connection has a `StoredSession` of `StoredSessions` or a `PlainSession` of `P
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeGuard, TypeVar
 
@@ -26,9 +26,10 @@ from muxkit.protocols.restream.store import (
     StoreError,
     StoreFull,
     Superseded,
+    UnknownMessage,
     UnknownSession,
 )
-from muxkit.protocols.restream.wire import JsonObject
+from muxkit.protocols.restream.wire import JsonObject, beyond, gone
 
 AnyStore = SessionStore[Any, Any]
 AnyApplication = Application[Any, Any]
@@ -42,6 +43,8 @@ MAX_ABSENT: Final = 10_000  # sessions of which that is known
 RECLAIM_DELAY: Final = 0.25  # s between a takeover by another server and the attempt to take the session back
 MAX_MADE_IN_THREAD: Final = 1024  # messages that are being made at once by a store with threads of its own
 MAX_MADE_IN_LOOP: Final = 16  # the same for a store in Trio's thread, where all other tasks wait
+ADVANCED_AT_ONCE: Final = 128  # sessions whose reader advances together
+TOUCH_INTERVAL: Final = 10.0  # s between two notes that a session without an owner is in use
 MADE_PER_YIELD: Final = 4  # messages that a store's thread makes before it lets Trio's thread run
 
 StateT = TypeVar("StateT")
@@ -175,14 +178,52 @@ class StoredSessions:
         # A request that cannot be met must not take the session from another connection.
         status = await self.store.status(uuid)
         if state < status.acknowledged:
-            raise _is_gone(state, status.acknowledged)
+            raise gone(state, status.acknowledged)
         if state > status.head:
-            raise RemoteProtocolError(f"state {state} is beyond the last message, {status.head}", rule="restream-S27")
+            raise beyond(state, status.head)
         return StoredSession(self, await self.store.attach(uuid, takeover=self._takeover))
 
-    async def status(self, uuid: str) -> Status | None:
-        """Return the progress of a session; None if it is not known."""
-        return await self.store.status(uuid)
+    async def look(self, uuid: str, state: int, reader: str, incarnation: str | None) -> StoredSession:
+        """Read an existing session beside its owner; a named reader is enrolled."""
+        status = await self.store.status(uuid)
+        if incarnation is not None and incarnation != status.incarnation:
+            raise UnknownSession(uuid)
+        if state < status.acknowledged:
+            raise gone(state, status.acknowledged)
+        if state > status.head:
+            raise beyond(state, status.head)
+        if reader and reader not in status.readers:
+            status = await self.store.advance(uuid, reader)
+        return LookingSession(self, status, reader)
+
+    async def status(self, uuid: str, reader: str) -> Status | None:
+        """Return the progress of a session; None if the object tells none. A named reader is enrolled."""
+        status = await self.store.status(uuid)
+        if reader and reader not in status.readers:
+            status = await self.store.advance(uuid, reader)
+        return status
+
+    async def statuses(self, uuids: Sequence[str], reader: str, done: Mapping[str, int]) -> dict[str, Status] | None:
+        """Return the progress of several sessions, after noting what a named reader is done with."""
+        statuses = await self.store.statuses(uuids)
+        if not reader:
+            return statuses
+
+        async def advance(uuid: str, id: int) -> None:
+            with suppress(UnknownSession, UnknownMessage, StoreFull):
+                statuses[uuid] = await self.store.advance(uuid, reader, id)
+
+        news = [
+            (uuid, id)
+            for uuid, status in statuses.items()
+            if (id := done.get(uuid, 0)) > status.readers.get(reader, -1)
+        ]
+        # Together, so that a store writes many of them at once.
+        for first in range(0, len(news), ADVANCED_AT_ONCE):
+            async with trio.open_nursery() as nursery:
+                for uuid, id in news[first : first + ADVANCED_AT_ONCE]:
+                    nursery.start_soon(advance, uuid, id)
+        return statuses
 
     async def expire(self) -> None:
         """Delete expired sessions."""
@@ -198,8 +239,8 @@ class StoredSession:
         self._quota = sessions.quota
         self._maker = Maker(sessions.application, sessions.quota)
         self.uuid: str = status.uuid
-        self.epoch: int = status.epoch
-        """Higher for a newer owner."""
+        self.epoch: int | None = status.epoch
+        """Higher for a newer owner; None if this is no owner."""
         self.head: int = status.head
         self.acknowledged: int = status.acknowledged
         self._final = status.final
@@ -216,7 +257,7 @@ class StoredSession:
             if self._final:
                 return [], True
             if not self._application.generates:
-                self._update(await store.wait(self.uuid, after, epoch=self.epoch))
+                await self._wait(after)
                 continue
             acknowledged = self.acknowledged
             count = await self._quota.borrow(most)
@@ -238,13 +279,17 @@ class StoredSession:
                 return made, maker.ends
             # Messages before these were appended by another task: they are stored, so they are read.
 
+    async def _wait(self, after: int) -> None:
+        """Sleep until there is a message after `after`, or there will be none."""
+        self._update(await self._store.wait(self.uuid, after, epoch=self.epoch))
+
     async def _stored(self, after: int, most: int, most_bytes: int) -> list[AnyMessage]:
         try:
             return await self._store.replay(self.uuid, after, most, most_bytes=most_bytes)
         except MessageGone:
             # They were acknowledged, and not on this connection: another one is the owner.
             epoch = (await self._store.status(self.uuid)).epoch
-            if epoch == self.epoch:
+            if self.epoch is None or epoch == self.epoch:
                 raise
             raise Superseded(self.uuid, held=self.epoch, current=epoch) from None
 
@@ -274,6 +319,7 @@ class StoredSession:
         # An abandoned request may reach another server late, after the request that replaced it. That server notices
         # soon that its client is gone.
         await trio.sleep(RECLAIM_DELAY)
+        assert self.epoch is not None  # only an owner is superseded
         status = await self._store.status(self.uuid)
         superseded = Superseded(self.uuid, held=self.epoch, current=status.epoch)
         if status.attached or status.acknowledged > self.sent:  # the client has more than this connection sent
@@ -287,6 +333,30 @@ class StoredSession:
 
     def _update(self, status: Status) -> None:
         self.head, self._final = status.head, status.final
+
+
+class LookingSession(StoredSession):
+    """A session that a connection reads without being its owner, for a named reader or only to look."""
+
+    def __init__(self, sessions: StoredSessions, status: Status, reader: str) -> None:
+        super().__init__(sessions, status)
+        self.epoch = None
+        self._reader = reader
+
+    async def _wait(self, after: int) -> None:
+        with trio.move_on_after(TOUCH_INTERVAL):
+            await super()._wait(after)
+            return
+        await self._store.touch(self.uuid)
+
+    async def ack(self, id: int) -> None:
+        if self._reader:
+            await self._store.advance(self.uuid, self._reader, id)
+        self.acknowledged = id
+
+    async def release(self) -> None:
+        with suppress(UnknownSession):
+            await self._store.touch(self.uuid)
 
 
 # ---------------------------------------------------------------------------- over the five methods
@@ -325,10 +395,17 @@ class PlainSessions:
             raise SessionBusy(uuid)
         head, acknowledged = self._known(uuid)
         if state < acknowledged:
-            raise _is_gone(state, acknowledged)
+            raise gone(state, acknowledged)
         return self._hold(uuid, max(state, head), acknowledged)  # `after` raises if there is no such session
 
-    async def status(self, uuid: str) -> Status | None:
+    async def look(self, uuid: str, state: int, reader: str, incarnation: str | None) -> PlainSession:
+        """Such an object knows no readers: this takes the session over."""
+        return await self.resume(uuid, state)
+
+    async def status(self, uuid: str, reader: str) -> Status | None:
+        return None
+
+    async def statuses(self, uuids: Sequence[str], reader: str, done: Mapping[str, int]) -> dict[str, Status] | None:
         return None
 
     async def expire(self) -> None:
@@ -435,12 +512,6 @@ def _is_acknowledged(acknowledged: int) -> RemoteProtocolError:
     return RemoteProtocolError(
         f"this session exists already, and its messages up to {acknowledged} were acknowledged; resume it with state",
         rule="restream-S29",
-    )
-
-
-def _is_gone(state: int, acknowledged: int) -> RemoteProtocolError:
-    return RemoteProtocolError(
-        f"state {state} is before message {acknowledged}, which was acknowledged", rule="restream-S26"
     )
 
 

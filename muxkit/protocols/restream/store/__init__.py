@@ -13,6 +13,7 @@ from muxkit.protocols.restream.store.rules import IdsExhausted as IdsExhausted
 from muxkit.protocols.restream.store.rules import MessageGone as MessageGone
 from muxkit.protocols.restream.store.rules import NotJson as NotJson
 from muxkit.protocols.restream.store.rules import OutOfOrderAck as OutOfOrderAck
+from muxkit.protocols.restream.store.rules import Retention as Retention
 from muxkit.protocols.restream.store.rules import SessionBusy as SessionBusy
 from muxkit.protocols.restream.store.rules import SessionExists as SessionExists
 from muxkit.protocols.restream.store.rules import SessionExpired as SessionExpired
@@ -34,17 +35,25 @@ from muxkit.storage import StoreFull as StoreFull
 from muxkit.storage import StoreLocked as StoreLocked
 
 LIMITS = StoreLimits()
+UNTIL_ACKNOWLEDGED = Retention()
 
 
 @overload
 def open_store(
-    where: str, *, keep: float = KEEP, limits: StoreLimits = ..., now: Now = ...
+    where: str, *, keep: float = KEEP, limits: StoreLimits = ..., retention: Retention = ..., now: Now = ...
 ) -> AbstractAsyncContextManager[SessionStore[object, object]]: ...
 
 
 @overload
 def open_store(
-    where: str, state: type[State], data: type[Data], *, keep: float = KEEP, limits: StoreLimits = ..., now: Now = ...
+    where: str,
+    state: type[State],
+    data: type[Data],
+    *,
+    keep: float = KEEP,
+    limits: StoreLimits = ...,
+    retention: Retention = ...,
+    now: Now = ...,
 ) -> AbstractAsyncContextManager[SessionStore[State, Data]]: ...
 
 
@@ -55,16 +64,18 @@ def open_store(
     *,
     keep: float = KEEP,
     limits: StoreLimits = LIMITS,
+    retention: Retention = UNTIL_ACKNOWLEDGED,
     now: Now = time.time,
 ) -> AbstractAsyncContextManager[object]:
     """Open `memory:`, `sqlite:PATH` or `postgresql://…`; leaving the context stores everything and closes it.
 
     `state` and `data` are the types that the application stores, any that msgspec can decode into; without them
-    it gets back dicts, lists, strings and numbers. `keep` is how many seconds a session outlives its connection.
+    it gets back dicts, lists, strings and numbers. `keep` is how many seconds a session outlives its connection,
+    `retention` how long messages are kept that are not acknowledged.
     """
     if not keep >= 0:
         raise ValueError(f"keep {keep} is not a number of seconds")
-    rules = Rules(Codec(state, data), limits, keep, now)
+    rules = Rules(Codec(state, data), limits, keep, now, retention)
     kind, place = kind_of(where)
     # Imported where needed: most programs use one of them.
     if kind is Kind.MEMORY:
@@ -89,6 +100,7 @@ __all__ = [
     "MessageGone",
     "NotJson",
     "OutOfOrderAck",
+    "Retention",
     "SessionBusy",
     "SessionExists",
     "SessionExpired",

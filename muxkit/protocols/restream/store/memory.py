@@ -115,6 +115,9 @@ class _Memory:
                     break
         return found
 
+    def several(self, uuids: Sequence[str]) -> list[Session]:
+        return [session for uuid in uuids if (session := self._sessions.get(uuid)) is not None]
+
     def overdue(self, now: float, most: int) -> list[str]:
         over = (each.uuid for each in self._sessions.values() if each.due is not None and each.due <= now)
         return list(islice(over, most))

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 APPLICATION = "muxkit restream"  # of the connections, as the database shows them
 CHANNEL = "muxkit_restream"  # of LISTEN and NOTIFY
-COLUMNS = "uuid, params, state, head, acknowledged, final, fed, epoch, keep, due"
+COLUMNS = "uuid, params, state, head, acknowledged, final, fed, epoch, keep, due, incarnation, readers, written, marks"
 # Uuids are in the order that Python gives them. Sessions change often, so their pages keep free space.
 MIGRATIONS = (
     (
@@ -40,6 +40,14 @@ MIGRATIONS = (
         "CREATE INDEX restream_sessions_server ON restream_sessions (server) WHERE due IS NULL",
         'CREATE TABLE restream_messages (uuid text COLLATE "C", id bigint, time double precision, '
         "data bytea NOT NULL, PRIMARY KEY (uuid, id))",
+    ),
+    (
+        "ALTER TABLE restream_sessions ADD COLUMN incarnation text NOT NULL DEFAULT '', "
+        "ADD COLUMN readers bytea NOT NULL DEFAULT '{}', ADD COLUMN written bigint NOT NULL DEFAULT 0, "
+        "ADD COLUMN marks bytea NOT NULL DEFAULT '[]'",
+        "UPDATE restream_sessions SET incarnation = left(md5(random()::text || clock_timestamp()::text || uuid), 8), "
+        "written = (SELECT coalesce(sum(length(data)), 0) FROM restream_messages AS m "
+        "WHERE m.uuid = restream_sessions.uuid)",
     ),
 )
 SCHEMA = Schema(0x6D787273, "a store", MIGRATIONS, version_table="restream_store")
@@ -78,14 +86,16 @@ WHERE m.uuid = t.uuid AND m.id > t.above AND m.id <= t.upto
 INSERT = f"""
 INSERT INTO restream_sessions ({COLUMNS}, server)
 SELECT * FROM unnest(%s::text[], %b::bytea[], %b::bytea[], %s::bigint[], %s::bigint[], %s::boolean[], %s::boolean[],
-    %s::bigint[], %s::float8[], %s::float8[], %s::text[])
+    %s::bigint[], %s::float8[], %s::float8[], %s::text[], %b::bytea[], %s::bigint[], %b::bytea[], %s::text[])
 """
 UPDATE = """
 UPDATE restream_sessions AS s SET params = n.params, state = n.state, head = n.head, acknowledged = n.acknowledged,
-    final = n.final, fed = n.fed, epoch = n.epoch, keep = n.keep, due = n.due, server = coalesce(n.server, s.server)
+    final = n.final, fed = n.fed, epoch = n.epoch, keep = n.keep, due = n.due, incarnation = n.incarnation,
+    readers = n.readers, written = n.written, marks = n.marks, server = coalesce(n.server, s.server)
 FROM unnest(%s::text[], %b::bytea[], %b::bytea[], %s::bigint[], %s::bigint[], %s::boolean[], %s::boolean[],
-    %s::bigint[], %s::float8[], %s::float8[], %s::text[])
-    AS n (uuid, params, state, head, acknowledged, final, fed, epoch, keep, due, server)
+    %s::bigint[], %s::float8[], %s::float8[], %s::text[], %b::bytea[], %s::bigint[], %b::bytea[], %s::text[])
+    AS n (uuid, params, state, head, acknowledged, final, fed, epoch, keep, due, incarnation, readers, written, marks,
+    server)
 WHERE s.uuid = n.uuid
 """
 ADD = """
@@ -339,6 +349,9 @@ class PostgresRows:
 
     def page(self, after: str, most: int, now: float) -> list[Session]:
         return [Session(*row) for row in self.connection.execute(PAGE, (after, now, most), binary=True)]
+
+    def several(self, uuids: Sequence[str]) -> list[Session]:
+        return [Session(*row) for row in self.connection.execute(LOAD, (list(uuids),), binary=True)]
 
     def overdue(self, now: float, most: int) -> list[str]:
         return [uuid for (uuid,) in self.connection.execute(OVERDUE, (now, most))]

@@ -6,7 +6,8 @@ last, so one that raises has changed nothing. There is no Trio and no disk here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import attrs
@@ -24,6 +25,9 @@ Now = Callable[[], float]  # seconds since 1970, like `time.time`; called in any
 
 LAST_ID = 2**32 - 1  # ids are unsigned 32-bit integers and never wrap
 KEEP = 30.0  # s, "if it fails to re-establish a connection within 30 seconds"
+MARKS = 16  # of retention, in what a session keeps
+NO_READERS = b"{}"
+NO_MARKS = b"[]"
 MOST = 256  # messages of one `replay` or `put_many` by default
 
 
@@ -39,6 +43,9 @@ class Status:
     params: object  # as given to `register`
     attached: bool
     expires: float | None  # when it expires; None while it is attached
+    incarnation: str = ""  # drawn by `register`: another one means another session of the same uuid
+    written: int = 0  # bytes of the data of all messages so far, as JSON
+    readers: Mapping[str, int] = attrs.field(factory=dict)  # the last message that each named reader is done with
 
     @property
     def waiting(self) -> int:
@@ -53,7 +60,47 @@ class StoreLimits:
     sessions: int = 1_000_000  # memory and SQLite
     messages: int = 1_000_000  # unacknowledged ones of one session
     message_bytes: int = 1 << 20  # of one state, data or params, as JSON
+    readers: int = 64  # named readers of one session
     bytes: int = 1 << 40  # memory: of all that is kept; SQLite: of the file
+
+
+@attrs.frozen
+class Retention:
+    """How long a session keeps messages that are not acknowledged; None: until they are. Applied by appends.
+
+    Messages that fall out count as acknowledged: a client or reader that had not read them is told so.
+    """
+
+    seconds: float | None = None
+    bytes: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("seconds", "bytes"):
+            value: float | None = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"Retention({name}={value}): must be above 0, or None")
+
+    def is_due(self, last: Mark | None, now: float, written: int) -> bool:
+        """Return True if a mark is wanted after the last one; there are about `MARKS` in what is kept."""
+        if last is None:
+            return self.seconds is not None or self.bytes is not None
+        if self.seconds is not None and now - last.time >= self.seconds / MARKS:
+            return True
+        return self.bytes is not None and written - last.written >= self.bytes / MARKS
+
+    def is_past(self, mark: Mark, now: float, written: int) -> bool:
+        """Return True if what was there at a mark is kept no longer."""
+        if self.seconds is not None and mark.time <= now - self.seconds:
+            return True
+        return self.bytes is not None and written - mark.written >= self.bytes
+
+
+class Mark(msgspec.Struct, array_like=True, frozen=True):
+    """A session at some time: its last message, and the bytes of all messages up to it."""
+
+    time: float
+    id: int
+    written: int
 
 
 # ---------------------------------------------------------------------------- rows
@@ -73,6 +120,10 @@ class Session:
     epoch: int
     keep: float | None  # s of absence that it survives; None: the store's own number
     due: float | None  # when it expires; None while it is attached
+    incarnation: str
+    readers: bytes  # JSON: the last message that each named reader is done with
+    written: int  # bytes of the data of all messages so far
+    marks: bytes  # JSON: times, and the last message at each, for retention
 
 
 class Row(NamedTuple):
@@ -122,6 +173,9 @@ class Rows(Protocol):
     def page(self, after: str, most: int, now: float) -> list[Session]:
         """Return sessions that have not expired, in the order of their uuids."""
 
+    def several(self, uuids: Sequence[str]) -> list[Session]:
+        """Return those of these sessions that exist, to be read only."""
+
     def overdue(self, now: float, most: int) -> list[str]:
         """Return some of the expired sessions."""
 
@@ -131,6 +185,9 @@ class Rows(Protocol):
     def shrink(self) -> bool:
         """Return some unused space to the disk; True if there is more."""
 
+
+_positions = msgspec.json.Decoder(dict[str, int])
+_marks = msgspec.json.Decoder(list[Mark])
 
 # ---------------------------------------------------------------------------- the rules
 
@@ -143,6 +200,7 @@ class Rules(Generic[State, Data]):
     limits: StoreLimits
     keep: float
     now: Now
+    retention: Retention = Retention()
 
     # ------------------------------------------------------------------------ beginning and leaving
 
@@ -159,7 +217,11 @@ class Rules(Generic[State, Data]):
                 f"{count:,} sessions are all that StoreLimits(sessions={self.limits.sessions}) allows; "
                 "wait until some expire, or raise it"
             )
-        session = Session(uuid, params, state, head, head, False, False, 1 if attached else 0, keep, None)
+        epoch = 1 if attached else 0
+        incarnation = secrets.token_hex(4)
+        session = Session(
+            uuid, params, state, head, head, False, False, epoch, keep, None, incarnation, NO_READERS, 0, NO_MARKS
+        )
         if not attached:
             session.due = self._due(session)
         rows.save(session)
@@ -218,6 +280,7 @@ class Rules(Generic[State, Data]):
                 final = True
                 break
         rows.add(uuid, new)
+        session.written += sum(len(row.data) for row in new)
         session.head, session.state, session.final = new[-1].id, state, final
         rows.save(session)
         rows.changed(uuid, everywhere=False)
@@ -230,7 +293,9 @@ class Rules(Generic[State, Data]):
         first = session.head + 1
         rows.add(uuid, [Row(id, time, each) for id, each in enumerate(data, first)])
         session.head += len(data)
+        session.written += sum(map(len, data))
         session.fed = True
+        self._retain(rows, session)
         rows.save(session)
         rows.changed(uuid, everywhere=True)
         return first
@@ -264,19 +329,86 @@ class Rules(Generic[State, Data]):
         session = self._load(rows, uuid, epoch)
         if not 1 <= id <= session.head:
             raise UnknownMessage(uuid, id, session.head)
+        if session.readers != NO_READERS:
+            return  # the named readers decide what is deleted
         if id < session.acknowledged:
             raise OutOfOrderAck(uuid, id, session.acknowledged)
-        if id == session.acknowledged:
-            return
-        rows.trim(uuid, session.acknowledged, id)
-        session.acknowledged = id
+        if id > session.acknowledged:
+            self._trim(rows, session, id)
+            rows.save(session)
+            rows.changed(uuid, everywhere=session.fed)
+
+    # ------------------------------------------------------------------------ named readers
+
+    def advance(self, rows: Rows, uuid: str, reader: str, id: int) -> Status:
+        """Note that a reader is done with the messages up to `id`; the first call enrols it."""
+        session = self._load(rows, uuid)
+        if not 0 <= id <= session.head:
+            raise UnknownMessage(uuid, id, session.head)
+        positions = _positions.decode(session.readers)
+        before = positions.get(reader)
+        if before is None and len(positions) >= self.limits.readers:
+            raise StoreFull(
+                f"session {uuid} has {len(positions)} readers, all that StoreLimits(readers={self.limits.readers}) "
+                "allows; remove one with remove_reader, or raise it"
+            )
+        now = max(id, session.acknowledged, before or 0)
+        if now != before:
+            positions[reader] = now
+            self._set_readers(rows, session, positions)
+        return self._status(session)
+
+    def remove_reader(self, rows: Rows, uuid: str, reader: str) -> Status:
+        session = self._load(rows, uuid)
+        positions = _positions.decode(session.readers)
+        if positions.pop(reader, None) is not None:
+            self._set_readers(rows, session, positions)
+        return self._status(session)
+
+    def touch(self, rows: Rows, uuid: str) -> None:
+        """Begin the absence of a session's client anew, if its end is near."""
+        session = self._load(rows, uuid)
+        due = self._due(session)
+        if session.due is not None and session.due < due - (due - self.now()) / 2:
+            session.due = due
+            rows.save(session)
+
+    def _set_readers(self, rows: Rows, session: Session, positions: dict[str, int]) -> None:
+        session.readers = msgspec.json.encode(positions) if positions else NO_READERS
+        least = min(positions.values(), default=0)
+        if least > session.acknowledged:
+            self._trim(rows, session, least)
         rows.save(session)
-        rows.changed(uuid, everywhere=session.fed)
+        rows.changed(session.uuid, everywhere=session.fed)
+
+    def _trim(self, rows: Rows, session: Session, id: int) -> None:
+        rows.trim(session.uuid, session.acknowledged, id)
+        session.acknowledged = id
+
+    def _retain(self, rows: Rows, session: Session) -> None:
+        """Delete what is kept no longer, after an append."""
+        if self.retention.seconds is None and self.retention.bytes is None:
+            return
+        now, marks = self.now(), _marks.decode(session.marks)
+        past = [mark for mark in marks if self.retention.is_past(mark, now, session.written)]
+        marks = marks[len(past) :]
+        is_due = self.retention.is_due(marks[-1] if marks else None, now, session.written)
+        if is_due:
+            marks.append(Mark(now, session.head, session.written))
+        if past or is_due:
+            session.marks = msgspec.json.encode(marks)
+        if past and past[-1].id > session.acknowledged:
+            self._trim(rows, session, past[-1].id)
 
     # ------------------------------------------------------------------------ status
 
     def status(self, rows: Rows, uuid: str) -> Status:
         return self._status(self._load(rows, uuid))
+
+    def statuses(self, rows: Rows, uuids: Sequence[str]) -> dict[str, Status]:
+        """Return the progress of those of these sessions that are known."""
+        found = rows.several(uuids)
+        return {session.uuid: self._status(session) for session in found if not self._is_over(session)}
 
     def page(self, rows: Rows, after: str, most: int) -> list[Status]:
         return [self._status(session) for session in rows.page(after, most, self.now())]
@@ -325,6 +457,9 @@ class Rules(Generic[State, Data]):
             self.codec.params(session.params),
             session.due is None,
             session.due,
+            session.incarnation,
+            session.written,
+            {} if session.readers == NO_READERS else _positions.decode(session.readers),
         )
 
 

@@ -128,6 +128,27 @@ class SessionStore(Generic[State, Data]):
         _check(uuid)
         await self._backend.work(uuid, partial(self._rules.ack, uuid=uuid, id=id, epoch=epoch))
 
+    # ------------------------------------------------------------------------ named readers
+
+    async def advance(self, uuid: str, reader: str, id: int = 0) -> Status:
+        """Note that a named reader is done with the messages up to `id`; with 0, only enrol it.
+
+        While a session has named readers, a message is deleted when all of them are done with it, and plain
+        acknowledgements delete nothing. A position never goes back. Raises `UnknownMessage` above the last message.
+        """
+        _check(uuid)
+        return await self._backend.work(uuid, partial(self._rules.advance, uuid=uuid, reader=reader, id=id))
+
+    async def remove_reader(self, uuid: str, reader: str) -> Status:
+        """Forget a named reader: nothing is kept for it any more. Harmless if there is none of that name."""
+        _check(uuid)
+        return await self._backend.work(uuid, partial(self._rules.remove_reader, uuid=uuid, reader=reader))
+
+    async def touch(self, uuid: str) -> None:
+        """Begin the absence of the client anew, because the session is in use without an owner."""
+        _check(uuid)
+        await self._backend.work(uuid, partial(self._rules.touch, uuid=uuid))
+
     # ------------------------------------------------------------------------ owners and batches
 
     async def attach(self, uuid: str, *, takeover: bool = True) -> Status:
@@ -229,6 +250,15 @@ class SessionStore(Generic[State, Data]):
         """Return the progress of the session."""
         _check(uuid)
         return await self._backend.look(uuid, lambda rows: self._rules.status(rows, uuid))
+
+    async def statuses(self, uuids: Sequence[str]) -> dict[str, Status]:
+        """Return the progress of several sessions at once, without those that are not known."""
+        found: dict[str, Status] = {}
+        storable = [uuid for uuid in uuids if _is_storable(uuid)]
+        for first in range(0, len(storable), MOST):
+            some = storable[first : first + MOST]
+            found |= await self._backend.look("", partial(self._rules.statuses, uuids=some))
+        return found
 
     async def sessions(self, after: str = "", most: int = MOST) -> list[Status]:
         """Return one page of the sessions that have not expired, ordered by uuid, after the uuid `after`."""

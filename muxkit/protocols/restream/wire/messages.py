@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 import uuid as uuids
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Final, Generic, TypeVar
 
 import attrs
@@ -17,6 +19,7 @@ DataT = TypeVar("DataT")
 
 U32_MAX: Final = 0xFFFFFFFF
 MAX_NUMBER_DIGITS: Final = 4000  # of a `state` that is a JSON number instead of a string
+MAX_READER: Final = 255  # characters of the name of a reader
 MAX_ERROR_TEXT: Final = 4000  # characters of an error that a server sends
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -46,17 +49,30 @@ class Registered:
 
 @attrs.define
 class Resumed:
-    """The client requests a session from the message after `state`; 0 for the first. Answer with `accept` or `fail`."""
+    """The client requests a session from the message after `state`; 0 for the first. Answer with `accept` or `fail`.
+
+    With a `reader`, an extension, the client reads beside others and takes no connection over; its acknowledgements
+    are those of the reader with this name, and are ignored if it is empty. `incarnation` is the one that it has to be.
+    """
 
     uuid: str
     state: int
+    reader: str | None = None
+    incarnation: str | None = None
 
 
 @attrs.define
 class StatusRequested:
-    """The client requests the progress of a session, an extension. Answer with `send_status` or `fail`."""
+    """The client requests the progress of a session, an extension. Answer with `send_status` or `fail`.
+
+    A named `reader` is enrolled, if it is not known yet. With `also`, the progress of these sessions is told as well,
+    and an unknown one is no error; `done` are messages up to which the reader is done, by session.
+    """
 
     uuid: str
+    reader: str = ""
+    also: Sequence[str] | None = None
+    done: Mapping[str, int] = attrs.field(factory=dict)
 
 
 @attrs.define
@@ -85,20 +101,78 @@ class Message(Generic[DataT]):
 class Status:
     """The progress of a session: the last id, the last acknowledged id, and whether the last message is final.
 
-    `epoch` counts the owners; None if the server does not count them.
+    `epoch` counts the owners; None if the server does not count them. `incarnation` is drawn when a session is made, so
+    another one means another session of the same uuid; None from a server that gives none. `written` are the bytes of
+    all messages so far, `position` is the last message that the reader of the request is done with.
     """
 
     head: int
     acknowledged: int
     final: bool
     epoch: int | None = None
+    incarnation: str | None = None
+    written: int | None = None
+    position: int | None = None
+
+
+Statuses = dict[str, Status | None]
+"""The progress of several sessions by uuid; None for one that is not known."""
+
+
+class ErrorCode(Enum):
+    """What a program can do about an error of a server, an extension: the field `code` of an error line."""
+
+    GONE = "gone"
+    """The requested messages were acknowledged; those after the line's `acknowledged` are left."""
+    BEYOND = "beyond"
+    """The session has fewer messages than the client knows."""
+    UNKNOWN = "unknown"
+    """There is no such session, or it has expired."""
+    BUSY = "busy"
+    """Another connection has the session; it may be free later."""
+    UNAVAILABLE = "unavailable"
+    """The server or its store is in trouble; the same request may succeed later."""
+
+
+_CODES: Final = {code.value: code for code in ErrorCode}
 
 
 @attrs.define
 class Refused:
-    """The server sent an error. Close, and do not resume. The text is the server's own: escape it before showing it."""
+    """The server sent an error. Close, and do not resume. The text is the server's own: escape it before showing it.
+
+    `code` is None from a server that gives none, and `acknowledged` only comes with `GONE`.
+    """
 
     text: str
+    code: ErrorCode | None = None
+    acknowledged: int | None = None
+
+
+class RequestRefused(RemoteProtocolError):
+    """A request that does not fit its session, with the code and number that the error line has."""
+
+    def __init__(self, message: str, *, rule: str, code: ErrorCode, acknowledged: int | None = None) -> None:
+        super().__init__(message, rule=rule)
+        self.code = code
+        self.acknowledged = acknowledged
+
+
+def gone(state: int, acknowledged: int) -> RequestRefused:
+    """Make the error for a request of messages that were acknowledged."""
+    return RequestRefused(
+        f"state {state} is before message {acknowledged}, which was acknowledged",
+        rule="restream-S26",
+        code=ErrorCode.GONE,
+        acknowledged=acknowledged,
+    )
+
+
+def beyond(state: int, head: int) -> RequestRefused:
+    """Make the error for a request of messages that do not exist."""
+    return RequestRefused(
+        f"state {state} is beyond the last message, {head}", rule="restream-S27", code=ErrorCode.BEYOND
+    )
 
 
 # ---------------------------------------------------------------------------- parsing a client's messages
@@ -121,9 +195,17 @@ def parse_request(line: bytes, *, digits: int, status: bool) -> Request:
             raise RemoteProtocolError("params has to be an object", rule="restream-S01")
         return Registered(uuid, params)
     if known == ["uuid", "state"]:
-        return Resumed(uuid, _id_of_state(fields["state"]))
+        state = _id_of_state(fields["state"])
+        if not status:
+            return Resumed(uuid, state)
+        incarnation = fields.get("incarnation")
+        return Resumed(uuid, state, _reader_of(fields), incarnation if type(incarnation) is str else None)
     if known == ["uuid", "status"] and fields["status"] is True:
-        return StatusRequested(uuid)
+        also, done = fields.get("also"), fields.get("done", {})
+        if not isinstance(also, list) or not isinstance(done, dict):
+            return StatusRequested(uuid, _reader_of(fields) or "")
+        ids = {read_uuid(each): _id_of_ack(id) for each, id in done.items()}
+        return StatusRequested(uuid, _reader_of(fields) or "", [read_uuid(each) for each in also], ids)
     raise _unusable(known, first=True)
 
 
@@ -158,6 +240,15 @@ def read_uuid(value: Json) -> str:
 def new_uuid() -> str:
     """Return a UUID of 122 random bits, which cannot be guessed."""
     return str(uuids.uuid4())
+
+
+def _reader_of(fields: JsonObject) -> str | None:
+    reader = fields.get("reader")
+    if reader is None:
+        return None
+    if type(reader) is not str or len(reader) > MAX_READER or not reader.isprintable():
+        raise RemoteProtocolError(f"reader has to be text of up to {MAX_READER} printable characters")
+    return reader
 
 
 def _value_of_state(state: Json, digits: int) -> str:
@@ -244,15 +335,22 @@ def parse_message(line: bytes) -> Message[Json] | Refused:
     return Message(id, fields["data"], None if time is None else _read_time(time))
 
 
-def parse_status(line: bytes) -> Status | Refused:
-    """Parse the answer to a status request."""
+def parse_status(line: bytes) -> Status | Statuses | Refused:
+    """Parse the answer to a status request, for one session or for several."""
     fields = parse_object(line)
     if "error" in fields:
         return _error_in(fields)
-    status = fields.get("status")
+    several = fields.get("statuses")
+    if isinstance(several, dict):
+        return {read_uuid(uuid): None if each is None else _read_status(each) for uuid, each in several.items()}
+    return _read_status(fields.get("status"))
+
+
+def _read_status(status: Json) -> Status:
     if type(status) is dict:
         head, acknowledged, final = status.get("head"), status.get("acknowledged"), status.get("final")
-        epoch = status.get("epoch")
+        epoch, incarnation, written = status.get("epoch"), status.get("incarnation"), status.get("written")
+        position = status.get("position")
         if (
             type(head) is int
             and type(acknowledged) is int
@@ -260,7 +358,15 @@ def parse_status(line: bytes) -> Status | Refused:
             and type(final) is bool
             and (epoch is None or (type(epoch) is int and 0 <= epoch < 1 << 63))
         ):
-            return Status(head, acknowledged, final, epoch)
+            return Status(
+                head,
+                acknowledged,
+                final,
+                epoch,
+                incarnation if type(incarnation) is str and incarnation else None,
+                written if type(written) is int and written >= 0 else None,
+                position if type(position) is int and acknowledged <= position <= head else None,
+            )
     raise RemoteProtocolError("the answer to a status request holds no status")
 
 
@@ -268,7 +374,11 @@ def _error_in(fields: JsonObject) -> Refused:
     text = fields["error"]
     if type(text) is not str:
         raise RemoteProtocolError("error has to be a string", rule="restream-F08")
-    return Refused(text)
+    code, acknowledged = fields.get("code"), fields.get("acknowledged")
+    known = _CODES.get(code) if isinstance(code, str) else None
+    if known is not ErrorCode.GONE or type(acknowledged) is not int or not 0 <= acknowledged <= U32_MAX:
+        return Refused(text, known)
+    return Refused(text, known, acknowledged)
 
 
 def _read_time(time: Json) -> float | None:
@@ -290,10 +400,21 @@ def encode_request(request: Request) -> bytes:
             return encode_line({} if state is None else {"state": state})
         case Registered(uuid, params):
             return encode_line({"uuid": uuid, "params": params})
-        case Resumed(uuid, state):
+        case Resumed(uuid, state, None):
             return encode_line({"uuid": uuid, "state": state})
-        case StatusRequested(uuid):
-            return encode_line({"uuid": uuid, "status": True})
+        case Resumed(uuid, state, reader, None):
+            return encode_line({"uuid": uuid, "state": state, "reader": reader})
+        case Resumed(uuid, state, reader, incarnation):
+            return encode_line({"uuid": uuid, "state": state, "reader": reader, "incarnation": incarnation})
+        case StatusRequested(uuid, reader, also, done):
+            fields: dict[str, Json] = {"uuid": uuid, "status": True}
+            if reader:
+                fields["reader"] = reader
+            if also is not None:
+                fields["also"] = list(also)
+            if done:
+                fields["done"] = dict(done)
+            return encode_line(fields)
 
 
 def encode_ack(ack: Acknowledged) -> bytes:
@@ -313,21 +434,42 @@ def encode_message(id: int, data: Json, time: float | None = None) -> bytes:
     return encode_line({"id": id, "data": data, "time": time})
 
 
+def encode_statuses(statuses: Statuses) -> bytes:
+    """Return the answer to a status request for several sessions."""
+    return encode_line(
+        {"statuses": {uuid: None if each is None else _fields_of(each) for uuid, each in statuses.items()}}
+    )
+
+
 def encode_status(status: Status) -> bytes:
-    return encode_line({
-        "status": {
-            "head": status.head,
-            "acknowledged": status.acknowledged,
-            "final": status.final,
-            "epoch": status.epoch,
-        }
-    })  # fmt: skip
+    return encode_line({"status": _fields_of(status)})
 
 
-def encode_error(text: str) -> bytes:
+def _fields_of(status: Status) -> dict[str, Json]:
+    fields: dict[str, Json] = {
+        "head": status.head,
+        "acknowledged": status.acknowledged,
+        "final": status.final,
+        "epoch": status.epoch,
+    }
+    if status.incarnation is not None:
+        fields["incarnation"] = status.incarnation
+    if status.written is not None:
+        fields["written"] = status.written
+    if status.position is not None:
+        fields["position"] = status.position
+    return fields
+
+
+def encode_error(text: str, code: ErrorCode | None = None, acknowledged: int | None = None) -> bytes:
     """Return the error line for any text; an empty one gets a general reason."""
     told = text[:MAX_ERROR_TEXT].encode("utf-8", "replace").decode("utf-8") or "the server gives no reason"
-    return encode_line({"error": told})
+    line: dict[str, Json] = {"error": told}
+    if code is not None:
+        line["code"] = code.value
+    if acknowledged is not None:
+        line["acknowledged"] = acknowledged
+    return encode_line(line)
 
 
 def shown(number: int) -> str:
