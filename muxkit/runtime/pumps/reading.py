@@ -19,7 +19,7 @@ from muxkit.runtime._links import WaitableLink
 from muxkit.runtime.pumps.turns import Turns
 
 READ_SMALL = 64 * 1024  # bytes to ask for while reads come short
-READ_LARGE = 256 * 1024  # and while they bring half of that
+READ_LARGE = 512 * 1024  # and while they bring half of READ_SMALL
 LITTLE_BYTES = 4 * 1024  # a task that got more is busy with it for a while
 
 

@@ -180,7 +180,7 @@ class Sender(SendHalf):
 
         Cancelled means not sent, and the tickets can be used again. Waits while too much of this channel is unsent or
         unanswered, behind earlier senders; with `Mode.UNRELIABLE` it never waits, and the oldest messages are dropped.
-        Checks for cancellation in every call, yields at the latest on every 64th call or 16 KiB, and always when it
+        Checks for cancellation in every call, yields at the latest on every 64th call or 128 KiB, and always when it
         had to wait.
 
         Raises `trio.ClosedResourceError` after `finish`, `cancel` or `aclose`, `NoReceiver` when the receiver was
@@ -445,7 +445,7 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
     async def receive(self) -> Message:
         """Receive the next message. Cancelled means that none was taken.
 
-        Checks for cancellation in every call, yields at the latest on every 64th call or 16 KiB, and always when it
+        Checks for cancellation in every call, yields at the latest on every 64th call or 128 KiB, and always when it
         had to wait. What came before the end is given first. May be waited for before the other half was sent.
 
         Raises `Finished`, a `trio.EndOfChannel`, at the clean end, `Cancelled` when the sender gave up, `LostInTransit`
