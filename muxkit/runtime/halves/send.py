@@ -224,6 +224,11 @@ class SendTurn(ABC):
             self._close(b"")
             self._request_write()
 
+    def close_quietly(self) -> None:
+        """`close`, for a caller that requests the write itself, behind another command."""
+        if self.state is OPEN:
+            self._close(b"")
+
     def abort(self, reason: str = "", *, code: int = 0) -> None:
         """Give up: what has not begun to leave is dropped, and the peer learns that messages are missing, and why.
 

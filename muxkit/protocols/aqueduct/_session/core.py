@@ -631,12 +631,12 @@ class Channel(CommonChannel):
         await self.sender.finish()
 
     async def aclose(self) -> None:
-        self.sender.close()
-        await self.receiver.aclose()
+        self.sender.close_quietly()
+        await self.receiver.aclose()  # writes both ends
 
     def close(self) -> None:
         """`aclose` without the checkpoint."""
-        self.sender.close()
+        self.sender.close_quietly()
         self.receiver.close()
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
