@@ -36,7 +36,7 @@ class Channel(trio.abc.Channel[bytes]):
     """A two-way channel of whole messages inside a session.
 
     `send` and `receive` are atomic under cancellation: cancelled means not sent, and nothing is lost. Both
-    check for cancellation in every call and yield at the latest on every 64th call or 16 KiB, and always when
+    check for cancellation in every call and yield at the latest on every 64th call or 128 KiB, and always when
     they had to wait.
     """
 

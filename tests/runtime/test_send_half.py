@@ -13,6 +13,7 @@ import trio.testing
 
 from muxkit import ChannelStopped, LinkLost, LocalProtocolError
 from muxkit.core import Sending
+from muxkit.runtime import YIELD_BYTES
 from muxkit.testing import cancel_sweep
 
 from ._halves import LARGEST, Outbox, WindowedSend, at_rest, lost, stopped
@@ -134,7 +135,7 @@ async def test_send_many_cancelled_sent_a_prefix() -> None:
 
 @pytest.mark.requirement("R-34")
 async def test_a_half_yields_at_the_latest_in_every_64th_call() -> None:
-    sink = half()
+    sink = half(10 * YIELD_BYTES)
     others = 0
 
     async def count() -> None:
@@ -150,7 +151,7 @@ async def test_a_half_yields_at_the_latest_in_every_64th_call() -> None:
         assert others >= 9
         others = 0
         for _ in range(10):
-            await sink.send(bytes(16 * 1024))
+            await sink.send(bytes(YIELD_BYTES))
         assert others >= 9
         others = 0
         await sink.send_many([b""] * 10_240)

@@ -73,7 +73,7 @@ class Inbox(ABC, Generic[ItemT]):
     async def _next_item(self) -> ItemT:
         """The next item. Cancelled means that none was taken.
 
-        Checks for cancellation in every call, yields at the latest on every 64th call or 16 KiB of this half,
+        Checks for cancellation in every call, yields at the latest on every 64th call or 128 KiB of this half,
         and always when it had to wait. What came before the end or the loss of the connection is given first.
 
         Raises `trio.EndOfChannel` at the clean end, `ChannelCancelled` when the peer gave up before it was done,

@@ -9,6 +9,7 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import attrs
@@ -16,10 +17,11 @@ import trio
 
 from muxkit.core import BoundedParsing
 from muxkit.runtime._links import WaitableLink
+from muxkit.runtime.pumps.spin import Spin
 from muxkit.runtime.pumps.turns import Turns
 
 READ_SMALL = 64 * 1024  # bytes to ask for while reads come short
-READ_LARGE = 256 * 1024  # and while they bring half of that
+READ_LARGE = 512 * 1024  # and while they bring half of READ_SMALL
 LITTLE_BYTES = 4 * 1024  # a task that got more is busy with it for a while
 
 
@@ -60,10 +62,14 @@ class Reading:
     _is_running: bool = attrs.field(default=False, init=False)
     _is_free: bool = attrs.field(default=False, init=False)
     _is_wanted: bool = attrs.field(default=False, init=False)
+    _wakes_few: bool = attrs.field(default=False, init=False)  # what was read last, so another task may have the place
     # Something is left to parse, by the reader, which lets other sessions have their turns.
     _is_behind: bool = attrs.field(default=False, init=False)
 
+    _spin: Spin = attrs.field(init=False)
+
     def __attrs_post_init__(self) -> None:
+        self._spin = Spin(self._turns)
         self._link = self._stream if isinstance(self._stream, WaitableLink) else None
 
     def take_in_by(self, take_in: Callable[[bytes], bool]) -> None:
@@ -112,14 +118,18 @@ class Reading:
                 return
             if self._is_behind:
                 await self._catch_up()
-            self._is_free = False
+            self._is_free = is_read = False
             if self._may_hold_more:
                 await trio.lowlevel.checkpoint()
+            elif self._spin.is_due() and not self.is_heavy:
+                is_read = await self._spin.until(partial(self._read_now, link))
             else:
-                await link.wait_readable()
-            if self.is_heavy:
-                await self._turns.wait()
-            if self._read_now(link) and self._is_wanted:
+                await self._sleep(link)
+            if not is_read:
+                if self.is_heavy:
+                    await self._turns.wait()
+                self._read_now(link)
+            if self._wakes_few and self._is_wanted:
                 self._offer()
                 await trio.lowlevel.checkpoint()
 
@@ -160,10 +170,13 @@ class Reading:
         self._is_borrowed = True
         try:
             while not (borrower.is_called or self._is_over or self._is_behind or self.is_heavy or self._failure):
-                self.borrower_sleeps = True
-                await self._link.wait_readable()
-                self.borrower_sleeps = False
-                self._read_as_borrower(self._link)
+                if self._spin.is_due():
+                    await self._spin.until(partial(self._look_as_borrower, self._link, borrower))
+                else:
+                    self.borrower_sleeps = True
+                    await self._sleep(self._link)
+                    self.borrower_sleeps = False
+                    self._read_as_borrower(self._link)
                 if not borrower.is_called:  # otherwise the reader comes next
                     self._on_taken()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -175,11 +188,15 @@ class Reading:
                 task, self._reader = self._reader, None
                 trio.lowlevel.reschedule(task)
 
-    def _read_as_borrower(self, link: WaitableLink) -> None:
+    def _look_as_borrower(self, link: WaitableLink, borrower: BorrowingReader) -> bool:
+        """Return True if the borrower need not look again: something came, or another task has called it."""
+        return borrower.is_called or self._is_over or self._failure is not None or self._read_as_borrower(link)
+
+    def _read_as_borrower(self, link: WaitableLink) -> bool:
         """Read, and leave an error on the way to the reader: it concerns items of other receivers."""
         try:
             try:
-                self._read_now(link)
+                return self._read_now(link)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 self._on_broken(error)
         except BaseException as error:
@@ -187,6 +204,7 @@ class Reading:
                 self._failure = error
             if not self._is_running or not isinstance(error, Exception):
                 raise
+        return True
 
     def wake_borrower(self) -> None:
         """Called while `borrower_sleeps`; at other times it is reading, and looks whether it was called."""
@@ -200,22 +218,31 @@ class Reading:
         self._is_wanted = False
         self._is_free = not (self._is_over or self._failure or self._is_behind or self.is_heavy)
 
-    def _read_now(self, link: WaitableLink) -> bool:
-        """Take in what has come, if anything has; return True if another task should have the place."""
-        # Once this connection is over the protocol may have gone on to another one.
-        data = None if self._is_over else link.receive_nowait(self._size)
-        if data is None:
-            self._may_hold_more = False
-            return False
-        return self._took(data)
+    async def _sleep(self, link: WaitableLink) -> None:
+        clock = self._turns.now
+        began = clock()
+        await link.wait_readable()
+        self._spin.slept(clock() - began)
 
-    def _took(self, data: bytes) -> bool:
+    def _read_now(self, link: WaitableLink) -> bool:
+        """Take in what has come; return False if nothing has, and more may come."""
+        if self._is_over:  # the protocol may have gone on to another connection
+            return True
+        data = link.receive_nowait(self._size)
+        if data is None:
+            self._may_hold_more = self._wakes_few = False
+            return False
+        self._took(data)
+        return True
+
+    def _took(self, data: bytes) -> None:
         size, asked = len(data), self._size
         self._may_hold_more = size == asked
         self._size = READ_LARGE if size >= READ_SMALL // 2 else READ_SMALL
+        self._wakes_few = False
         if not size:
             self._on_end()
-            return False
+            return
         wakes_few = self._take_in(data)
         self._is_behind = self._parser is not None and self._parser.unparsed > 0
-        return wakes_few and size < LITTLE_BYTES and not self.is_heavy
+        self._wakes_few = wakes_few and size < LITTLE_BYTES and not self.is_heavy

@@ -7,6 +7,7 @@ pass is one turn, however many sessions flood, and accept loops and quiet sessio
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,14 +22,20 @@ LONG_TURN: Final = 0.5e-3  # s; a session whose turn was longer queues for the n
 LONG_PASS: Final = 3e-3  # s
 REST_MOST: Final = 4  # passes without a turn after a long one
 NEW: Final = 0.05  # s after a connection came, in which turns are short: its handshake takes many passes
+SPIN: Final = "MUXKIT_SPIN"  # the environment variable with the microseconds to spin
+SPIN_USUAL: Final = 200.0  # microseconds; a round trip of Aqueduct on loopback, or two wake-ups
 WAKES: Final = 32  # tasks that the end of a session wakes in one turn
 
 
 class Turns:
     """The turns of one Trio run; `clock` returns seconds."""
 
-    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = perf_counter, *, spin: float = 0.0) -> None:
         self.now = clock
+        self.spin: float = spin
+        """Seconds for which a reader looks again before it sleeps, while answers come as fast as that; 0 for never."""
+        self.is_spinning: bool = False
+        """True while a reader does; the others sleep."""
         self.allowance: float = TURN_MOST
         """Seconds that a turn may take now."""
         self.given: int = 0
@@ -131,9 +138,18 @@ def turns() -> Turns:
     try:
         return _TURNS.get()
     except LookupError:
-        made = Turns((lambda: 0.0) if _replays else perf_counter)
+        made = Turns(lambda: 0.0) if _replays else Turns(spin=_usual_spin())
         _TURNS.set(made)
         return made
+
+
+def _usual_spin() -> float:
+    """Return the seconds that the environment asks for, or else the default."""
+    told = os.environ.get(SPIN, "")
+    try:
+        return max(0.0, float(told)) * 1e-6 if told else SPIN_USUAL * 1e-6
+    except ValueError:
+        raise ValueError(f"{SPIN}={told!r}: must be a number of microseconds, 0 for no spin") from None
 
 
 @contextmanager

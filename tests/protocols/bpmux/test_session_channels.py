@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import trio
 
 from muxkit import ChannelCancelled, ChannelStopped, LocalProtocolError
 from muxkit.protocols.bpmux import Config
+from muxkit_adapters import memory
 
 from ._pairs import TINY, answer_each, at_rest, echo_each, next_duplex, next_request, rough_sessions, sessions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # --- duplexes
 
@@ -31,6 +37,29 @@ async def test_the_peer_hears_of_a_channel_at_once() -> None:
     async with sessions() as pair, pair.one.open_duplex(b"name"):
         duplex = await next_duplex(pair.other)
         assert duplex.opening == b"name"
+
+
+async def test_both_ends_of_a_channel_leave_with_one_write() -> None:
+    writes: list[bytes] = []
+
+    class Counted(memory.MemoryStream):
+        def send_nowait(self, buffers: Sequence[bytes | memoryview]) -> int:
+            writes.append(b"".join(buffers))
+            return super().send_nowait(buffers)
+
+    here, there = memory.pair()
+    here.__class__ = Counted
+    async with sessions((here, there)) as pair, trio.open_nursery() as nursery:
+        nursery.start_soon(echo_each, pair.other)
+        channel = await pair.one.open()
+        await channel.send(b"x")
+        assert await channel.receive() == b"x"
+        await at_rest()
+        writes.clear()
+        await channel.aclose()
+        await at_rest()
+        assert writes[0].hex(" ") == "42 01 00 82 01 00"
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.requirement("R-41")

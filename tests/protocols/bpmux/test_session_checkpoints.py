@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from muxkit import LocalProtocolError
+from muxkit import Limits, LocalProtocolError
 from muxkit.runtime import YIELD_BYTES, YIELD_CALLS
 from tests.protocols.bpmux._pairs import at_rest, cut, next_duplex, next_request, rough_sessions, sessions
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tests.protocols.bpmux._pairs import Pair
 
     Call = Callable[[], Awaitable[object]]
+
+WIDE = Limits(channel_first=4 * YIELD_BYTES)  # a sender waits for no credit
 
 pytestmark = pytest.mark.requirement("R-34")
 
@@ -201,8 +203,8 @@ async def test_sending_yields_at_every_64th_call() -> None:
         assert steps.count == 10
 
 
-async def test_sending_yields_at_every_16_kib() -> None:
-    async with sessions() as pair, pair.one.open_sink() as sink:
+async def test_sending_yields_at_every_128_kib() -> None:
+    async with sessions(limits=WIDE) as pair, pair.one.open_sink() as sink:
         await at_rest()
         with Steps() as steps:
             for _ in range(12):
@@ -221,8 +223,8 @@ async def test_receiving_yields_at_every_64th_call() -> None:
         assert steps.count == 10
 
 
-async def test_receiving_yields_at_every_16_kib() -> None:
-    async with sessions() as pair, pair.one.open_sink() as sink:
+async def test_receiving_yields_at_every_128_kib() -> None:
+    async with sessions(limits=WIDE) as pair, pair.one.open_sink() as sink:
         source, _ = await anext(pair.other.sources())
         await sink.send_many([bytes(YIELD_BYTES // 4)] * 12)
         await at_rest()

@@ -180,7 +180,7 @@ class Sender(SendHalf):
 
         Cancelled means not sent, and the tickets can be used again. Waits while too much of this channel is unsent or
         unanswered, behind earlier senders; with `Mode.UNRELIABLE` it never waits, and the oldest messages are dropped.
-        Checks for cancellation in every call, yields at the latest on every 64th call or 16 KiB, and always when it
+        Checks for cancellation in every call, yields at the latest on every 64th call or 128 KiB, and always when it
         had to wait.
 
         Raises `trio.ClosedResourceError` after `finish`, `cancel` or `aclose`, `NoReceiver` when the receiver was
@@ -448,7 +448,7 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
     async def receive(self) -> Message:
         """Receive the next message. Cancelled means that none was taken.
 
-        Checks for cancellation in every call, yields at the latest on every 64th call or 16 KiB, and always when it
+        Checks for cancellation in every call, yields at the latest on every 64th call or 128 KiB, and always when it
         had to wait. What came before the end is given first. May be waited for before the other half was sent.
 
         Raises `Finished`, a `trio.EndOfChannel`, at the clean end, `Cancelled` when the sender gave up, `LostInTransit`
@@ -634,12 +634,12 @@ class Channel(CommonChannel):
         await self.sender.finish()
 
     async def aclose(self) -> None:
-        self.sender.close()
-        await self.receiver.aclose()
+        self.sender.close_quietly()
+        await self.receiver.aclose()  # writes both ends
 
     def close(self) -> None:
         """`aclose` without the checkpoint."""
-        self.sender.close()
+        self.sender.close_quietly()
         self.receiver.close()
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:

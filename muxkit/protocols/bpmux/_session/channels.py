@@ -288,8 +288,8 @@ class Duplex(Channel):
         await self.sink.finish(payload)
 
     async def aclose(self) -> None:
-        self.sink.close()  # first: the peer counts the other order as a cancellation
-        await self.source.aclose()
+        self.sink.close_quietly()  # first: the peer counts the other order as a cancellation
+        await self.source.aclose()  # writes both ends
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
         self.sink.abort(reason, code=code)

@@ -144,7 +144,7 @@ class Sender(SendTurn, trio.abc.AsyncResource):
 
         Cancelled means not sent. Waits while the window is full, which empties as the peer's application consumes
         (under transactions: answers, so commit or roll back before). Checks for cancellation in every call, yields at
-        the latest on every 64th call or 16 KiB.
+        the latest on every 64th call or 128 KiB.
 
         Raises `trio.ClosedResourceError` after `close`, `LinkChanged` or `LinkLost` when what the channel was is gone,
         `LocalProtocolError` for what cannot be sent.
