@@ -109,7 +109,7 @@ class _Waiter:
 
 
 class _StuckSenders:
-    """Logs each half once that cannot send while nobody receives what came beside it: both sides may wait for ever.
+    """Logs each half once that cannot send while no task receives what came beside it: both sides may wait for ever.
 
     One task for all sessions of a run looks at the halves on which a task waits; it ends when there are none.
     """
