@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -72,7 +73,9 @@ def shown(error: BaseException) -> str:
     """Return type, text and fields of an error, without what differs between two runs."""
     text = f"{type(error).__name__}: {error}"
     fields = [
-        f"{name}={value!r}" for name in ("peer_reason", "reason", "code") if (value := getattr(error, name, None))
+        f"{name}={value.value if isinstance(value, Enum) else value!r}"
+        for name in ("peer_reason", "reason", "code")
+        if (value := getattr(error, name, None))
     ]
     if isinstance(error, muxkit.LinkLost):
         fields = [each for each in fields if not each.startswith("reason=")]

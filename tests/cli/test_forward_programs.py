@@ -20,7 +20,6 @@ import pytest
 
 from tests._pages import PATIENCE, running, until
 from tests.cli._command import MUXKIT
-from tests.protocols.restream._postgres import postgres as postgres  # a fixture
 from tests.soak.forward_peers import free_port
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -28,6 +27,7 @@ PSQL = shutil.which("psql")
 SCRIPTS = 40
 PICTURE = b"<svg xmlns='http://www.w3.org/2000/svg' width='7' height='5'/>" + b" " * 300_000
 
+pytest_plugins = ["tests.protocols.restream._postgres"]
 pytestmark = [
     pytest.mark.timeout(400),  # programs start slowly on a busy machine
     pytest.mark.skipif(sys.platform == "win32", reason="it kills groups of processes"),

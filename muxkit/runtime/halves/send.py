@@ -7,7 +7,6 @@ behind. Between the wake-up and the sender's next step its bytes are reserved.
 from __future__ import annotations
 
 import heapq
-import logging
 import sys
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
@@ -32,10 +31,8 @@ YIELD_CALLS = 64  # calls after which a half yields at the latest
 YIELD_BYTES = 128 * 1024  # the same in bytes; two of 64 KiB take about as long as 64 short calls
 YIELD_LEAST = YIELD_BYTES // YIELD_CALLS  # bytes that a call counts for at least, so that one number keeps both
 MANY = 16  # one `send_many` may send so many times what a half sends between two yields
-STUCK_AFTER: Final = 10.0  # s, after which a sender is told of that waits while messages wait here to be received
 OPEN: Final = Sending.OPEN  # looked up for each message
 ONLY_BYTES = {bytes}
-_log = logging.getLogger("muxkit")
 
 
 class OutboxBudget:
@@ -108,47 +105,6 @@ class _Waiter:
     error: ErrorMaker | None = None
 
 
-class _StuckSenders:
-    """Logs each half once that cannot send while no task receives what came beside it: both sides may wait for ever.
-
-    One task for all sessions of a run looks at the halves on which a task waits; it ends when there are none.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[SendTurn, None] = {}
-        self._is_running = False
-
-    def note(self, half: SendTurn) -> None:
-        self._waiting[half] = None
-        if not self._is_running:
-            self._is_running = True
-            trio.lowlevel.spawn_system_task(self._run, name="muxkit looks for stuck senders")
-
-    async def _run(self) -> None:
-        try:
-            while self._waiting:
-                await trio.sleep(STUCK_AFTER / 2)
-                now = trio.current_time()
-                for half in [*self._waiting]:
-                    since = half.waiting_since
-                    if since is None or (now - since >= STUCK_AFTER and half.tell_if_stuck()):
-                        del self._waiting[half]
-        finally:
-            self._is_running = False
-
-
-_STUCK_SENDERS: Final = trio.lowlevel.RunVar[_StuckSenders]("muxkit stuck senders")
-
-
-def _stuck_senders() -> _StuckSenders:
-    try:
-        return _STUCK_SENDERS.get()
-    except LookupError:
-        made = _StuckSenders()
-        _STUCK_SENDERS.set(made)
-        return made
-
-
 class _Outcome(Enum):
     """How a half ends, as far as its state does not tell."""
 
@@ -203,7 +159,6 @@ class SendTurn(ABC):
         self._line.append(waiter)
         if self._line[0] is waiter:
             self._ask_for(size)
-            _stuck_senders().note(self)
         await self._sleep(waiter)
         self._line.popleft()
         self._since_yield = 0
@@ -316,23 +271,6 @@ class SendTurn(ABC):
         except RuntimeError:  # shown outside of Trio
             waited = ""
         return f"{self.state.value}, {senders} waiting{waited} for credit"
-
-    def tell_if_stuck(self) -> bool:
-        """Log that a sender waits, if the peer may be waiting in the same way for this side to receive."""
-        unread = self.unread_beside()
-        if unread:
-            _log.warning(
-                "%r: nothing could be sent for %.0f s, and %s to be received here: if the other side waits likewise, "
-                "neither goes on; receive in a task of its own",
-                self,
-                STUCK_AFTER,
-                "1 message waits" if unread == 1 else f"{unread:,} messages wait",
-            )
-        return unread > 0
-
-    def unread_beside(self) -> int:
-        """Return how many messages wait to be received on the same channel."""
-        return 0
 
     @property
     def is_unheard(self) -> bool:

@@ -40,7 +40,13 @@ if TYPE_CHECKING:
 CLASSES = (Session, Sink, Source, Duplex, Request, IncomingRequest, Opening, Backlog, ByteStream, muxkit.Server)
 FUNCTIONS = {"bpmux.session", "muxkit.connect"}
 FOR_THE_SESSION = {"Sink.wait_turn"}  # public for the session that owns the half, not for applications
-GIVES = ("AbstractAsyncContextManager", "Opening", "AsyncIterator", "Coroutine")  # awaited a moment later
+GIVES = (
+    "AbstractAsyncContextManager",
+    "Opening",
+    "ChannelOpening",
+    "AsyncIterator",
+    "Coroutine",
+)  # awaited a moment later
 ENTERED = {"__aenter__", "__aexit__", "__anext__"}
 
 # --- pings: the pong of a cancelled ping belongs to no other ping

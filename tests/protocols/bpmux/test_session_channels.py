@@ -85,14 +85,14 @@ async def test_leaving_the_block_normally_finishes_and_by_an_error_gives_up() ->
         assert [message async for message in there] == [b"x"]
 
         async def leave_by_an_error() -> None:
+            nonlocal there
             async with pair.one.open() as here:
                 await here.send(b"x")
-                await at_rest()
+                there = await next_duplex(pair.other)
                 raise ValueError("mine")
 
         with pytest.raises(ValueError, match="mine"):
             await leave_by_an_error()
-        there = await next_duplex(pair.other)
         assert await there.receive() == b"x"
         with pytest.raises(ChannelCancelled):
             await there.receive()

@@ -144,7 +144,10 @@ def test_a_status_is_answered_after_what_it_is_about() -> None:
     server.send_status(Status(2**32 - 1, 0, True, 7))
     client.receive_bytes(b"".join(map(bytes, server.buffers_to_send())), 0.0)
     (event,) = client.events()
-    assert repr(event) == "StatusReceived(status=Status(head=4294967295, acknowledged=0, final=True, epoch=7))"
+    status = (
+        "Status(head=4294967295, acknowledged=0, final=True, epoch=7, incarnation=None, written=None, position=None)"
+    )
+    assert repr(event) == f"StatusReceived(status={status}, statuses=None)"
 
 
 @pytest.mark.parametrize("size", [0, -5])

@@ -214,9 +214,6 @@ class Sender(SendHalf):
     def __repr__(self) -> str:
         return f"<aqueduct.Sender {name_of(self.machine)}: {self.state_text()}>"
 
-    def unread_beside(self) -> int:
-        return 0 if self.channel is None else self.channel.receiver.unread
-
     # --- for the connection
 
     def push(self, message: bytes, attachments: Sequence[Ticket], headers: Pairs = ()) -> None:

@@ -175,9 +175,6 @@ class Sink(SendHalf):
     def __repr__(self) -> str:
         return f"<bpmux.Sink {self.entity.label} {self.state_text()}>"
 
-    def unread_beside(self) -> int:
-        return 0 if self.channel is None else self.channel.source.unread
-
 
 class Source(ReceiveHalf[bytes]):
     """The receiving half of a channel."""

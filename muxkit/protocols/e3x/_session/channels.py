@@ -414,9 +414,6 @@ class Sender(SendHalf):
         if spoke and channel.outgoing is not None:
             self.last = channel.outgoing.next_seq - 1  # the opening carried a message
 
-    def unread_beside(self) -> int:
-        return self.channel.incoming.waiting if self.channel.incoming is not None else 0
-
     # --- for the application
 
     async def post(self, message: bytes) -> Receipt:
