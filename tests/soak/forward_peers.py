@@ -583,6 +583,8 @@ def run(sizes: Sizes, names: Sequence[str] = ()) -> dict[str, Figures]:
                 except FileNotFoundError as missing:
                     del found[peer.name]
                     print(f"{peer.name}: left out, there is no {missing.filename or missing}", flush=True)
+                else:
+                    print(f"round {number + 1}:\n{table({peer.name: found[peer.name]})}", flush=True)
     return found
 
 
