@@ -230,3 +230,19 @@ async def test_an_empty_message_behind_a_large_one_needs_no_credit(autojump_cloc
             await sink.send_many([b"12345678", b""])
         assert await source.receive() == b"12345678"
         assert await source.receive() == b""
+
+
+async def test_the_engine_hears_of_what_was_taken_by_parts_of_the_window_or_when_nothing_is_left() -> None:
+    limits = Limits(channel_first=1600, channel_bytes=1600, channel_floor=1600)
+    async with rough_sessions(limits=limits) as pair, pair.one.open() as here:
+        there = await next_duplex(pair.other)
+        window = there.source.entity.window
+        await here.send_many([bytes(10)] * 20)
+        await at_rest()
+        for taken in range(1, 21):
+            await there.receive()
+            assert there.stats().unread == 200 - 10 * taken
+            assert window.held == 200 - (taken - taken % 10) * 10
+        await here.send(b"x")
+        assert await there.receive() == b"x"
+        assert window.held == there.stats().unread == 0

@@ -34,6 +34,8 @@ from muxkit.runtime import (
 )
 
 REASON_MOST = 4096  # bytes of an end payload that are kept for the error that holds it
+# While messages are unread the engine hears of what was taken by so many parts of the window: it grants half of one.
+PARTS_OF_WINDOW = 16
 QUEUES = (Kind.SINK_OUT, Kind.SINK_IN, Kind.REQUEST_OUT, Kind.REQUEST_IN)  # entities whose queues hold payload
 
 
@@ -179,13 +181,14 @@ class Sink(SendHalf):
 class Source(ReceiveHalf[bytes]):
     """The receiving half of a channel."""
 
-    __slots__ = ("_connection", "channel", "end_payload", "entity")
+    __slots__ = ("_connection", "_untold", "channel", "end_payload", "entity")
 
     _new_storage = Mailbox
 
     def __init__(self, connection: Connection, entity: Entity) -> None:
         super().__init__(connection.request_write)
         self._connection = connection
+        self._untold = 0  # bytes that were taken, and that the engine will hear of with later ones
         self.entity: Entity = entity
         self.channel: Duplex | None = None
         """What it is a half of, until it has ended."""
@@ -227,7 +230,17 @@ class Source(ReceiveHalf[bytes]):
     lost: Final = ReceiveHalf.ended
 
     def _taken(self, messages: Sequence[bytes], size: int) -> bool:
+        size += self._untold
+        if self._stored.count and size * PARTS_OF_WINDOW < (window := self.entity.window).target and not window.lent:
+            self._untold = size
+            return False
+        self._untold = 0
         return self._connection.engine.consumed(self.entity, size)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that arrived and were not taken."""
+        return self.entity.window.held - self._untold
 
     def _stop(self) -> None:
         self._connection.engine.end(self.entity)
@@ -305,7 +318,7 @@ class Duplex(Channel):
         outgoing, window = self.sink.entity, self.source.entity.window
         return ChannelStats(
             queued=0 if outgoing.outgoing is None else outgoing.outgoing.queued,
-            unread=window.held,
+            unread=self.source.unread_bytes,
             credit_out=outgoing.credit_out,
             credit_in=window.credit,
             waiting_since=self.sink.waiting_since,
