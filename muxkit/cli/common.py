@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 import attrs
@@ -94,7 +94,10 @@ def _insecure(help: str) -> Callable[..., Any]:
     return click.option("--insecure", is_flag=True, help=help)
 
 
-def _with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
+CommandDecorator: TypeAlias = Callable[[Callable[..., int]], Callable[..., int]]
+
+
+def _with_options(*options: Callable[..., Any]) -> CommandDecorator:
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         @wraps(command)
         def with_options(
@@ -131,12 +134,12 @@ def _with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., int]]
     return decorate
 
 
-client_options = _with_options(
+client_options: CommandDecorator = _with_options(
     _TOKEN_OF_CLIENT, *_CERT, _CA, _insecure("Allow plaintext beyond this machine, and servers of any name."), _JSON
 )
 """Give a command the options of a client; its function gets `LinkOptions` as the first argument."""
 
-server_options = _with_options(
+server_options: CommandDecorator = _with_options(
     _TOKENS_OF_SERVER,
     *_CERT,
     _client_ca(""),
@@ -145,7 +148,7 @@ server_options = _with_options(
 )
 """Give a command the options of a server; its function gets `LinkOptions` as the first argument."""
 
-either_options = _with_options(
+either_options: CommandDecorator = _with_options(
     _TOKEN_OF_EITHER,
     *_CERT,
     _CA,

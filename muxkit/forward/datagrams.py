@@ -38,7 +38,7 @@ class DatagramRelay:
         self._queue, self._queued = trio.open_memory_channel[bytes](WAITING)
         self._unreliable: Channel | None = None
         self._prefix = b""
-        self.dropped = 0
+        self.dropped: int = 0
 
     def use(self, unreliable: Channel, prefix: bytes = b"") -> None:
         """Send what fits into its packets over an unreliable channel from now on, behind a prefix."""

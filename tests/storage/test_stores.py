@@ -13,7 +13,9 @@ import pytest
 import trio
 
 from muxkit.pipeline import open_staging
+from muxkit.pipeline.staging.backends import SQLITE_SCHEMA as STAGING_SCHEMA
 from muxkit.protocols.restream import open_store
+from muxkit.protocols.restream.store.sqlite import SCHEMA as SESSIONS_SCHEMA
 from muxkit.storage import StoreClosed, StoreFailed, StoreLocked, StoreVersion
 
 if TYPE_CHECKING:
@@ -31,10 +33,11 @@ class Kind:
     open: Callable[[str], AbstractAsyncContextManager[Any]]
     read: Callable[[Any], Awaitable[object]]
     version_table: str
+    version: int
 
 
-SESSIONS = Kind(open_store, lambda store: store.sessions(), "restream_store")
-STAGING = Kind(open_staging, lambda store: store.head("orders"), "staging_store")
+SESSIONS = Kind(open_store, lambda store: store.sessions(), "restream_store", SESSIONS_SCHEMA.version)
+STAGING = Kind(open_staging, lambda store: store.head("orders"), "staging_store", STAGING_SCHEMA.version)
 
 
 @pytest.fixture(params=[SESSIONS, STAGING], ids=["sessions", "staging"])
@@ -109,7 +112,7 @@ async def test_a_file_of_a_newer_version_is_left_alone(kind: Kind, path: Path) -
         pass
     change(path, "PRAGMA user_version = 9")
     before = content(path)
-    reason = "of version 9, and this muxkit knows up to 1; use a newer muxkit"
+    reason = f"of version 9, and this muxkit knows up to {kind.version}; use a newer muxkit"
     await refused(kind, f"sqlite:{path}", StoreVersion, reason)
     assert content(path) == before
 
@@ -150,7 +153,9 @@ async def test_tables_of_a_newer_version_are_left_alone(kind: Kind, schema: str)
         pass
     with psycopg.connect(schema, autocommit=True) as connection:
         connection.execute(f"UPDATE {kind.version_table} SET version = 9")
-    await refused(kind, schema, StoreVersion, "of version 9, and this muxkit knows up to 1")
+    await refused(
+        kind, schema, StoreVersion, f"of version 9, and this muxkit knows up to {kind.version}; use a newer muxkit"
+    )
 
 
 async def test_a_database_that_cannot_be_reached_is_a_clear_error(kind: Kind, tmp_path: Path) -> None:

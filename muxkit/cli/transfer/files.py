@@ -245,9 +245,6 @@ async def hear(channel: muxkit.Channel, kind: type[StructT]) -> StructT:
         raise FileRefused("the other side ended before it was done", BROKEN) from error
 
 
-in_thread = trio.to_thread.run_sync
-
-
 # ---------------------------------------------------------------------------- one file
 
 
@@ -260,14 +257,14 @@ async def send_file(channel: muxkit.Channel, number: int, on_bytes: OnBytes = la
     answer = await hear(channel, Answer)
     offset, digest = 0, hashlib.sha256()
     if 0 < answer.have <= size:
-        of_begin = await in_thread(_hash_begin, number, answer.have)
+        of_begin = await trio.to_thread.run_sync(_hash_begin, number, answer.have)
         if of_begin.digest() == answer.sha256:
             offset, digest = answer.have, of_begin
     await tell(channel, Start(offset))
     on_bytes(offset)
     position = offset
     while position < size:
-        block = await in_thread(_read, number, position, min(BLOCK, size - position), digest)
+        block = await trio.to_thread.run_sync(_read, number, position, min(BLOCK, size - position), digest)
         if not block:
             raise FileRefused("the file became shorter while it was sent", BROKEN)
         await channel.send_many([block[start : start + PIECE] for start in range(0, len(block), PIECE)])
@@ -304,7 +301,7 @@ async def receive_file(
     if offer.size < 0:
         raise FileRefused("a size is below 0", BROKEN)
     with _Arrival.open(folder, parts, offer, overwrite=overwrite) as arrival:
-        is_long_enough = await in_thread(arrival.compare)
+        is_long_enough = await trio.to_thread.run_sync(arrival.compare)
         if is_long_enough:  # the file stands under its name, and may be the same
             await tell(channel, Answer(offer.size, arrival.digest.digest()))
             if (await hear(channel, Start)).offset == offer.size:
@@ -315,16 +312,16 @@ async def receive_file(
         offset = 0
         async with arrival.taking() as scope:
             if not is_long_enough:
-                have = await in_thread(arrival.begin)
+                have = await trio.to_thread.run_sync(arrival.begin)
                 await tell(channel, Answer(have, arrival.digest.digest()))
                 offset = (await hear(channel, Start)).offset
                 if offset not in (0, have):
                     raise FileRefused("the bytes begin at another place", BROKEN)
-            await in_thread(arrival.begin_at, offset)
+            await trio.to_thread.run_sync(arrival.begin_at, offset)
             on_bytes(offset)
             while arrival.position < offer.size:
                 pieces = await _receive_pieces(channel, offer.size - arrival.position)
-                await in_thread(arrival.write, pieces)
+                await trio.to_thread.run_sync(arrival.write, pieces)
                 on_bytes(sum(map(len, pieces)))
             await _end(channel, arrival)
         if scope.cancelled_caught:
@@ -347,9 +344,9 @@ async def _receive_pieces(channel: muxkit.Channel, most: int) -> list[bytes]:
 async def _end(channel: muxkit.Channel, arrival: _Arrival) -> None:
     end = await hear(channel, End)
     if end.sha256 != arrival.digest.digest():
-        await in_thread(arrival.forget)
+        await trio.to_thread.run_sync(arrival.forget)
         raise FileRefused("the checksum is wrong", BROKEN)
-    await in_thread(arrival.store)
+    await trio.to_thread.run_sync(arrival.store)
     await tell(channel, Done())
 
 
@@ -554,7 +551,7 @@ async def _send_list(channel: muxkit.Channel, folder: Folder, parts: Parts) -> N
     def take_batch() -> list[Entry]:
         return list(islice(entries, BATCH))
 
-    while batch := await in_thread(take_batch):
+    while batch := await trio.to_thread.run_sync(take_batch):
         await channel.send(msgspec.msgpack.encode(batch))
 
 

@@ -297,7 +297,8 @@ class LinkEngine(LinkState):
     @contextmanager
     def last_words(self) -> Iterator[None]:
         """Let this block send and pull although the peer broke a rule, which ended only what we can read."""
-        was_over, self.over = self.over, False
+        was_over = self.over
+        self.over = False
         try:
             yield
         finally:
@@ -305,7 +306,7 @@ class LinkEngine(LinkState):
 
     def _stop(self, last: Event) -> None:
         self.happened.append(last)
-        self.over = True
+        self.over: bool = True
         self.unparsed = 0
 
     def _check_finished(self) -> None:

@@ -67,7 +67,7 @@ class LinkState:
         self.happened: list[Event] = []
         self.deadlines: Deadlines[Timer] = Deadlines()
         self.now: float = 0.0
-        self.over = False
+        self.over: bool = False
         """True once the link has finished or failed: each command raises."""
         self.epoch = 0
         """The listener's epoch, to be sent with the next request; 0 before there is a link."""

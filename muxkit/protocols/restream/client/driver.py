@@ -138,7 +138,7 @@ class ClientDriver:
         """The recent failures to connect."""
         self.loss: LinkLost | None = None
         """Why the last connection was lost, if it was."""
-        self.peer = ""
+        self.peer: str = ""
         """The other end of the last connection."""
         self.task = task
         self.policy = policy

@@ -340,7 +340,7 @@ class LookingSession(StoredSession):
 
     def __init__(self, sessions: StoredSessions, status: Status, reader: str) -> None:
         super().__init__(sessions, status)
-        self.epoch = None
+        self.epoch: int | None = None
         self._reader = reader
 
     async def _wait(self, after: int) -> None:
