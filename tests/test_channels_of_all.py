@@ -161,6 +161,60 @@ async def test_a_channel_shows_who_waits_for_credit(url: str, autojump_clock: tr
                 nursery.cancel_scope.cancel()
 
 
+async def test_a_sender_that_is_stuck_while_nothing_is_received_is_logged_once(
+    url: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Was: nothing was logged while both sides only sent, and so waited for each other for ever."""
+
+    async def only_send(channel: muxkit.Channel) -> None:
+        while True:
+            await channel.send(bytes(10_000))
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "could be sent for" in record.getMessage()]
+
+    async with muxkit.open_server(only_send, url, linger=0.1) as server:
+        with suppress(muxkit.LinkLost):
+            async with muxkit.connect(server.url, linger=0.1) as session, trio.open_nursery() as nursery:
+                channel = await session.open("both")
+                nursery.start_soon(only_send, channel)
+                await trio.sleep(9)
+                assert told() == []
+                await trio.sleep(60)
+                nursery.cancel_scope.cancel()
+    assert len(told()) == 2  # each side, once
+    for text in told():
+        assert re.search(
+            r"open, 1 sender waiting \d+\.\d s for credit.*nothing could be sent for 10 s and longer", text
+        )
+        assert "to be received here" in text
+        assert "receive in a task of its own" in text
+    assert {record.levelname for record in caplog.records if record.getMessage() in told()} == {"WARNING"}
+
+
+async def test_a_slow_reader_is_no_reason_to_log(
+    url: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def read_slowly(channel: muxkit.Channel) -> None:
+        async for _ in channel:
+            await trio.sleep(5)
+
+    async with muxkit.open_server(read_slowly, url, linger=0.1) as server:
+        with suppress(muxkit.LinkLost):
+            async with muxkit.connect(server.url, linger=0.1) as session, trio.open_nursery() as nursery:
+                channel = await session.open("one way")
+
+                async def send() -> None:
+                    while True:
+                        await channel.send(bytes(50_000))
+
+                nursery.start_soon(send)
+                await trio.sleep(200)
+                assert channel.stats().waiting_since is not None
+                nursery.cancel_scope.cancel()
+    assert "could be sent for" not in caplog.text
+
+
 async def test_gauges_say_what_is_queued_and_who_waits(url: str) -> None:
     stop = trio.Event()
 

@@ -7,6 +7,7 @@ behind. Between the wake-up and the sender's next step its bytes are reserved.
 from __future__ import annotations
 
 import heapq
+import logging
 import sys
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
@@ -19,7 +20,7 @@ from typing import Final, NoReturn
 import attrs
 import trio
 
-from muxkit.core import NO_QUEUE, Outbox, Queued, Reason, Sending, Step, advance, counted, queue_of
+from muxkit.core import NO_QUEUE, Outbox, Queued, Reason, Reminder, Sending, Step, advance, counted, queue_of
 from muxkit.runtime.pumps.turns import turns
 
 ErrorMaker = Callable[[], Exception]
@@ -31,8 +32,11 @@ YIELD_CALLS = 64  # calls after which a half yields at the latest
 YIELD_BYTES = 128 * 1024  # the same in bytes; two of 64 KiB take about as long as 64 short calls
 YIELD_LEAST = YIELD_BYTES // YIELD_CALLS  # bytes that a call counts for at least, so that one number keeps both
 MANY = 16  # one `send_many` may send so many times what a half sends between two yields
+STUCK_AFTER: Final = 10.0  # s without a turn for the same sender, while messages wait to be received beside it
 OPEN: Final = Sending.OPEN  # looked up for each message
 ONLY_BYTES = {bytes}
+
+_log = logging.getLogger("muxkit")
 
 
 class OutboxBudget:
@@ -43,7 +47,7 @@ class OutboxBudget:
     Without arguments everything is admitted, for an engine that bounds what it queues by itself.
     """
 
-    __slots__ = ("_bypasses", "_largest_share", "_limit", "_line", "_outbox", "reserved")
+    __slots__ = ("_bypasses", "_largest_share", "_limit", "_line", "_outbox", "reserved", "watchdog")
 
     def __init__(self, limit: int = sys.maxsize, outbox: Queued | None = None) -> None:
         self._limit = limit
@@ -53,6 +57,7 @@ class OutboxBudget:
         """Bytes that are kept for senders which were woken and have not run yet."""
         self._line: OrderedDict[SendTurn, None] = OrderedDict()
         self._bypasses = 0  # times that the first half found too little free
+        self.watchdog: SenderWatchdog = SenderWatchdog()
 
     def admits(self, size: int) -> bool:
         """Return True if a sender that comes now may queue so many bytes at once."""
@@ -105,6 +110,48 @@ class _Waiter:
     error: ErrorMaker | None = None
 
 
+class SenderWatchdog:
+    """Logs each half of a connection once that cannot send while no task receives what came beside it.
+
+    If the other side does the same, both wait for ever. The clock of the connection's pump calls it.
+    """
+
+    __slots__ = ("_waiting", "reminder")
+
+    def __init__(self) -> None:
+        self._waiting: dict[SendTurn, tuple[_Waiter, float]] = {}  # the first sender, and since when it was seen
+        self.reminder: Reminder = Reminder(self._look)
+
+    def note(self, half: SendTurn, waiter: _Waiter) -> None:
+        """A sender became the first that waits on this half."""
+        if half not in self._waiting and not half.was_stuck:
+            self._waiting[half] = waiter, waiter.since
+            self.reminder.set(waiter.since + STUCK_AFTER)
+
+    def _look(self, now: float) -> None:
+        due = now + STUCK_AFTER
+        for half, (waiter, since) in [*self._waiting.items()]:
+            first = half.first_waiter
+            if first is None:
+                del self._waiting[half]
+            elif first is not waiter:
+                self._waiting[half] = first, now
+            elif now - since < STUCK_AFTER:
+                due = min(due, since + STUCK_AFTER)
+            elif unread := half.unread_beside():
+                half.was_stuck = True
+                del self._waiting[half]
+                _log.warning(
+                    "%s: nothing could be sent for %.0f s and longer, and %s to be received here: if the other side waits "
+                    "likewise, neither goes on; receive in a task of its own",
+                    repr(half),  # as it is now, even if a handler writes it later
+                    STUCK_AFTER,
+                    "1 message waits" if unread == 1 else f"{unread:,} messages wait",
+                )
+        if self._waiting:
+            self.reminder.set(due)
+
+
 class _Outcome(Enum):
     """How a half ends, as far as its state does not tell."""
 
@@ -121,7 +168,17 @@ class SendTurn(ABC):
     `confirmed`, `stopped` and `lost`.
     """
 
-    __slots__ = ("_budget", "_error", "_line", "_outcome", "_over", "_request_write", "_since_yield", "state")
+    __slots__ = (
+        "_budget",
+        "_error",
+        "_line",
+        "_outcome",
+        "_over",
+        "_request_write",
+        "_since_yield",
+        "state",
+        "was_stuck",
+    )
 
     def __init__(self, budget: OutboxBudget, request_write: Callable[[], None]) -> None:
         self._request_write = request_write
@@ -132,6 +189,7 @@ class SendTurn(ABC):
         self._since_yield = 0  # bytes
         self._outcome = _Outcome.USUAL
         self.state: Sending = Sending.OPEN
+        self.was_stuck: bool = False
 
     # --- turns
 
@@ -159,6 +217,7 @@ class SendTurn(ABC):
         self._line.append(waiter)
         if self._line[0] is waiter:
             self._ask_for(size)
+            self._budget.watchdog.note(self, waiter)
         await self._sleep(waiter)
         self._line.popleft()
         self._since_yield = 0
@@ -271,6 +330,15 @@ class SendTurn(ABC):
         except RuntimeError:  # shown outside of Trio
             waited = ""
         return f"{self.state.value}, {senders} waiting{waited} for credit"
+
+    @property
+    def first_waiter(self) -> _Waiter | None:
+        """The first sender that waits; None if no task does."""
+        return self._line[0] if self._line else None
+
+    def unread_beside(self) -> int:
+        """Return how many messages wait to be received on the same channel."""
+        return 0
 
     @property
     def is_unheard(self) -> bool:

@@ -12,7 +12,7 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._observer import Observer
-from muxkit.core import Engine, Reason
+from muxkit.core import Engine, Reason, Reminder
 from muxkit.runtime._errors import LossRecord, Phase, Side
 from muxkit.runtime._links import peer_of
 from muxkit.runtime.pumps.turns import turns
@@ -38,6 +38,7 @@ class Wiring(TypedDict, Generic[EventT]):
     queued: Callable[[], int]
     """Returns the bytes that the engine still holds, for the error."""
     observer: NotRequired[Observer | None]
+    reminder: NotRequired[Reminder]
 
 
 class Pump(ABC, Generic[EventT]):
@@ -61,7 +62,9 @@ class Pump(ABC, Generic[EventT]):
         self._idle = trio.lowlevel.ParkingLot()  # of tasks that wait until everything is written
         self._tasks = trio.CancelScope()
         self._hanging_up = False  # then nothing is written any more
-        self._next_deadline = next_deadline
+        self._reminder = wiring.get("reminder") or Reminder(lambda _: None)
+        self._reminder.rearm = self.rearm
+        self._engine_deadline = next_deadline
         self._due = math.inf  # when the clock wakes
         self._alarm = trio.CancelScope()
         self.peer: str = peer_of(link)
@@ -196,13 +199,19 @@ class Pump(ABC, Generic[EventT]):
 
     async def _keep_time(self) -> NoReturn:
         while True:
-            deadline = self._next_deadline()
-            self._due = math.inf if deadline is None else deadline
+            self._due = self._next_deadline()
             self._alarm = trio.CancelScope(deadline=self._due)
             with self._alarm:
                 await trio.sleep_forever()
-            self._handle_deadline(trio.current_time())
+            now = trio.current_time()
+            self._reminder.call_if_due(now)
+            self._handle_deadline(now)
             self._dispatch()
+
+    def _next_deadline(self) -> float:
+        deadline = self._engine_deadline()
+        due = self._reminder.due
+        return due if deadline is None or due < deadline else deadline
 
     def rearm(self) -> None:
         """Let the clock wake earlier if the deadline has come nearer; a later one is noticed at the wake-up.
@@ -210,7 +219,7 @@ class Pump(ABC, Generic[EventT]):
         To be called after a command that may have set a deadline.
         """
         deadline = self._next_deadline()
-        if deadline is not None and deadline < self._due:
+        if deadline < self._due:
             self._alarm.deadline = self._due = deadline
 
     # --- the writer's sleep

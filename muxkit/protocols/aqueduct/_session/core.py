@@ -214,6 +214,9 @@ class Sender(SendHalf):
     def __repr__(self) -> str:
         return f"<aqueduct.Sender {name_of(self.machine)}: {self.state_text()}>"
 
+    def unread_beside(self) -> int:
+        return 0 if self.channel is None else self.channel.receiver.unread
+
     # --- for the connection
 
     def push(self, message: bytes, attachments: Sequence[Ticket], headers: Pairs = ()) -> None:
@@ -730,6 +733,7 @@ class Core:
             on_lost=self._on_lost,
             queued=lambda: self.engine.outbox,
             observer=observer,
+            reminder=self.budget.watchdog.reminder,
         )
 
     # --- halves

@@ -64,6 +64,7 @@ class Connection:
             queued=self._queued,
             outbox=self.engine.waiting,
             observer=observer,
+            reminder=self.budget.watchdog.reminder,
         )
         self.pump.speaks = "bpmux"
         self.session = session
@@ -176,6 +177,9 @@ class Sink(SendHalf):
 
     def __repr__(self) -> str:
         return f"<bpmux.Sink {self.entity.label} {self.state_text()}>"
+
+    def unread_beside(self) -> int:
+        return 0 if self.channel is None else self.channel.source.unread
 
 
 class Source(ReceiveHalf[bytes]):

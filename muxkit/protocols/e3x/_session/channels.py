@@ -88,19 +88,20 @@ class Connection:
             make = partial(DatagramPump, link, self.engine, on_limit=self._limit_packets, fatal=fatal)
             if isinstance(link, NowaitPackets):
                 self.engine.packet_size = min(config.packet, link.packet_limit)
+        self.budget: OutboxBudget = OutboxBudget()  # the engine itself limits what each channel queues
         self.pump: StreamPump[Event] | DatagramPump[Event] = make(
             on_events=on_events,
             on_written=self._on_written,
             on_lost=on_lost,
             queued=lambda: self.engine.stats().unsent,
             observer=observer,
+            reminder=self.budget.watchdog.reminder,
         )
         if isinstance(self.pump, StreamPump):
             self.pump.is_understood = lambda: self.was_heard
             self.pump.speaks = "e3x"
         self.pump.phase = "handshake"  # a packet link has none: until something was heard
         self.request_write: Final = self.pump.request_write
-        self.budget: OutboxBudget = OutboxBudget()  # the engine itself limits what each channel queues
         self.gone: Final = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
         self.acked: trio.lowlevel.ParkingLot = (
             trio.lowlevel.ParkingLot()
@@ -413,6 +414,12 @@ class Sender(SendHalf):
         self._is_broken = False  # by the peer, so it knows that messages are missing
         if spoke and channel.outgoing is not None:
             self.last = channel.outgoing.next_seq - 1  # the opening carried a message
+
+    def __repr__(self) -> str:
+        return f"<e3x.Sender {self.channel.id} {self.channel.type[:64]!r}: {self.state_text()}>"
+
+    def unread_beside(self) -> int:
+        return self.channel.incoming.waiting if self.channel.incoming is not None else 0
 
     # --- for the application
 

@@ -171,6 +171,10 @@ class Sink(SendHalf):
     def __repr__(self) -> str:
         return f"<relink.Sink {self._id} {self.state_text()}>"
 
+    def unread_beside(self) -> int:
+        channel = self._core.ins.get(self._id)
+        return channel.unread if isinstance(channel, Channel) else 0
+
 
 def _with_reason(marker: Parts, reason: Reason) -> Parts:
     return (marker[0], reason.encode()) if reason else marker

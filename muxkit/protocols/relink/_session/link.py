@@ -328,6 +328,7 @@ class Link(CommonSession):
             queued=lambda: engine.outbox,
             outbox=engine.waiting,
             observer=engine.observer,
+            reminder=core.budget.watchdog.reminder,
         )
         pump.speaks, pump.phase = "Relink", "open"  # the handshake was done before there was a pump
         engine.connection_made(trio.current_time(), epoch=epoch, link_id=link_id)
