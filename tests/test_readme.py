@@ -89,6 +89,21 @@ def test_every_limit_is_explained_with_its_default() -> None:
     assert {field: cells[0] for field, cells in table.items()} == expected
 
 
+def test_the_limits_that_a_protocol_ignores_are_those_that_its_sources_do_not_name() -> None:
+    """Was: the page said of every limit that every protocol had it."""
+    section = (ROOT / "docs/how-to/limits.md").read_text("utf-8").partition("### Where a limit has nothing to bound")[2]
+    table = [line.split("|")[1:3] for line in section.partition("###")[0].splitlines() if line.startswith("| ")][1:]
+    of_transports = {"connections", "half_open", "handshake"}
+    for protocol, ignored in table:
+        folder = ROOT / "muxkit/protocols" / protocol.strip().lower()
+        sources = "".join(path.read_text("utf-8") for path in folder.rglob("*.py"))
+        named = set(re.findall(r"limits\.(\w+)", sources))
+        named |= {"channel_memory"} if "CHANNEL_PRICE" in sources else set()
+        unused = {field.name for field in attrs.fields(Limits)} - named - of_transports
+        assert set(re.findall(r"`(\w+)`", ignored)) == unused, protocol
+    assert len(table) == 5
+
+
 def test_every_limit_of_a_store_is_explained_with_its_default() -> None:
     table = rows("docs/reference/restream.md")
     sizes = {"message_bytes": "1 MiB", "bytes": "1 TiB"}

@@ -87,7 +87,8 @@ class Channel(trio.abc.Channel[bytes]):
         """
 
     @abstractmethod
-    def stats(self) -> ChannelStats: ...
+    def stats(self) -> ChannelStats:
+        """What is queued, the credit both ways, and since when a sender waits."""
 
 
 @attrs.frozen(kw_only=True)
@@ -154,10 +155,12 @@ class Session(ABC):
 
     @property
     @abstractmethod
-    def info(self) -> SessionInfo: ...
+    def info(self) -> SessionInfo:
+        """What carries the session, and who the peer is."""
 
     @abstractmethod
-    def stats(self) -> SessionStats: ...
+    def stats(self) -> SessionStats:
+        """What the session has sent, received and holds."""
 
 
 def describe(link: object, protocol: str) -> SessionInfo:

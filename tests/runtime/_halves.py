@@ -45,7 +45,7 @@ class Window:
         self.credit += amount
         watching, self.watching = self.watching, []
         for half in watching:
-            half.window_changed()
+            half._window_changed()
 
 
 class WindowedSend(SendHalf):
@@ -62,15 +62,15 @@ class WindowedSend(SendHalf):
         self.log: list[str] = []
         self._deliver = deliver
 
-    def admits(self, size: int) -> bool:
+    def _admits(self, size: int) -> bool:
         return size <= self.window.credit
 
-    def watch(self, size: int) -> None:
+    def _watch(self, size: int) -> None:
         if self not in self.window.watching:
             self.window.watching.append(self)
 
     def _push(self, message: bytes) -> None:
-        if not self.admits(len(message)):
+        if not self._admits(len(message)):
             raise LocalProtocolError(f"{len(message)} bytes against {self.window.credit}")
         self.window.credit -= len(message)
         self.outbox.used += len(message)
@@ -78,7 +78,7 @@ class WindowedSend(SendHalf):
         if self._deliver is not None:
             self._deliver(message)
 
-    def check_size(self, size: int) -> None:
+    def _check_size(self, size: int) -> None:
         if size > LARGEST:
             raise LocalProtocolError(f"{size} bytes against {LARGEST}")
 

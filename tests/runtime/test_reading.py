@@ -448,11 +448,11 @@ class Table:
 
     def deliver(self, event: bytes) -> None:
         if event[0] in self.receivers:
-            self.receivers[event[0]].deliver(event)
+            self.receivers[event[0]]._deliver(event)
 
     def lose(self) -> None:
         for receiver in self.receivers.values():
-            receiver.ended(self.run.pump.loss)
+            receiver._ended(self.run.pump.loss)
 
     async def seat(self, nursery: trio.Nursery, then: Callable[[], Awaitable[object]]) -> None:
         """Run `then` in a task that reads for all as soon as it waits for a message."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 async def test_messages_come_in_order_and_are_counted_when_taken() -> None:
     source = PlainReceive()
     for message in (b"1", b"22", b""):
-        source.deliver(message)
+        source._deliver(message)
     assert source.unread == 3
     assert source.consumed == 0
     assert await source.receive() == b"1"
@@ -37,7 +37,7 @@ async def test_messages_come_in_order_and_are_counted_when_taken() -> None:
 async def test_receive_many_gives_at_most_so_many() -> None:
     source = PlainReceive()
     for message in (b"1", b"2", b"3"):
-        source.deliver(message)
+        source._deliver(message)
     assert await source.receive_many(limit=2) == [b"1", b"2"]
     assert await source.receive_many(limit=2) == [b"3"]
     with pytest.raises(ValueError, match="limit=0"):
@@ -56,7 +56,7 @@ async def test_those_who_wait_are_served_in_the_order_in_which_they_came() -> No
             nursery.start_soon(receive, number)
             await at_rest()
         for number in range(10):
-            source.deliver(b"%d" % number)
+            source._deliver(b"%d" % number)
     assert got == {number: b"%d" % number for number in range(10)}
 
 
@@ -70,7 +70,7 @@ async def test_a_newcomer_does_not_take_what_is_on_its_way_to_another() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
         await at_rest()
-        source.deliver(b"first")
+        source._deliver(b"first")
         with trio.move_on_after(0) as scope:
             await source.receive()
         assert scope.cancelled_caught
@@ -104,7 +104,7 @@ async def test_a_cancelled_receive_took_nothing(seed: int) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
         for number in range(wanted):
-            source.deliver(b"%d" % number)
+            source._deliver(b"%d" % number)
             if dice.random() < 0.6:
                 await trio.lowlevel.checkpoint()
     assert got == [b"%d" % number for number in range(wanted)]
@@ -126,8 +126,8 @@ async def test_a_receive_cancelled_at_any_step_loses_nothing(many: bool) -> None
 
             async def deliver() -> None:
                 await at_rest()
-                source.deliver(b"1")
-                source.deliver(b"2")
+                source._deliver(b"1")
+                source._deliver(b"2")
 
             nursery.start_soon(deliver)
             yield receive
@@ -140,8 +140,8 @@ async def test_a_receive_cancelled_at_any_step_loses_nothing(many: bool) -> None
 
 async def test_the_end_comes_behind_the_last_message() -> None:
     source = PlainReceive()
-    source.deliver(b"last")
-    source.ended(trio.EndOfChannel)
+    source._deliver(b"last")
+    source._ended(trio.EndOfChannel)
     assert source.state.value == Receiving.DRAINING.value
     assert [message async for message in source] == [b"last"]
     assert source.state.value == Receiving.CLOSED.value
@@ -152,8 +152,8 @@ async def test_the_end_comes_behind_the_last_message() -> None:
 @pytest.mark.requirement("R-39")
 async def test_a_loss_comes_behind_the_last_message_and_wakes_everybody() -> None:
     source = PlainReceive()
-    source.deliver(b"last")
-    source.ended(lost)
+    source._deliver(b"last")
+    source._ended(lost)
     assert await source.receive() == b"last"
     for call in (source.receive, source.receive_many):
         with pytest.raises(LinkLost):
@@ -169,13 +169,13 @@ async def test_a_loss_comes_behind_the_last_message_and_wakes_everybody() -> Non
         for _ in range(3):
             nursery.start_soon(receive)
         await at_rest()
-        source.ended(lost)
+        source._ended(lost)
 
 
 async def test_the_first_end_counts() -> None:
     source = PlainReceive()
-    source.ended(trio.EndOfChannel)
-    source.ended(lost)
+    source._ended(trio.EndOfChannel)
+    source._ended(lost)
     with pytest.raises(trio.EndOfChannel):
         await source.receive()
 
@@ -191,18 +191,18 @@ async def test_a_message_handed_over_before_the_end_still_arrives(over: Callable
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
         await at_rest()
-        source.deliver(b"late")
+        source._deliver(b"late")
         over(source)
     assert got == [b"late"]
 
 
 async def test_closing_drops_what_came_and_tells_the_peer() -> None:
     source = PlainReceive()
-    source.deliver(b"123")
+    source._deliver(b"123")
     source.close()
     assert source.was_stopped
     assert source.consumed == 3
-    source.deliver(b"45")
+    source._deliver(b"45")
     assert source.consumed == 5
     source.close()
     await source.aclose()
@@ -225,8 +225,8 @@ async def test_closing_wakes_those_who_wait() -> None:
 
 async def test_closing_behind_the_end_tells_nobody() -> None:
     source = PlainReceive()
-    source.deliver(b"123")
-    source.ended(trio.EndOfChannel)
+    source._deliver(b"123")
+    source._ended(trio.EndOfChannel)
     source.close()
     assert not source.was_stopped
     assert source.state.value == Receiving.CLOSED.value
@@ -246,7 +246,7 @@ async def test_a_half_yields_at_the_latest_in_every_64th_call() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(count)
         for _ in range(640):
-            source.deliver(b"")
+            source._deliver(b"")
         for _ in range(640):
             await source.receive()
         assert others >= 9
@@ -256,10 +256,10 @@ async def test_a_half_yields_at_the_latest_in_every_64th_call() -> None:
 @pytest.mark.requirement("R-34")
 async def test_every_call_that_fails_or_gives_many_is_a_checkpoint() -> None:
     source = PlainReceive()
-    source.deliver(b"x")
+    source._deliver(b"x")
     with trio.testing.assert_checkpoints():
         await source.receive_many()
-    source.ended(trio.EndOfChannel)
+    source._ended(trio.EndOfChannel)
     for call in (source.receive, source.receive_many):
         with trio.testing.assert_checkpoints(), pytest.raises(trio.EndOfChannel):
             await call()
@@ -270,7 +270,7 @@ async def test_every_call_that_fails_or_gives_many_is_a_checkpoint() -> None:
 @pytest.mark.requirement("R-34")
 async def test_a_cancellation_is_noticed_in_every_call() -> None:
     source = PlainReceive()
-    source.deliver(b"x")
+    source._deliver(b"x")
     for call in (source.receive, source.receive_many):
         with trio.CancelScope() as scope:
             scope.cancel()
@@ -317,7 +317,7 @@ class Parcels(Inbox[Parcel]):
 async def test_an_inbox_carries_items_of_any_kind() -> None:
     inbox = Parcels()
     for text in ("1", "22", "333", "4444"):
-        inbox.deliver(Parcel(text))
+        inbox._deliver(Parcel(text))
     assert await inbox.receive() == "1"
     assert await inbox.receive_many(2) == ["22", "333"]
     assert await inbox.receive_many() == ["4444"]
@@ -333,15 +333,15 @@ async def test_an_item_goes_to_the_task_that_waits_for_it() -> None:
             got.append(await inbox.receive())
 
         await at_rest()
-        inbox.deliver(Parcel("1"))
+        inbox._deliver(Parcel("1"))
         assert inbox.unread == 0
     assert got == ["1"]
 
 
 async def test_items_that_own_something_are_disposed_of_when_the_inbox_is_closed() -> None:
     inbox = Parcels()
-    inbox.deliver(Parcel("1"))
-    inbox.deliver(Parcel("2"))
+    inbox._deliver(Parcel("1"))
+    inbox._deliver(Parcel("2"))
     inbox.close()
     assert inbox.disposed == ["1", "2"]
     with pytest.raises(trio.ClosedResourceError):

@@ -31,7 +31,7 @@ async def over_memory() -> AsyncIterator[SessionPair]:
 
     def cut() -> None:
         for session in (one, other):
-            session.connection.pump.lose("the test cut it", by="network")
+            session._connection.pump.lose("the test cut it", by="network")
 
     async with bpmux.session(here, linger=1) as one, bpmux.session(there, linger=1) as other:
         yield SessionPair(one, other, cut)
@@ -52,7 +52,7 @@ async def small_windows() -> AsyncIterator[SessionPair]:
         bpmux.session(here, linger=1, limits=limits) as one,
         bpmux.session(there, linger=1, limits=limits) as other,
     ):
-        yield SessionPair(one, other, lambda: one.connection.pump.lose("cut", by="network"))
+        yield SessionPair(one, other, lambda: one._connection.pump.lose("cut", by="network"))
 
 
 @pytest.mark.requirement("R-07", "R-33", "R-36", "R-39", "R-41", "R-42")
@@ -92,10 +92,10 @@ async def test_a_session_without_back_pressure_is_found(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     def deliver(self: bpmux.Source, message: bytes) -> None:
-        self._connection.engine.consumed(self.entity, len(message))  # on arrival, as a careless protocol would
-        ReceiveHalf.deliver(self, message)
+        self._connection.engine.consumed(self._entity, len(message))  # on arrival, as a careless protocol would
+        ReceiveHalf._deliver(self, message)
 
-    monkeypatch.setattr(bpmux.Source, "deliver", deliver)
+    monkeypatch.setattr(bpmux.Source, "_deliver", deliver)
     monkeypatch.setattr(bpmux.Source, "_taken", lambda self, messages, size: None)
     with pytest.raises(AssertionError, match=r"an unread channel stops its sender only: \d+ bytes were taken"):
         await check_session(over_memory, largest=1000)

@@ -50,7 +50,7 @@ class Inbox(ABC, Generic[ItemT]):
     """What came on one channel and was not taken, with the tasks that wait for it, first come, first served.
 
     A protocol subclasses it, names its `_next_item` and `_next_items` as its applications know them (`ReceiveHalf` does
-    that), fills in `_taken` and `_stop`, and calls `deliver` and `ended`.
+    that), fills in `_taken` and `_stop`, and calls `_deliver` and `_ended`.
     """
 
     __slots__ = ("_error", "_request_write", "_since_yield", "_stored", "_waiters", "state")
@@ -126,7 +126,7 @@ class Inbox(ABC, Generic[ItemT]):
 
     # --- for the session
 
-    def deliver(self, item: ItemT) -> None:
+    def _deliver(self, item: ItemT) -> None:
         """Hand an item that came to the task that waits longest, or store it."""
         if self.state is Receiving.CLOSED:
             self._taken((), self._size_of(item))
@@ -142,7 +142,7 @@ class Inbox(ABC, Generic[ItemT]):
                 self._stored = self._new_storage()
             self._stored.put(item)
 
-    def ended(self, error: ErrorMaker) -> None:
+    def _ended(self, error: ErrorMaker) -> None:
         """No more will come; `error` makes what is raised once everything stored was taken."""
         if self.state is Receiving.OPEN:
             self.state = advance(self.state, Step.ENDED)

@@ -90,14 +90,14 @@ class OutboxBudget:
         """Bytes were written or dropped: let as many halves go as now fit, in order."""
         while self._line:
             half = next(iter(self._line))
-            size = half.first_size
+            size = half._first_size
             reservation = self.reservation_for(size)
             used = self._outbox.used + self.reserved
-            if used and used + reservation > self._limit and half.admits(size):  # else others took a window they share
+            if used and used + reservation > self._limit and half._admits(size):  # else others took a window they share
                 self._bypasses += 1
                 return
             del self._line[half]
-            half.wake_first(reservation)
+            half._wake_first(reservation)
             self._bypasses = 0
 
 
@@ -124,26 +124,26 @@ class SenderWatchdog:
 
     def note(self, half: SendTurn, waiter: _Waiter) -> None:
         """A sender became the first that waits on this half."""
-        if half not in self._waiting and not half.was_stuck:
+        if half not in self._waiting and not half._was_stuck:
             self._waiting[half] = waiter, waiter.since
             self.reminder.set(waiter.since + STUCK_AFTER)
 
     def _look(self, now: float) -> None:
         due = now + STUCK_AFTER
         for half, (waiter, since) in [*self._waiting.items()]:
-            first = half.first_waiter
+            first = half._first_waiter
             if first is None:
                 del self._waiting[half]
             elif first is not waiter:
                 self._waiting[half] = first, now
             elif now - since < STUCK_AFTER:
                 due = min(due, since + STUCK_AFTER)
-            elif unread := half.unread_beside():
-                half.was_stuck = True
+            elif unread := half._unread_beside():
+                half._was_stuck = True
                 del self._waiting[half]
                 _log.warning(
-                    "%s: nothing could be sent for %.0f s and longer, and %s to be received here: if the other side waits "
-                    "likewise, neither goes on; receive in a task of its own",
+                    "%s: nothing could be sent for %.0f s and longer, and %s to be received here: if the other side "
+                    "waits likewise, neither goes on; receive in a task of its own",
                     repr(half),  # as it is now, even if a handler writes it later
                     STUCK_AFTER,
                     "1 message waits" if unread == 1 else f"{unread:,} messages wait",
@@ -163,9 +163,9 @@ class _Outcome(Enum):
 class SendTurn(ABC):
     """The life of a sending half, and the turns in which tasks send on it; what is sent is the subclass's business.
 
-    To send: `await wait_turn(size)` unless `may_send(size)`, hand the message to the engine with no checkpoint in
-    between, then `end_turn()` if it had to wait. A protocol fills in the last five methods, and calls `window_changed`,
-    `confirmed`, `stopped` and `lost`.
+    To send: `await _wait_turn(size)` unless `_may_send(size)`, hand the message to the engine with no checkpoint in
+    between, then `_end_turn()` if it had to wait. A protocol fills in the last five methods, and calls
+    `_window_changed`, `_confirmed`, `_stopped` and `_lost`.
     """
 
     __slots__ = (
@@ -176,8 +176,8 @@ class SendTurn(ABC):
         "_over",
         "_request_write",
         "_since_yield",
+        "_was_stuck",
         "state",
-        "was_stuck",
     )
 
     def __init__(self, budget: OutboxBudget, request_write: Callable[[], None]) -> None:
@@ -189,28 +189,28 @@ class SendTurn(ABC):
         self._since_yield = 0  # bytes
         self._outcome = _Outcome.USUAL
         self.state: Sending = Sending.OPEN
-        self.was_stuck: bool = False
+        self._was_stuck: bool = False
 
     # --- turns
 
-    def may_send(self, size: int) -> bool:
+    def _may_send(self, size: int) -> bool:
         """Return True if a sender that comes now may send so many bytes at once."""
-        return not self._line and self._budget.admits(size) and self.admits(size)
+        return not self._line and self._budget.admits(size) and self._admits(size)
 
-    async def wait_turn(self, size: int) -> None:
-        """Sleep until `size` bytes may go; the caller must send before its next checkpoint, then call `end_turn`.
+    async def _wait_turn(self, size: int) -> None:
+        """Sleep until `size` bytes may go; the caller must send before its next checkpoint, then call `_end_turn`.
 
         Cancelled means that there is no turn to end.
         """
-        if not self.may_send(size):
+        if not self._may_send(size):
             await self._wait(size)
 
     async def _wait(self, size: int) -> None:
-        self.check_size(size)
+        self._check_size(size)
         self._request_write()
         if self.state is not OPEN:  # writing at once may have found the connection broken
             await self._refuse()
-        if self.may_send(size):  # or it has made room
+        if self._may_send(size):  # or it has made room
             return
         waiter = _Waiter(trio.lowlevel.current_task(), size)
         self._line = queue_of(self._line)
@@ -222,7 +222,7 @@ class SendTurn(ABC):
         self._line.popleft()
         self._since_yield = 0
         if self.state is not OPEN:  # lost, and there was room for this sender before it was told
-            self.end_turn()
+            self._end_turn()
             raise (self._error or _closed)()
 
     async def _sleep(self, waiter: _Waiter) -> None:
@@ -232,7 +232,7 @@ class SendTurn(ABC):
             was_first = self._line[0] is waiter
             self._line.remove(waiter)
             if was_first:
-                self.end_turn()
+                self._end_turn()
             return trio.lowlevel.Abort.SUCCEEDED
 
         while True:
@@ -241,7 +241,7 @@ class SendTurn(ABC):
             if waiter.error is not None:
                 self._budget.wake_waiting()  # what was reserved is free
                 raise waiter.error()
-            if self.admits(waiter.size):
+            if self._admits(waiter.size):
                 return
             # Other halves were told of the same room in a window, and have taken it. What was reserved is free; the
             # reservation ends after that, as a waiter without one could be rescheduled while it runs.
@@ -249,10 +249,10 @@ class SendTurn(ABC):
             waiter.reserved = 0
             self._ask_for(waiter.size)
 
-    def end_turn(self) -> None:
+    def _end_turn(self) -> None:
         """The first sender has sent, or gave up: the next one follows, here and in the budget."""
         if self._line:
-            self.window_changed()
+            self._window_changed()
         else:
             self._budget.withdraw(self)
         self._budget.wake_waiting()
@@ -262,8 +262,8 @@ class SendTurn(ABC):
         await trio.lowlevel.checkpoint()
         if self.state is not OPEN:
             await self._refuse()
-        await self.wait_turn(size)
-        self.end_turn()
+        await self._wait_turn(size)
+        self._end_turn()
 
     async def _refuse(self) -> NoReturn:
         """Raise why nothing can be sent any more, after a checkpoint: a loop around it must let other tasks run."""
@@ -283,7 +283,7 @@ class SendTurn(ABC):
             self._close(b"")
             self._request_write()
 
-    def close_quietly(self) -> None:
+    def _close_quietly(self) -> None:
         """`close`, for a caller that requests the write itself, behind another command."""
         if self.state is OPEN:
             self._close(b"")
@@ -320,7 +320,7 @@ class SendTurn(ABC):
         """The time since which the first sender waits; None if no task does."""
         return self._line[0].since if self._line else None
 
-    def state_text(self) -> str:
+    def _state_text(self) -> str:
         """Describe the state for `repr`, with those who wait."""
         if not self._line:
             return self.state.value
@@ -332,46 +332,46 @@ class SendTurn(ABC):
         return f"{self.state.value}, {senders} waiting{waited} for credit"
 
     @property
-    def first_waiter(self) -> _Waiter | None:
+    def _first_waiter(self) -> _Waiter | None:
         """The first sender that waits; None if no task does."""
         return self._line[0] if self._line else None
 
-    def unread_beside(self) -> int:
+    def _unread_beside(self) -> int:
         """Return how many messages wait to be received on the same channel."""
         return 0
 
     @property
-    def is_unheard(self) -> bool:
+    def _is_unheard(self) -> bool:
         """True while it is unknown whether the peer has heard everything; also once it can never be known."""
         outcome = self._outcome
         return outcome is _Outcome.LOST or (outcome is _Outcome.USUAL and self.state is not Sending.CLOSED)
 
     @property
-    def given_up(self) -> bool:
+    def _given_up(self) -> bool:
         """True after `abort`: then leaving does not wait until the peer has heard of the end."""
         return self._outcome is _Outcome.GIVEN_UP
 
     # --- for the session
 
-    def window_changed(self) -> None:
+    def _window_changed(self) -> None:
         """The half's window may have changed: wake the first sender if its message can go now."""
         if self._line and not self._line[0].reserved:
             size = self._line[0].size
             if self._budget.admits(size):  # like a newcomer
                 self._budget.dequeue(self)
-                self.wake_first(max(size, 1))
+                self._wake_first(max(size, 1))
             else:
                 self._ask_for(size)
 
-    def confirmed(self) -> None:
+    def _confirmed(self) -> None:
         """The peer heard that we are done."""
         self._over_by(Step.CONFIRMED, None)
 
-    def stopped(self, error: ErrorMaker) -> None:
+    def _stopped(self, error: ErrorMaker) -> None:
         """The peer wants no more; `error` makes what senders raise."""
         self._over_by(Step.STOPPED, error)
 
-    def lost(self, error: ErrorMaker) -> None:
+    def _lost(self, error: ErrorMaker) -> None:
         """The connection is gone; `error` makes what senders raise."""
         if self.state is not Sending.CLOSED:
             if self._outcome is _Outcome.USUAL:
@@ -381,16 +381,16 @@ class SendTurn(ABC):
     # --- for the budget
 
     @property
-    def first_size(self) -> int:
+    def _first_size(self) -> int:
         """The size of the first sender's message while that sender waits, otherwise 0."""
         return self._line[0].size if self._line and not self._line[0].reserved else 0
 
-    def wake_first(self, reserved: int) -> None:
+    def _wake_first(self, reserved: int) -> None:
         """Called when `reserved` bytes are free for this half."""
         if not self._line or self._line[0].reserved:
             return
         first = self._line[0]
-        if self.admits(first.size):
+        if self._admits(first.size):
             first.reserved = reserved
             self._budget.reserved += reserved
             trio.lowlevel.reschedule(first.task)
@@ -398,24 +398,24 @@ class SendTurn(ABC):
             self._ask_for(first.size)
 
     def _ask_for(self, size: int) -> None:
-        if self.admits(size):
+        if self._admits(size):
             self._budget.enqueue(self)
         else:
             self._budget.dequeue(self)  # it may be in that line for another message, which was smaller
-            self.watch(size)
+            self._watch(size)
 
     # --- what a protocol fills in
 
     @abstractmethod
-    def admits(self, size: int) -> bool:
+    def _admits(self, size: int) -> bool:
         """Return True if the window has room for so many bytes."""
 
     @abstractmethod
-    def watch(self, size: int) -> None:
-        """Call `window_changed` when the window may have room for a message of this size."""
+    def _watch(self, size: int) -> None:
+        """Call `_window_changed` when the window may have room for a message of this size."""
 
     @abstractmethod
-    def check_size(self, size: int) -> None:
+    def _check_size(self, size: int) -> None:
         """Raise `LocalProtocolError` for a message that can never be sent."""
 
     @abstractmethod
@@ -520,11 +520,11 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
         await trio.lowlevel.checkpoint_if_cancelled()
         if self.state is OPEN:
             if payload:
-                await self.wait_turn(len(payload))
+                await self._wait_turn(len(payload))
             try:
                 self._close(payload)
             finally:
-                self.end_turn()
+                self._end_turn()
             self._request_write()
         elif self._error is not None:
             await self._refuse()
@@ -541,7 +541,7 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
 
         A protocol may have a quicker way than to ask first.
         """
-        if not self.admits(len(message)):
+        if not self._admits(len(message)):
             return False
         self._push(message)
         return True
@@ -557,7 +557,7 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
         size = len(message)
         if self.state is not OPEN:
             await self._refuse()
-        if self.may_send(size):
+        if self._may_send(size):
             self._push(message)
             self._since_yield += max(size, YIELD_LEAST)
             return
@@ -566,7 +566,7 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
             if not self._try_push(message):
                 self._push(message)
         finally:
-            self.end_turn()
+            self._end_turn()
 
     def _push_all(self, messages: list[bytes]) -> bool:
         """Give all of them to the engine, if they fit as they are; otherwise none."""

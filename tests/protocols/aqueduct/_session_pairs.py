@@ -174,7 +174,7 @@ async def rough(
 
 def cut(pair: Pair) -> None:
     for side in (pair.client, pair.server):
-        side.core.pump.lose("the test cut it", by="network")
+        side._core.pump.lose("the test cut it", by="network")
 
 
 @asynccontextmanager
@@ -235,9 +235,9 @@ def leftovers(pair: Pair) -> list[object]:
     """Give what is left on either side of the application's channels and their messages."""
     left: list[object] = []
     for side in (pair.client, pair.server):
-        engine = side.core.engine
+        engine = side._core.engine
         registry = engine._registry
-        left += [half for half in engine.halves if half not in side.core.reserved]
+        left += [half for half in engine.halves if half not in side._core.reserved]
         left += [
             f"{name} {value}"
             for name, value in (

@@ -139,7 +139,7 @@ async def test_finish_waits_until_everything_has_arrived_and_may_be_said_again(a
         await back.send(b"last", mode=Mode.UNORDERED)
         await back.finish()
         assert forth.unread == 1
-        assert back.machine.outcome is aqueduct.Outcome.FINISHED
+        assert back._machine.outcome is aqueduct.Outcome.FINISHED
         await back.finish()
         assert await payloads(forth) == [b"last"]
         with pytest.raises(trio.ClosedResourceError):
@@ -185,7 +185,7 @@ async def test_a_sender_that_finished_can_still_give_up_until_the_end_is_written
         back, forth = await carried_sender(pair)
         await back.send(bytes(1_000_000))  # it is not read, so the end is not sent
         back.close()
-        assert not back.machine.finish_written
+        assert not back._machine.finish_written
         back.cancel()
         with pytest.raises(aqueduct.Cancelled):
             await payloads(forth)
@@ -258,8 +258,8 @@ async def test_a_channel_whose_message_did_not_arrive_is_lost_in_transit_at_both
 async def test_a_channel_that_its_maker_discards_is_lost_for_the_other_side(autojump_clock: MockClock) -> None:
     async with connected() as pair:
         back, forth = await carried_sender(pair)
-        pair.client.core.engine.forget(forth.machine, trio.current_time())
-        pair.client.core.after_command()
+        pair.client._core.engine.forget(forth._machine, trio.current_time())
+        pair.client._core.after_command()
         with pytest.raises(LostInTransit, match="has discarded it"):
             await forth.receive()
         await at_rest()

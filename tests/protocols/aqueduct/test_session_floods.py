@@ -124,7 +124,7 @@ async def attacked(
             async with background() as nursery:
                 nursery.start_soon(listen)
                 yield server, here
-            server.core.pump.lose("the test is over", by="local")
+            server._core.pump.lose("the test is over", by="local")
 
 
 @pytest.mark.requirement("R-02", "R-10", "R-12", "R-21", "R-26")
@@ -177,7 +177,7 @@ async def test_channels_that_are_opened_and_broken_off_end_no_connection_and_lea
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        held = server.core.engine.statistics()
+        held = server._core.engine.statistics()
         assert held.channels == 1
         assert held.ended_unattached <= FEW.tombstones
         assert peak - before < 2 * MIB
@@ -201,7 +201,7 @@ async def test_what_comes_before_the_handshake_is_bounded(autojump_clock: MockCl
         for _ in range(2000):
             await link.send_all(early)
         await at_rest()
-        engine = server.core.engine
+        engine = server._core.engine
         assert engine._incoming._early_bytes <= 50_000
         assert engine.statistics().dropped_datagrams > 1900
         assert not engine.over
@@ -245,8 +245,8 @@ async def test_a_flood_of_empty_messages_from_a_peer_without_manners_is_bounded(
             held, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        crowd = server.core.engine._registry.unread_limit
+        crowd = server._core.engine._registry.unread_limit
         assert server.entrypoint.unread == 64 * 1024 // 256
         assert crowd.unread <= MIB // 256 + 20
         assert held - before < 1.5 * 2 * MIB + 64 * 1024
-        assert not server.core.engine.over
+        assert not server._core.engine.over

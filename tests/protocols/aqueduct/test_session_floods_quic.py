@@ -173,7 +173,7 @@ async def attacked(*, config: Config = NARROW) -> AsyncIterator[tuple[Server, At
                 servers.append(server)
                 arrived.set()
                 await is_over.wait()
-                server.core.pump.lose("the test is over", by="local")
+                server._core.pump.lose("the test is over", by="local")
 
     async def listen(*, task_status: trio.TaskStatus[list[str]]) -> None:
         await quic.serve(serve, certificate=FILES.certificate, key=FILES.key, limits=FEW, task_status=task_status)
@@ -229,7 +229,7 @@ async def test_what_breaks_no_rule_costs_next_to_nothing_however_much_of_it_come
     async with attacked() as (server, attacker):
         await attacker.send(chunk(LAST, 0, GREETING))
         await server.peer_headers()
-        engine = server.core.engine
+        engine = server._core.engine
         with cheap():
             for turn in range(1, MOST):
                 await attacker.send(HARMLESS[name](turn))
@@ -252,7 +252,7 @@ async def test_a_peer_that_does_not_begin_with_its_version_over_quic_is_refused(
 @pytest.mark.requirement("R-13")
 async def test_datagrams_before_the_headers_are_bounded_over_quic() -> None:
     async with attacked(config=attrs.evolve(NARROW, early_bytes=50_000)) as (server, attacker):
-        engine = server.core.engine
+        engine = server._core.engine
         await attacker.send(chunk(LAST, 0, VERSION))
         early = datagram(VERSION + message(0, payload=bytes(900)))
         while engine.statistics().dropped_datagrams < 200:

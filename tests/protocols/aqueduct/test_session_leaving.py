@@ -77,8 +77,8 @@ async def test_both_may_leave_at_once_with_channels_open(autojump_clock: MockClo
         out, _into = await carried_receiver(pair)
         await back.send(b"x")
         await out.send(b"y")
-    assert pair.client.core.pump.is_lost
-    assert pair.client.core.live == pair.server.core.live == 0
+    assert pair.client._core.pump.is_lost
+    assert pair.client._core.live == pair.server._core.live == 0
 
 
 @pytest.mark.requirement("R-36")
@@ -204,7 +204,7 @@ async def test_nothing_is_left_of_a_connection_and_its_channels(autojump_clock: 
             await back.send(b"x")
             await forth.receive()
             unused = pair.client.channel()
-            return [weakref.ref(each) for each in (pair.client.core, pair.server.core, back, forth, unused[0])]
+            return [weakref.ref(each) for each in (pair.client._core, pair.server._core, back, forth, unused[0])]
 
     references = await live()
     await at_rest(1)
@@ -223,5 +223,5 @@ async def test_channels_leave_nothing_behind_in_a_connection_that_goes_on(autoju
         await trio.sleep(2)
         assert leftovers(pair) == []
         for side in (pair.client, pair.server):
-            assert len(side.core._unsent) == 0
-            assert side.core.engine.statistics().streams_out <= 3
+            assert len(side._core._unsent) == 0
+            assert side._core.engine.statistics().streams_out <= 3

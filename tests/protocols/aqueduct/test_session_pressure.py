@@ -49,8 +49,8 @@ QUIET = 0.05  # s without any task running, over links that are real
 
 def unused_credit(side: Server, receiver: Receiver) -> int:
     """Give the credit that the peer has on the streams of this receiver, as the carrier or the link counts it."""
-    streams = [stream for stream, it in side.core.engine._incoming.open.items() if it.half is receiver.machine]
-    pump: Any = side.core.pump
+    streams = [stream for stream, it in side._core.engine._incoming.open.items() if it.half is receiver._machine]
+    pump: Any = side._core.pump
     if isinstance(pump, StreamPump):
         carrier: Any = pump._engine
         return sum(carrier._incoming[stream].window.credit for stream in streams)
@@ -60,8 +60,8 @@ def unused_credit(side: Server, receiver: Receiver) -> int:
 
 def held(side: Server, receiver: Receiver) -> int:
     """Give the bytes that came for this receiver and were not read."""
-    incoming = side.core.engine._incoming.open.values()
-    return sum(each.unconsumed for each in incoming if each.half is receiver.machine)
+    incoming = side._core.engine._incoming.open.values()
+    return sum(each.unconsumed for each in incoming if each.half is receiver._machine)
 
 
 @pytest.mark.requirement("R-07", "R-08", "R-09")
@@ -78,12 +78,12 @@ async def test_a_stalled_receiver_holds_its_sender_at_exactly_the_credit_that_it
             await at_rest(QUIET)
             before = held(pair.server, receiver)
             assert before <= pair.server.limits.channel_bytes
-            assert sender.machine.queued <= pair.client.limits.channel_bytes
+            assert sender._machine.queued <= pair.client.limits.channel_bytes
             await canary(pair)  # and no other task
             await at_rest(QUIET)
             assert (unused_credit(pair.server, receiver), held(pair.server, receiver)) == (0, before)
             # Reading lets the next ones come, which could not be sent before.
-            await take(receiver, sender.sent + 1)
+            await take(receiver, sender._sent + 1)
 
 
 @pytest.mark.requirement("R-03", "R-08")
@@ -140,7 +140,7 @@ async def test_64_mib_sent_into_a_link_that_takes_nothing_cost_little_more(autoj
             finally:
                 tracemalloc.stop()
             assert peak - before < 4 * MIB
-            assert 1 <= client.entrypoint.sent < 5
+            assert 1 <= client.entrypoint._sent < 5
 
     with pytest.raises(LinkLost):
         await push()
@@ -232,8 +232,8 @@ async def test_large_unreliable_messages_to_a_peer_that_does_not_read_give_way_a
         for _ in range(200):
             await sender.send(bytes(20_000), mode=Mode.UNRELIABLE)
             await at_rest()
-        assert 50_000 < sender.machine.queued <= 100_000
-        assert sender.machine.datagram_bytes <= 100_000
+        assert 50_000 < sender._machine.queued <= 100_000
+        assert sender._machine.datagram_bytes <= 100_000
 
 
 async def test_a_sender_whose_turn_came_waits_again_when_a_datagram_that_was_too_large_takes_the_room(
@@ -245,7 +245,7 @@ async def test_a_sender_whose_turn_came_waits_again_when_a_datagram_that_was_too
         for _ in range(5):
             await sender.send(bytes(20_000))
             await at_rest()
-        queued, sent = sender.machine.queued, sender.sent
+        queued, sent = sender._machine.queued, sender._sent
         assert 71_000 < queued < 82_000  # they are not read, so they stay
         async with background() as nursery:
             first = trio.CancelScope()
@@ -253,12 +253,12 @@ async def test_a_sender_whose_turn_came_waits_again_when_a_datagram_that_was_too
             await at_rest()
             nursery.start_soon(sender.send, b"second".ljust(size := 99_000 - queued))
             await at_rest()
-            assert sender.sent == sent
+            assert sender._sent == sent
             first.cancel()  # wakes the second task, which has not run when the datagram leaves the queue
             await sender.send(b"datagram".ljust(17_000), mode=Mode.UNRELIABLE)
-            assert pair.client.core.engine.datagram_to_send(Config().datagram) is None
-            assert sender.sent == sent + 1
-            assert not sender.admits(size)
+            assert pair.client._core.engine.datagram_to_send(Config().datagram) is None
+            assert sender._sent == sent + 1
+            assert not sender._admits(size)
             got = {message.payload.rstrip() for message in await take(receiver, sent + 2)}
         assert got == {bytes(20_000), b"datagram", b"second"}
 
@@ -271,15 +271,15 @@ async def test_unordered_messages_wait_for_a_stream(autojump_clock: MockClock) -
         async with background() as nursery:
             nursery.start_soon(_until_lost, lambda: _send_unordered(sender))
             await at_rest(0.1)
-            assert len(sender.machine.unordered) == 3
-            before = sender.sent
+            assert len(sender._machine.unordered) == 3
+            before = sender._sent
             assert before < 40
             await at_rest(0.1)
-            assert sender.sent == before
+            assert sender._sent == before
             await take(receiver, 10)
             await at_rest(0.1)
-            assert sender.sent >= before + 10 - 4
-            assert len(sender.machine.unordered) == 3
+            assert sender._sent >= before + 10 - 4
+            assert len(sender._machine.unordered) == 3
 
 
 @pytest.mark.requirement("R-07")

@@ -59,8 +59,8 @@ async def test_channels_that_are_over_are_not_listed(autojump_clock: MockClock) 
             await there.aclose()
         await at_rest(1.0)
         assert pair.client.channels() == pair.server.channels() == []
-        assert here.sender.channel is None
-        assert there.receiver.channel is None
+        assert here.sender._channel is None
+        assert there.receiver._channel is None
 
 
 async def test_a_channel_as_a_stream_of_bytes(autojump_clock: MockClock) -> None:
@@ -165,8 +165,8 @@ async def test_a_peer_that_broke_a_rule_reads_which(links: MakeLinks) -> None:
                 with suppress(LinkLost):
                     async with aqueduct.connection(there, role="server") as server:
                         await server.peer_headers()
-                        server.core.engine.fail(RemoteProtocolError("too much of it"))
-                        server.core.after_command()
+                        server._core.engine.fail(RemoteProtocolError("too much of it"))
+                        server._core.after_command()
                         await server.entrypoint.receive()
 
             nursery.start_soon(serve)

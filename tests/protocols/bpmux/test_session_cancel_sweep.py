@@ -67,7 +67,7 @@ async def pings_of_every_kind(pair: Pair) -> Steps:
         for one in all_kinds:
             assert await one.ping() >= 0
         await at_rest()
-        assert len(pair.one.connection.pings) == len(pair.other.connection.pings) == 0
+        assert len(pair.one._connection.pings) == len(pair.other._connection.pings) == 0
         await asked.respond(b"")
         await there.aclose()
 
@@ -96,7 +96,7 @@ async def openings(pair: Pair) -> Steps:
         nursery.start_soon(close_what_comes, pair.other)
         yield open_each
         await at_rest()
-        assert pair.one.connection.engine.channels == pair.other.connection.engine.channels == 1  # the spare channel
+        assert pair.one._connection.engine.channels == pair.other._connection.engine.channels == 1  # the spare channel
         nursery.cancel_scope.cancel()
 
 

@@ -235,7 +235,7 @@ async def test_top_level_messages_go_both_ways() -> None:
         assert await pair.other.receive() == b"to other"
         assert await pair.one.receive() == b"to one"
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(pair.one.top.finish)
+            nursery.start_soon(pair.one._top.finish)
             with pytest.raises(trio.EndOfChannel):
                 await pair.other.receive()
 

@@ -78,7 +78,7 @@ async def test_leaving_after_the_peer_hung_up_in_order_is_no_error(autojump_cloc
         async with bpmux.session(there):
             pass
         await at_rest()
-        assert session.connection.pump.is_lost
+        assert session._connection.pump.is_lost
         assert [item async for item in session.incoming()] == []
         with pytest.raises(trio.EndOfChannel):
             await session.receive()
@@ -117,7 +117,7 @@ async def test_a_channel_that_was_given_up_does_not_hold_up_the_leave(autojump_c
         async with pair.one.open_sink() as sink:
             await next_source(pair.other)
             await at_rest()
-            await sink.send(bytes(sink.entity.credit_out))  # no credit is left for an end payload
+            await sink.send(bytes(sink._entity.credit_out))  # no credit is left for an end payload
             sink.abort()
         start = trio.current_time()
     assert trio.current_time() - start < 1

@@ -144,7 +144,7 @@ async def test_all_who_wait_hear_that_nothing_can_be_opened_any_more(how: str, e
             elif how == "peer leaves":
                 nursery.start_soon(pair.other._leave, 5.0)
             else:
-                pair.one.top.close()
+                pair.one._top.close()
                 await visit()  # a later opener fails, too
                 heard -= 1
     assert heard == WAITING

@@ -155,10 +155,10 @@ async def test_a_sender_waits_when_the_transport_takes_nothing() -> None:
     here, _there = memory.pair()  # the other side does not read
     config = Config(grants=True)
     async with rough_sessions((here, memory.pair()[0]), config=config) as pair:
-        engine = pair.one.connection.engine
+        engine = pair.one._connection.engine
         # The peer granted a lot before it stopped reading.
         async with pair.one.open_sink() as sink:
-            sink.entity.credit.grant(1 << 40)
+            sink._entity.credit.grant(1 << 40)
             sent = 0
 
             async def push() -> None:
@@ -196,7 +196,7 @@ async def test_the_windows_of_unread_channels_bound_the_memory() -> None:
         await at_rest()
         before = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        held = sum(half.entity.window.held for half in pair.other._halves() if isinstance(half, bpmux.Source))
+        held = sum(half._entity.window.held for half in pair.other._halves() if isinstance(half, bpmux.Source))
         assert held >= MIB / 8
         # both ends are in this process: the sender's queue is bounded, with one message a channel beside it
         assert before <= 2 * limits.connection_bytes * 1.5 + limits.outbox + 100 * 64 * 1024

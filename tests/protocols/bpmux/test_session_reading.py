@@ -164,11 +164,11 @@ def abort_all_of_the_peers(pair: Pair, channel: bpmux.Duplex) -> None:
 
 
 def lose(pair: Pair, channel: bpmux.Duplex) -> None:
-    pair.one.connection.pump.lose("by the test", by="local")
+    pair.one._connection.pump.lose("by the test", by="local")
 
 
 def lose_the_peer(pair: Pair, channel: bpmux.Duplex) -> None:
-    pair.other.connection.pump.lose("by the test", by="local")
+    pair.other._connection.pump.lose("by the test", by="local")
 
 
 def say_goodbye(pair: Pair, channel: bpmux.Duplex) -> None:

@@ -377,7 +377,7 @@ async def test_what_the_peer_cancelled_before_it_was_taken_is_not_handed_out(aut
             await trio.sleep(1)
             assert (await next_channel(session_of(pair, "other"))).name == "kept"
         other = session_of(pair, "other")
-        assert (len(other._backlog), other.connection.unread) == (0, 0)
+        assert (len(other._backlog), other._connection.unread) == (0, 0)
 
 
 async def test_failures_of_handlers_pace_the_peer_and_end_nothing(autojump_clock: MockClock) -> None:

@@ -46,8 +46,8 @@ async def on_streams(
 
     def cut() -> None:
         for link in (one, *others):
-            assert link.core.pump is not None
-            link.core.pump.lose("the test cut it", by="network")
+            assert link._core.pump is not None
+            link._core.pump.lose("the test cut it", by="network")
 
     others: list[Link] = []
     ready = trio.Event()

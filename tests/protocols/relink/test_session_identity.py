@@ -63,7 +63,7 @@ async def ask(stream: trio.abc.Stream, link: Link, *, require: bool = False) -> 
     """Ask for a link by its epoch and id; return the id that the listener answers."""
     config = Config(endpoint="jobs")
     request = relink.encode_request(
-        config, epoch=link.core.engine.epoch, link_id=link.core.engine.link_id, require_link=require
+        config, epoch=link._core.engine.epoch, link_id=link._core.engine.link_id, require_link=require
     )
     await stream.send_all(relink.encode_version(0))
     assert await receive(stream, 8) == relink.encode_version(0)

@@ -219,10 +219,10 @@ async def test_a_foreign_link_id_gets_a_new_link_or_none(autojump_clock: MockClo
 @pytest.mark.clause("relink-H30")
 async def test_a_link_that_returns_replaces_its_live_connection(autojump_clock: MockClock) -> None:
     async with both() as pair, pair.one.sender(1) as sender, pair.other.receiver(1) as receiver:
-        first = pair.other.core.pump
+        first = pair.other._core.pump
         assert first is not None
         # The connector has noticed a loss that the listener has not.
-        assert pair.one.core.pump is not None
+        assert pair.one._core.pump is not None
         assert await ask(pair.world, epoch=pair.world.listener.epoch, link_id=pair.one.id)
         await trio.sleep(1)
         assert first.is_lost

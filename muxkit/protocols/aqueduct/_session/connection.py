@@ -122,7 +122,7 @@ class Connection(CommonSession):
     """
 
     def __init__(self, core: Core) -> None:
-        self.core = core
+        self._core = core
         self._common = CommonChannels(core)
 
     # --- channels of Aqueduct
@@ -142,18 +142,18 @@ class Connection(CommonSession):
 
         The channel exists once that message is sent. `headers` go with it; a `oneshot` channel carries one message.
         """
-        self.core.raise_if_lost()
+        self._core.raise_if_lost()
         if keep == "sender":
-            return self.core.new_sender(oneshot=oneshot, headers=headers)
-        return self.core.new_receiver(oneshot=oneshot, headers=headers)
+            return self._core.new_sender(oneshot=oneshot, headers=headers)
+        return self._core.new_receiver(oneshot=oneshot, headers=headers)
 
     async def peer_headers(self) -> Headers:
         """Wait for the headers that the peer gave to `connection`."""
         await trio.lowlevel.checkpoint()
-        await self.core.connected.wait()
-        if self.core.peer_headers is None:
-            raise self.core.pump.loss()
-        return self.core.peer_headers
+        await self._core.connected.wait()
+        if self._core.peer_headers is None:
+            raise self._core.pump.loss()
+        return self._core.peer_headers
 
     # --- the common session
 
@@ -164,7 +164,7 @@ class Connection(CommonSession):
         The payload counts as a message; the name goes in a header of it.
         """
         headers = ((NAME, encode_name(name)),) if name else ()
-        self.core.engine.size_of(payload, headers, ())  # raises if it is too large
+        self._core.engine.size_of(payload, headers, ())  # raises if it is too large
         return ChannelOpening(partial(self._common.open, name, payload, headers))
 
     def channels(self) -> Sequence[Channel]:
@@ -176,8 +176,8 @@ class Connection(CommonSession):
     async def ping(self) -> float:
         """Give the round trip that the link has measured, in seconds; `Unsupported` if it measures none."""
         await trio.lowlevel.checkpoint()
-        self.core.raise_if_lost()
-        round_trip = self.core.round_trip() if self.core.round_trip is not None else None
+        self._core.raise_if_lost()
+        round_trip = self._core.round_trip() if self._core.round_trip is not None else None
         if round_trip is None:
             raise Unsupported("Aqueduct has no ping, and this link has measured no round trip")
         return round_trip
@@ -188,7 +188,7 @@ class Connection(CommonSession):
         The peer is told at once to open nothing more: a server's entrypoint accepts no more messages. What came before
         can still be received.
         """
-        core = self.core
+        core = self._core
         await trio.lowlevel.checkpoint()
         if not core.pump.is_lost:
             self._common.drain()
@@ -200,14 +200,14 @@ class Connection(CommonSession):
 
     @property
     def limits(self) -> Limits:
-        return self.core.limits
+        return self._core.limits
 
     @property
     def info(self) -> SessionInfo:
-        return self.core.info
+        return self._core.info
 
     def stats(self) -> SessionStats:
-        core = self.core
+        core = self._core
         return SessionStats(
             bytes_received=core.engine.bytes_received,
             bytes_sent=core.pump.bytes_sent,
@@ -219,8 +219,8 @@ class Connection(CommonSession):
         )
 
     def __repr__(self) -> str:
-        state = "lost" if self.core.pump.is_lost else f"{self.core.live} halves"
-        return f"<aqueduct.{type(self).__name__} {self.core.pump.peer or 'on a stream'}: {state}>"
+        state = "lost" if self._core.pump.is_lost else f"{self._core.live} halves"
+        return f"<aqueduct.{type(self).__name__} {self._core.pump.peer or 'on a stream'}: {state}>"
 
 
 class Client(Connection):
@@ -230,7 +230,7 @@ class Client(Connection):
     def entrypoint(self) -> Sender:
         """The sender for the first messages, and with them the first channels."""
         self._common.check_unused()
-        return self.core.sender_of(self.core.engine.entrypoint)
+        return self._core.sender_of(self._core.engine.entrypoint)
 
 
 class Server(Connection):
@@ -240,7 +240,7 @@ class Server(Connection):
     def entrypoint(self) -> Receiver:
         """The receiver of the first messages, and with them the first channels."""
         self._common.check_unused()
-        return self.core.receiver_of(self.core.engine.entrypoint)
+        return self._core.receiver_of(self._core.engine.entrypoint)
 
 
 class CommonChannels:
@@ -264,22 +264,22 @@ class CommonChannels:
             return
         entrypoint, core = self._entrypoint, self._core
         if isinstance(entrypoint, Receiver):
-            if entrypoint.taken:
+            if entrypoint._tally:
                 raise LocalProtocolError("the entrypoint is in use: its messages may open common channels, or be yours")
             self._in_use = True
             self._acceptor = entrypoint
-            entrypoint.redirect(self._offered)
+            entrypoint._redirect(self._offered)
             return
-        if entrypoint.sent:
+        if entrypoint._sent:
             raise LocalProtocolError("the entrypoint is in use: it may open common channels, or be yours")
         self._in_use = True
         self._opener = entrypoint
         if entrypoint.state is Sending.OPEN:
             receiver, ticket = core.new_receiver()
-            core.reserved.add(receiver.machine)
+            core.reserved.add(receiver._machine)
             self._acceptor = receiver
-            entrypoint.push(CLIENT_MARKER, [ticket])
-            receiver.redirect(self._offered)
+            entrypoint._push_with(CLIENT_MARKER, [ticket])
+            receiver._redirect(self._offered)
             core.after_command()
 
     def check_unused(self) -> None:
@@ -304,7 +304,7 @@ class CommonChannels:
         match core.attachments_of(arrived):
             case (Sender() as sender,) if self._opener is None:
                 core.engine.consumed(arrived, trio.current_time())
-                core.reserved.add(sender.machine)
+                core.reserved.add(sender._machine)
                 self._opener = sender
                 core.changed.unpark_all()
                 if self._is_draining:
@@ -314,14 +314,14 @@ class CommonChannels:
                 channel = Channel(core, sender, receiver, name=name, opening=arrived.payload, is_ours=False)
                 self._opened[channel] = arrived
                 self._backlog.put(channel)
-                if receiver.machine.outcome in BROKEN_OFF:  # before the message that brought it
+                if receiver._machine.outcome in BROKEN_OFF:  # before the message that brought it
                     self._drop(channel)
             case _:
                 core.dispose(arrived)
 
     def _drop_waiting(self, receiver: Receiver) -> None:
         """Forget a channel that the peer cancelled before the application took it: it needs no work."""
-        channel = receiver.channel
+        channel = receiver._channel
         if channel is not None and channel in self._opened:
             self._drop(channel)
             self._core.engine.spared()
@@ -343,7 +343,7 @@ class CommonChannels:
     def channels(self) -> list[Channel]:
         """Return the live channels that the application has."""
         halves = (self._core.half_of(machine) for machine in self._core.engine.halves)
-        found = dict.fromkeys(half.channel for half in halves if half.channel is not None)
+        found = dict.fromkeys(half._channel for half in halves if half._channel is not None)
         return [channel for channel in found if channel not in self._opened]
 
     # --- channels that we open
@@ -357,15 +357,15 @@ class CommonChannels:
         try:
             sender, to_sender = core.new_sender()
             receiver, to_receiver = core.new_receiver()
-            opener.push(payload, [to_sender, to_receiver], headers)
-            core.unconfirmed.add(sender.machine)
+            opener._push_with(payload, [to_sender, to_receiver], headers)
+            core.unconfirmed.add(sender._machine)
         finally:
-            opener.end_turn()
+            opener._end_turn()
         core.after_command()
         return Channel(core, sender, receiver, name=name, opening=payload, is_ours=True)
 
     async def _wait_turn(self, size: int) -> Sender:
-        """Wait until a channel may be opened; the caller opens it before its next checkpoint, then calls `end_turn`."""
+        """Wait until a channel may be opened; the caller opens it before its next checkpoint, then `_end_turn`."""
         while True:
             error = self._closed()
             if error is not None:
@@ -376,12 +376,12 @@ class CommonChannels:
                 await self._core.changed.park()
                 continue
             try:
-                await opener.wait_turn(size)
+                await opener._wait_turn(size)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 continue
             if self._has_room() and opener.state is Sending.OPEN:
                 return opener
-            opener.end_turn()
+            opener._end_turn()
 
     def _has_room(self) -> bool:
         """Leave an eighth of what the peer allows: it may not have heard of the end of the latest channels."""
@@ -409,9 +409,9 @@ class CommonChannels:
         self._is_draining = True
         self._backlog.ended()
         if self._acceptor is not None:
-            self._acceptor.refuse_more()
+            self._acceptor._refuse_more()
         elif isinstance(self._entrypoint, Receiver):
-            self._entrypoint.refuse_more()
+            self._entrypoint._refuse_more()
 
     def end(self, error: ErrorMaker | None) -> None:
         """Expect no more channels: the connection is lost, or one side is leaving it."""

@@ -153,7 +153,7 @@ class Receipt:
 class Sender(SendHalf):
     """Sends messages; as a block it finishes when it is left, without waiting for the peer."""
 
-    __slots__ = ("__weakref__", "_core", "_engine", "_ticket", "channel", "headers", "machine", "sent")
+    __slots__ = ("__weakref__", "_channel", "_core", "_engine", "_machine", "_sent", "_ticket", "headers")
 
     def __init__(
         self, core: Core, machine: SenderMachine, *, headers: Headers = (), ticket: Ticket | None = None
@@ -162,12 +162,12 @@ class Sender(SendHalf):
         self._core = core
         self._engine = core.engine
         self._ticket = ticket  # of the other half, until it is sent
-        self.machine: SenderMachine = machine
+        self._machine: SenderMachine = machine
         self.headers: Headers = headers
         """Headers of the channel, set by the side that made it."""
-        self.sent: int = 0
+        self._sent: int = 0
         """Messages that the connection has taken."""
-        self.channel: Channel | None = None
+        self._channel: Channel | None = None
         """The common channel that it is a half of, until it has ended."""
         machine.owner = self
 
@@ -208,51 +208,51 @@ class Sender(SendHalf):
     def abort(self, reason: str = "", *, code: int = 0) -> None:
         """The same as `cancel`."""
         super().abort(reason, code=code)
-        if self.machine.id is None:
-            self.confirmed()
+        if self._machine.id is None:
+            self._confirmed()
 
     def __repr__(self) -> str:
-        return f"<aqueduct.Sender {name_of(self.machine)}: {self.state_text()}>"
+        return f"<aqueduct.Sender {name_of(self._machine)}: {self._state_text()}>"
 
-    def unread_beside(self) -> int:
-        return 0 if self.channel is None else self.channel.receiver.unread
+    def _unread_beside(self) -> int:
+        return 0 if self._channel is None else self._channel.receiver.unread
 
     # --- for the connection
 
-    def push(self, message: bytes, attachments: Sequence[Ticket], headers: Pairs = ()) -> None:
+    def _push_with(self, message: bytes, attachments: Sequence[Ticket], headers: Pairs = ()) -> None:
         """Hand a message to the engine at once; there must be room for it."""
-        self._engine.send(self.machine, message, headers=headers, attachments=attachments)
+        self._engine.send(self._machine, message, headers=headers, attachments=attachments)
         self._count()
         self._core.handed_over(attachments)
 
     @property
-    def is_over(self) -> bool:
+    def _is_over(self) -> bool:
         """Whether the end of this half was reported."""
         return self.state is Sending.CLOSED
 
-    def machine_ended(self, outcome: Outcome) -> None:
+    def _machine_ended(self, outcome: Outcome) -> None:
         """The engine reports the end of this half."""
-        channel, self.channel = self.channel, None
+        channel, self._channel = self._channel, None
         if outcome in (Outcome.FINISHED, Outcome.CANCELLED) and self.state is not Sending.OPEN:
-            self.confirmed()
+            self._confirmed()
         elif outcome is Outcome.NO_RECEIVER and channel is not None:
             receiver = channel.receiver  # an abort of the whole channel tells the reason to the half that receives
-            self.stopped(lambda: NoReceiver("the receiver was closed", payload=receiver.told))
+            self._stopped(lambda: NoReceiver("the receiver was closed", payload=receiver._told))
         else:
-            self.stopped(ERRORS[outcome])
+            self._stopped(ERRORS[outcome])
 
-    def lost(self, error: ErrorMaker) -> None:
-        self.channel = None
-        super().lost(error)
+    def _lost(self, error: ErrorMaker) -> None:
+        self._channel = None
+        super()._lost(error)
 
-    def admits(self, size: int) -> bool:
-        return self._engine.admits(self.machine, size + NO_HEADERS_SIZE)
+    def _admits(self, size: int) -> bool:
+        return self._engine.admits(self._machine, size + NO_HEADERS_SIZE)
 
-    def watch(self, size: int) -> None:
+    def _watch(self, size: int) -> None:
         # A half whose other half was not sent has nothing on its way, so it admits everything and is never watched.
-        self._engine.watch(self.machine, size + NO_HEADERS_SIZE)
+        self._engine.watch(self._machine, size + NO_HEADERS_SIZE)
 
-    def check_size(self, size: int) -> None:
+    def _check_size(self, size: int) -> None:
         if size > self._engine.limits.message:
             raise LocalProtocolError(f"a message of {size} bytes against Limits(message={self._engine.limits.message})")
 
@@ -271,18 +271,18 @@ class Sender(SendHalf):
         size = len(payload) + NO_HEADERS_SIZE
         if headers or attachments:
             size = self._engine.size_of(payload, headers, attachments)
-        must_wait = mode is not Mode.UNRELIABLE and not self.may_send(size)
+        must_wait = mode is not Mode.UNRELIABLE and not self._may_send(size)
         if must_wait:
-            await self.wait_turn(size)
+            await self._wait_turn(size)
         try:
             promise = self._engine.send(
-                self.machine, payload, headers=headers, attachments=attachments, mode=mode, receipt=receipt
+                self._machine, payload, headers=headers, attachments=attachments, mode=mode, receipt=receipt
             )
             self._count()
             self._core.handed_over(attachments)
         finally:
             if must_wait:
-                self.end_turn()
+                self._end_turn()
         self._core.after_command()
         self._since_yield += max(size, YIELD_LEAST)
         if self._since_yield >= YIELD_BYTES:
@@ -290,34 +290,34 @@ class Sender(SendHalf):
         return promise
 
     def _push(self, message: bytes) -> None:
-        self._engine.send(self.machine, message)
+        self._engine.send(self._machine, message)
         self._count()
 
     def _count(self) -> None:
-        self.sent += 1
+        self._sent += 1
         self._core.messages_sent += 1
-        if self.machine.oneshot:
+        if self._machine.oneshot:
             self.state: Sending = advance(self.state, Step.FINISH)
             self._close_gate(closed)
 
     def _close(self, payload: bytes) -> None:
         super()._close(payload)
-        if self.machine.id is None:
-            self.confirmed()
+        if self._machine.id is None:
+            self._confirmed()
 
     def _finish(self, payload: bytes) -> None:
         if payload:
             raise LocalProtocolError("an end says nothing in Aqueduct: send a message before it")
-        if self.machine.id is None:
+        if self._machine.id is None:
             self._void_ticket()
         else:
-            self._engine.finish(self.machine)
+            self._engine.finish(self._machine)
 
     def _abort(self, reason: Reason) -> None:
-        if self.machine.id is None:
+        if self._machine.id is None:
             self._void_ticket()
-        elif self.machine.is_cancellable:
-            self._engine.cancel(self.machine, trio.current_time(), reason)
+        elif self._machine.is_cancellable:
+            self._engine.cancel(self._machine, trio.current_time(), reason)
 
     def _void_ticket(self) -> None:
         """Let the other half be sent no more."""
@@ -411,15 +411,15 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
 
     __slots__ = (
         "__weakref__",
+        "_channel",
         "_consumed",
         "_core",
-        "_redirect",
+        "_machine",
+        "_redirected_to",
+        "_tally",
         "_ticket",
-        "channel",
+        "_told",
         "headers",
-        "machine",
-        "taken",
-        "told",
     )
 
     _size_of = staticmethod(lambda arrived: len(arrived.payload))
@@ -430,16 +430,16 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
         super().__init__(core.after_command)
         self._core = core
         self._ticket = ticket  # of the other half, until it is sent
-        self._redirect: Callable[[Arrived | None], None] | None = None
+        self._redirected_to: Callable[[Arrived | None], None] | None = None
         self._consumed = 0  # bytes for which no grant was asked for
-        self.machine: ReceiverMachine = machine
+        self._machine: ReceiverMachine = machine
         self.headers: Headers = headers
         """Headers of the channel, set by the side that made it."""
-        self.taken: int = 0
+        self._tally: int = 0
         """Messages that the application has received."""
-        self.told: bytes = b""
+        self._told: bytes = b""
         """The reason with which the sender gave up, as it came."""
-        self.channel: Channel | None = None
+        self._channel: Channel | None = None
         """The common channel that it is a half of, until it has ended."""
         machine.owner = self
 
@@ -471,77 +471,77 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
         """`aclose` without the checkpoint."""
         super().close()
         self._error = closed
-        self.channel = None
+        self._channel = None
 
     def abort(self) -> None:
         """The same as `close`."""
         self.close()
 
     def __repr__(self) -> str:
-        return f"<aqueduct.Receiver {name_of(self.machine)}: {self.state.value}, {self.unread} unread>"
+        return f"<aqueduct.Receiver {name_of(self._machine)}: {self.state.value}, {self.unread} unread>"
 
     # --- for the connection
 
     @property
-    def unread_bytes(self) -> int:
+    def _unread_bytes(self) -> int:
         """Bytes of the messages that wait to be received."""
         stored = self._stored
         return sum(len(arrived.payload) for arrived in stored) if isinstance(stored, ItemQueue) else 0
 
-    next_arrived: Final = Inbox[Arrived]._next_item
-    next_all: Final = Inbox[Arrived]._next_items
+    _next_arrived: Final = Inbox[Arrived]._next_item
+    _next_all: Final = Inbox[Arrived]._next_items
 
-    def redirect(self, to: Callable[[Arrived | None], None]) -> None:
+    def _redirect(self, to: Callable[[Arrived | None], None]) -> None:
         """Pass messages to a function from now on, those that are stored first, and None at the end."""
-        self._redirect = to
+        self._redirected_to = to
         for arrived in self._stored.take_all(None):
             to(arrived)
         if self.state is not Receiving.OPEN:
             to(None)
 
-    def deliver(self, arrived: Arrived) -> None:
+    def _deliver(self, arrived: Arrived) -> None:
         if arrived.headers and (told := reason_in(arrived.headers)) is not None:
-            self.told = told[:REASON_MOST]
+            self._told = told[:REASON_MOST]
             self._core.dispose(arrived)
         elif self.state is not Receiving.OPEN:
             self._core.dispose(arrived)
-        elif self._redirect is not None:
-            self._redirect(arrived)
+        elif self._redirected_to is not None:
+            self._redirected_to(arrived)
         else:
-            super().deliver(arrived)
+            super()._deliver(arrived)
 
     @property
-    def is_over(self) -> bool:
+    def _is_over(self) -> bool:
         """Whether the end of this half was reported."""
         return self.state is not Receiving.OPEN
 
-    def machine_ended(self, outcome: Outcome) -> None:
+    def _machine_ended(self, outcome: Outcome) -> None:
         """The engine reports the end of this half."""
-        if outcome is Outcome.CANCELLED and self.told:
-            told = self.told
-            self.ended(lambda: Cancelled("the sender gave up before it was done", payload=told))
+        if outcome is Outcome.CANCELLED and self._told:
+            told = self._told
+            self._ended(lambda: Cancelled("the sender gave up before it was done", payload=told))
         else:
-            self.ended(ERRORS[outcome])
+            self._ended(ERRORS[outcome])
 
-    def lost(self, error: ErrorMaker) -> None:
+    def _lost(self, error: ErrorMaker) -> None:
         """The connection is gone."""
-        self.ended(error)
+        self._ended(error)
 
-    def refuse_more(self) -> None:
+    def _refuse_more(self) -> None:
         """Tell the peer to send no more; what has come can still be received."""
         if self.state is Receiving.OPEN:
             self._stop()
-            self.ended(finished)
+            self._ended(finished)
             self._core.after_command()
 
-    def ended(self, error: ErrorMaker) -> None:
-        self.channel = None
+    def _ended(self, error: ErrorMaker) -> None:
+        self._channel = None
         if self.state is Receiving.OPEN:
-            super().ended(error)
-            if self._redirect is not None:
-                self._redirect(None)
+            super()._ended(error)
+            if self._redirected_to is not None:
+                self._redirected_to(None)
 
-    def discard_unread(self) -> None:
+    def _discard_unread(self) -> None:
         """Drop the messages that are stored and close what came with them."""
         self._took((), self._discard())
 
@@ -550,7 +550,7 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
     def _taken(self, items: Sequence[Arrived], size: int) -> bool:
         if not items:
             return False
-        self.taken += len(items)
+        self._tally += len(items)
         now = trio.current_time()
         may_open = False
         for arrived in items:
@@ -572,11 +572,11 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
 
     def _stop(self) -> None:
         core = self._core
-        if self.machine.id is None:
+        if self._machine.id is None:
             if self._ticket is not None:
                 self._ticket.spent = True
-        elif not (core.pump.is_lost or core.engine.over or self.machine.gone):
-            core.engine.close(self.machine, trio.current_time())
+        elif not (core.pump.is_lost or core.engine.over or self._machine.gone):
+            core.engine.close(self._machine, trio.current_time())
 
 
 # --- common channels
@@ -597,8 +597,8 @@ class Channel(CommonChannel):
         self.sender: Sender = sender
         self.receiver: Receiver = receiver
         for half in (sender, receiver):
-            if not half.is_over:
-                half.channel = self
+            if not half._is_over:
+                half._channel = self
 
     @property
     def session(self) -> Session:
@@ -619,10 +619,10 @@ class Channel(CommonChannel):
         return self.sender.send_many(messages)
 
     async def receive(self) -> bytes:
-        return self._payload(await self.receiver.next_arrived())
+        return self._payload(await self.receiver._next_arrived())
 
     async def receive_many(self, limit: int | None = None) -> list[bytes]:
-        return [self._payload(arrived) for arrived in await self.receiver.next_all(limit)]
+        return [self._payload(arrived) for arrived in await self.receiver._next_all(limit)]
 
     def _payload(self, arrived: Arrived) -> bytes:
         if arrived.attachments:  # a common channel cannot give them to the application
@@ -634,12 +634,12 @@ class Channel(CommonChannel):
         await self.sender.finish()
 
     async def aclose(self) -> None:
-        self.sender.close_quietly()
+        self.sender._close_quietly()
         await self.receiver.aclose()  # writes both ends
 
     def close(self) -> None:
         """`aclose` without the checkpoint."""
-        self.sender.close_quietly()
+        self.sender._close_quietly()
         self.receiver.close()
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
@@ -659,8 +659,8 @@ class Channel(CommonChannel):
 
     def stats(self) -> ChannelStats:
         return ChannelStats(
-            queued=self.sender.machine.queued,
-            unread=self.receiver.unread_bytes,
+            queued=self.sender._machine.queued,
+            unread=self.receiver._unread_bytes,
             credit_out=None,
             credit_in=None,
             waiting_since=self.sender.waiting_since,
@@ -767,9 +767,9 @@ class Core:
         half = Sender(self, machine) if isinstance(machine, SenderMachine) else Receiver(self, machine)
         # The end of a receiver that is told of comes as an event, behind the messages.
         if machine.outcome is not None and (isinstance(half, Sender) or not machine.is_told):
-            half.machine_ended(machine.outcome)
+            half._machine_ended(machine.outcome)
         elif self.pump.is_lost:
-            half.lost(self.pump.loss)
+            half._lost(self.pump.loss)
         return half
 
     def sender_of(self, machine: Half) -> Sender:
@@ -791,7 +791,7 @@ class Core:
             half = self.half_of(attachment.half)
             half.headers = attachment.headers
             self.engine.accept(attachment.half)
-            if half.is_over:
+            if half._is_over:
                 self._release(attachment.half)
             halves.append(half)
         return tuple(halves)
@@ -845,17 +845,17 @@ class Core:
         A violation by the peer is raised here at the latest: after an orderly end no other call raises it.
         """
         self.pump.phase = "leave"
-        used = [sender for half in self._halves() if isinstance(sender := half, Sender) and sender.sent]
+        used = [sender for half in self._halves() if isinstance(sender := half, Sender) and sender._sent]
         with trio.move_on_after(linger) as scope:
             self.close_all()
-            while not self.pump.is_lost and any(not sender.given_up for sender in self._live_senders()):
+            while not self.pump.is_lost and any(not sender._given_up for sender in self._live_senders()):
                 await self.changed.park()
             await self.pump.flushed()
-            if not any(sender.is_unheard for sender in used):
+            if not any(sender._is_unheard for sender in used):
                 await self.pump.hang_up()
         if scope.cancelled_caught:
             self.pump.lose(f"the peer did not take leave within {linger} s", by="peer")
-        if self.pump.is_violated or any(sender.is_unheard for sender in used):
+        if self.pump.is_violated or any(sender._is_unheard for sender in used):
             raise self.pump.loss()
 
     def _live_senders(self) -> list[Sender]:
@@ -889,8 +889,8 @@ class Core:
         loss = self.pump.loss
         with turns().spreading():
             for half in self._halves():
-                half.lost(loss)
-                self._release(half.machine)
+                half._lost(loss)
+                self._release(half._machine)
         self.engine.receive_closed(trio.current_time(), clean=False)
         for receipt in [*self.receipts]:
             receipt.resolve()
@@ -909,7 +909,7 @@ class Core:
                         receiver = self.receiver_of(event.receiver)
                     if self.is_leaving:
                         receiver.close()
-                    receiver.deliver(event)
+                    receiver._deliver(event)
                 else:
                     self._on_event(event)
         finally:
@@ -921,13 +921,13 @@ class Core:
                 self._on_ended(half, outcome)
             case events.Unclaimed(half):
                 if isinstance(half.owner, Receiver):
-                    half.owner.discard_unread()
+                    half.owner._discard_unread()
             case events.Acked(promise) | events.Nacked(promise):
                 if isinstance(promise.owner, Receipt):
                     promise.owner.resolve()
             case events.Writable(sender):
                 if isinstance(sender.owner, Sender) and sender.owner.state is Sending.OPEN:
-                    sender.owner.window_changed()
+                    sender.owner._window_changed()
             case events.Connected(headers):
                 self.peer_headers = headers
                 self.connected.set()
@@ -950,10 +950,10 @@ class Core:
     def _on_ended(self, machine: Half, outcome: Outcome) -> None:
         self.unconfirmed.discard(machine)
         half = self.half_of(machine)
-        half.machine_ended(outcome)
+        half._machine_ended(outcome)
         # A receiver whose attachment did not come, of a channel that is forgotten, will never be taken.
         if isinstance(half, Receiver) and not machine.attached and outcome is Outcome.FORGOTTEN:
-            half.discard_unread()
+            half._discard_unread()
         if isinstance(half, Receiver) and outcome in BROKEN_OFF:
             self.on_cancelled(half)
         self._release(machine)

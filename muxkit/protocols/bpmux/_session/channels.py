@@ -98,13 +98,13 @@ class Connection:
 class Sink(SendHalf):
     """The sending half of a channel."""
 
-    __slots__ = ("_connection", "channel", "entity")
+    __slots__ = ("_channel", "_connection", "_entity")
 
     def __init__(self, connection: Connection, entity: Entity) -> None:
         super().__init__(connection.budget, connection.request_write)
         self._connection = connection
-        self.entity: Entity = entity
-        self.channel: Duplex | None = None
+        self._entity: Entity = entity
+        self._channel: Duplex | None = None
         """What it is a half of, until it has ended."""
         entity.half = self
 
@@ -113,11 +113,11 @@ class Sink(SendHalf):
         if self.state is not Sending.OPEN:
             await trio.lowlevel.checkpoint_if_cancelled()
             await self._refuse()
-        return await self._connection.ping(self.entity)
+        return await self._connection.ping(self._entity)
 
-    def blame(self) -> None:
+    def _blame(self) -> None:
         """Count a failure of the local handler of a channel that the peer opened, as if the peer had cancelled it."""
-        self._connection.engine.blame(self.entity)
+        self._connection.engine.blame(self._entity)
 
     def give_credit(self, amount: int) -> None:
         """Let the peer send an end payload of so many bytes when it stops this half.
@@ -125,67 +125,67 @@ class Sink(SendHalf):
         Harmless once either side has ended the channel.
         """
         if self.state is Sending.OPEN:
-            self._connection.engine.give_credit(self.entity, amount)
+            self._connection.engine.give_credit(self._entity, amount)
             self._request_write()
 
     @property
-    def needs_confirmation(self) -> bool:
+    def _needs_confirmation(self) -> bool:
         """Whether this side has opened the channel or sent on it, so that leaving waits for the peer's confirmation."""
-        outgoing, entity = self.entity.outgoing, self.entity
+        outgoing, entity = self._entity.outgoing, self._entity
         return (outgoing is not None and outgoing.has_sent) or (
             not entity.is_top and (outgoing is not None or entity.kind in OURS)
         )
 
-    def admits(self, size: int) -> bool:
-        return self._connection.engine.admits(self.entity, size)
+    def _admits(self, size: int) -> bool:
+        return self._connection.engine.admits(self._entity, size)
 
-    def watch(self, size: int) -> None:
-        self._connection.engine.watch(self.entity, size)
+    def _watch(self, size: int) -> None:
+        self._connection.engine.watch(self._entity, size)
 
     def _push(self, message: bytes) -> None:
-        self._connection.engine.send(self.entity, message)
+        self._connection.engine.send(self._entity, message)
 
     def _try_push(self, message: bytes) -> bool:
-        return self._connection.engine.try_send(self.entity, message)
+        return self._connection.engine.try_send(self._entity, message)
 
     def _try_push_all(self, messages: list[bytes]) -> bool:
-        return self._connection.engine.try_send_all(self.entity, messages)
+        return self._connection.engine.try_send_all(self._entity, messages)
 
-    def check_size(self, size: int) -> None:
+    def _check_size(self, size: int) -> None:
         allowed = self._connection.engine.limits.message
         if size > allowed:
             raise LocalProtocolError(f"a message of {size} bytes against Limits(message={allowed})")
 
     def _finish(self, payload: bytes) -> None:
-        self._connection.engine.end(self.entity, payload)
+        self._connection.engine.end(self._entity, payload)
 
     def _abort(self, reason: Reason) -> None:
-        self._connection.engine.abort(self.entity, reason)
+        self._connection.engine.abort(self._entity, reason)
         self._connection.pump.dispatch_events()
 
-    def peer_ended(self, payload: bytes) -> None:
+    def _peer_ended(self, payload: bytes) -> None:
         """Called by the session when the peer receives no more on it."""
         # An abort of the whole channel tells the reason to the half that receives.
         # An end of the other half may come later, since it waits for what was sent before it.
-        source = None if self.channel is None else self.channel.source
+        source = None if self._channel is None else self._channel.source
 
         def stopped() -> Exception:
             told = payload or (b"" if source is None else source.end_payload)
             return ChannelStopped("the peer does not receive on this channel any more", payload=told)
 
-        self.stopped(stopped)
+        self._stopped(stopped)
 
     def __repr__(self) -> str:
-        return f"<bpmux.Sink {self.entity.label} {self.state_text()}>"
+        return f"<bpmux.Sink {self._entity.label} {self._state_text()}>"
 
-    def unread_beside(self) -> int:
-        return 0 if self.channel is None else self.channel.source.unread
+    def _unread_beside(self) -> int:
+        return 0 if self._channel is None else self._channel.source.unread
 
 
 class Source(ReceiveHalf[bytes]):
     """The receiving half of a channel."""
 
-    __slots__ = ("_connection", "_untold", "channel", "end_payload", "entity")
+    __slots__ = ("_channel", "_connection", "_entity", "_untold", "end_payload")
 
     _new_storage = Mailbox
 
@@ -193,8 +193,8 @@ class Source(ReceiveHalf[bytes]):
         super().__init__(connection.request_write)
         self._connection = connection
         self._untold = 0  # bytes that were taken, and that the engine will hear of with later ones
-        self.entity: Entity = entity
-        self.channel: Duplex | None = None
+        self._entity: Entity = entity
+        self._channel: Duplex | None = None
         """What it is a half of, until it has ended."""
         self.end_payload: bytes = b""
         """What the peer said at its end, an error by convention."""
@@ -205,7 +205,7 @@ class Source(ReceiveHalf[bytes]):
         if self.state is not Receiving.OPEN:
             await trio.lowlevel.checkpoint()
             raise self._error()
-        return await self._connection.ping(self.entity)
+        return await self._connection.ping(self._entity)
 
     def give_credit(self, amount: int) -> None:
         """Grant the peer so many bytes beside the automatic grants.
@@ -213,47 +213,47 @@ class Source(ReceiveHalf[bytes]):
         Harmless once either side has ended the channel.
         """
         if self.state is Receiving.OPEN:
-            self._connection.engine.give_credit(self.entity, amount)
+            self._connection.engine.give_credit(self._entity, amount)
             self._request_write()
 
     def abort(self) -> None:
         """The same as `close`."""
         self.close()
 
-    def peer_ended(self, payload: bytes) -> None:
+    def _peer_ended(self, payload: bytes) -> None:
         """Called by the session when the peer sends no more on it; by convention a payload means an error."""
         reason = self.end_payload = payload[:REASON_MOST]  # kept as long as the source lives, so its size is bounded
 
         def gave_up() -> Exception:
             return ChannelCancelled("the peer gave up on this channel before it was done", payload=reason)
 
-        self.ended(gave_up if payload else trio.EndOfChannel)
+        self._ended(gave_up if payload else trio.EndOfChannel)
 
     # What the session calls when nothing more will come, as for a sink.
-    stopped: Final = ReceiveHalf.ended
-    lost: Final = ReceiveHalf.ended
+    _stopped: Final = ReceiveHalf._ended
+    _lost: Final = ReceiveHalf._ended
 
     def _taken(self, messages: Sequence[bytes], size: int) -> bool:
         size += self._untold
-        if self._stored.count and size * PARTS_OF_WINDOW < (window := self.entity.window).target and not window.lent:
+        if self._stored.count and size * PARTS_OF_WINDOW < (window := self._entity.window).target and not window.lent:
             self._untold = size
             return False
         self._untold = 0
-        return self._connection.engine.consumed(self.entity, size)
+        return self._connection.engine.consumed(self._entity, size)
 
     @property
-    def unread_bytes(self) -> int:
+    def _unread_bytes(self) -> int:
         """Bytes that arrived and were not taken."""
-        return self.entity.window.held - self._untold
+        return self._entity.window.held - self._untold
 
     def _stop(self) -> None:
-        self._connection.engine.end(self.entity)
+        self._connection.engine.end(self._entity)
 
     def _reading(self) -> Reading:
         return self._connection.pump.reading
 
     def __repr__(self) -> str:
-        return f"<bpmux.Source {self.entity.label} {self.state.value}, {self.unread} unread>"
+        return f"<bpmux.Source {self._entity.label} {self.state.value}, {self.unread} unread>"
 
 
 class Duplex(Channel):
@@ -265,7 +265,7 @@ class Duplex(Channel):
         self.sink: Sink = sink
         self.source: Source = source
         self._opening = opening
-        sink.channel = source.channel = self
+        sink._channel = source._channel = self
 
     @property
     def sent_with_opening(self) -> bytes:
@@ -302,13 +302,13 @@ class Duplex(Channel):
         await self.sink.finish(payload)
 
     async def aclose(self) -> None:
-        self.sink.close_quietly()  # first: the peer counts the other order as a cancellation
+        self.sink._close_quietly()  # first: the peer counts the other order as a cancellation
         await self.source.aclose()  # writes both ends
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
         self.sink.abort(reason, code=code)
         self.source.close()
-        self.sink.blame()
+        self.sink._blame()
 
     async def ping(self) -> float:
         """Wait for one round trip about this channel; return its seconds."""
@@ -319,10 +319,10 @@ class Duplex(Channel):
         return ByteStream(self.sink, self.source)
 
     def stats(self) -> ChannelStats:
-        outgoing, window = self.sink.entity, self.source.entity.window
+        outgoing, window = self.sink._entity, self.source._entity.window
         return ChannelStats(
             queued=0 if outgoing.outgoing is None else outgoing.outgoing.queued,
-            unread=self.source.unread_bytes,
+            unread=self.source._unread_bytes,
             credit_out=outgoing.credit_out,
             credit_in=window.credit,
             waiting_since=self.sink.waiting_since,
@@ -335,14 +335,14 @@ class Duplex(Channel):
 class Request:
     """A request of this side, which the peer answers with one response."""
 
-    __slots__ = ("_connection", "_error", "_over", "_response", "entity")
+    __slots__ = ("_connection", "_entity", "_error", "_over", "_response")
 
     def __init__(self, connection: Connection, entity: Entity) -> None:
         self._connection = connection
         self._over = trio.Event()
         self._response: bytes | None = None
         self._error: ErrorMaker | None = None
-        self.entity: Entity = entity
+        self._entity: Entity = entity
         entity.half = self
 
     async def response(self) -> bytes:
@@ -361,7 +361,7 @@ class Request:
         if not self._over.is_set():
             self._over.set()
             if not self._connection.pump.is_lost:
-                self._connection.engine.end(self.entity)
+                self._connection.engine.end(self._entity)
                 self._connection.request_write()
 
     async def aclose(self) -> None:
@@ -371,25 +371,25 @@ class Request:
 
     async def ping(self) -> float:
         """Wait for one round trip about this request; return its seconds."""
-        return await self._connection.ping(self.entity)
+        return await self._connection.ping(self._entity)
 
-    def responded(self, payload: bytes) -> None:
+    def _responded(self, payload: bytes) -> None:
         """Called by the session when the response has arrived."""
         self._response = payload
         self._over.set()
-        self._connection.engine.consumed(self.entity, len(payload))
+        self._connection.engine.consumed(self._entity, len(payload))
 
-    def peer_ended(self, payload: bytes) -> None:
+    def _peer_ended(self, payload: bytes) -> None:
         """Called by the session when the peer gives no response."""
-        self.stopped(lambda: ChannelStopped("the peer declined to answer this request", payload=payload))
+        self._stopped(lambda: ChannelStopped("the peer declined to answer this request", payload=payload))
 
-    def stopped(self, error: ErrorMaker) -> None:
+    def _stopped(self, error: ErrorMaker) -> None:
         """Called by the session when no response will arrive."""
         if not self._over.is_set():
             self._error = error
             self._over.set()
 
-    lost = stopped
+    _lost = _stopped
 
 
 class _Answer(Sink):
@@ -402,17 +402,17 @@ class _Answer(Sink):
         self.answered = False
         self.on_cancelled = trio.Event()
 
-    def confirmed(self) -> None:
+    def _confirmed(self) -> None:
         self.on_cancelled.set()
-        super().confirmed()
+        super()._confirmed()
 
-    def stopped(self, error: ErrorMaker) -> None:
+    def _stopped(self, error: ErrorMaker) -> None:
         self.on_cancelled.set()
-        super().stopped(error)
+        super()._stopped(error)
 
-    def lost(self, error: ErrorMaker) -> None:
+    def _lost(self, error: ErrorMaker) -> None:
         self.on_cancelled.set()
-        super().lost(error)
+        super()._lost(error)
 
     def _push(self, message: bytes) -> None:
         super()._push(message)
@@ -426,11 +426,11 @@ class _Answer(Sink):
 class IncomingRequest:
     """A request of the peer; leaving an `async with` block around it declines it if it has no response."""
 
-    __slots__ = ("_answer", "entity", "payload")
+    __slots__ = ("_answer", "_entity", "payload")
 
     def __init__(self, connection: Connection, entity: Entity, payload: bytes) -> None:
         self._answer = _Answer(connection, entity)
-        self.entity: Entity = entity
+        self._entity: Entity = entity
         self.payload: bytes = payload
 
     async def respond(self, payload: bytes) -> None:
@@ -440,7 +440,7 @@ class IncomingRequest:
         """
         if self._answer.answered:
             await trio.lowlevel.checkpoint()
-            raise LocalProtocolError(f"{self.entity.label}: it was answered before")
+            raise LocalProtocolError(f"{self._entity.label}: it was answered before")
         await self._answer.send(payload)
         self._answer.close()
 

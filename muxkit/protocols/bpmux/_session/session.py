@@ -91,15 +91,15 @@ async def session(
     """
     mux = Session(stream, config or Config(), limits or Limits(), observer)
     async with background() as nursery:
-        nursery.start_soon(mux.connection.pump.run)
+        nursery.start_soon(mux._connection.pump.run)
         try:
             yield mux
         except Exception as error:
             told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
-            mux.connection.lose("the session was left by an error", by="local", told=told)
+            mux._connection.lose("the session was left by an error", by="local", told=told)
             raise
         except BaseException:
-            mux.connection.pump.lose("the session was left by an error", by="local")
+            mux._connection.pump.lose("the session was left by an error", by="local")
             raise
         await mux._leave(linger)
 
@@ -171,24 +171,24 @@ class Session(CommonSession):
         self._gone = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
         self._messages_received = 0
         self._info = describe(stream, "bpmux")
-        self.connection: Connection = Connection(
+        self._connection: Connection = Connection(
             stream, config, limits, observer, session=self, on_events=self._dispatch, on_lost=self._on_lost
         )
-        self._engine = self.connection.engine
-        self.messages: Source = _TopSource(self.connection, self._engine.top_stream)
+        self._engine = self._connection.engine
+        self._messages: Source = _TopSource(self._connection, self._engine.top_stream)
         """The half that receives the peer's top-level messages."""
-        self.top: _TopSink = _TopSink(self.connection, self._engine.top_sink, self._openers)
+        self._top: _TopSink = _TopSink(self._connection, self._engine.top_sink, self._openers)
         """The half that sends top-level messages."""
 
     # --- the top level
 
     async def send(self, message: bytes) -> None:
         """Send a top-level message; the same as `top.send`."""
-        await self.top.send(message)
+        await self._top.send(message)
 
     async def receive(self) -> bytes:
         """Receive the peer's next top-level message; the same as `messages.receive`."""
-        return await self.messages.receive()
+        return await self._messages.receive()
 
     async def request(self, payload: bytes) -> bytes:
         """Send a request and wait for the response; a cancellation cancels the request."""
@@ -205,24 +205,24 @@ class Session(CommonSession):
 
         def make() -> Duplex:
             sink, stream = self._engine.open_duplex(payload, credit=credit)
-            return Duplex(Sink(self.connection, sink), Source(self.connection, stream), payload)
+            return Duplex(Sink(self._connection, sink), Source(self._connection, stream), payload)
 
         return ChannelOpening(self._opener(payload, make))
 
     def open_sink(self, payload: bytes = b"") -> ChannelOpening[Sink]:
         """Open a channel to send on."""
-        return ChannelOpening(self._opener(payload, lambda: Sink(self.connection, self._engine.open_sink(payload))))
+        return ChannelOpening(self._opener(payload, lambda: Sink(self._connection, self._engine.open_sink(payload))))
 
     def open_source(self, payload: bytes = b"", *, credit: int | None = None) -> Opening[Source]:
         """Open a channel to receive from. With `credit` all further grants are made by hand."""
         return Opening(
-            self._opener(payload, lambda: Source(self.connection, self._engine.open_stream(payload, credit=credit)))
+            self._opener(payload, lambda: Source(self._connection, self._engine.open_stream(payload, credit=credit)))
         )
 
     def open_request(self, payload: bytes = b"", *, credit: int | None = None) -> Opening[Request]:
         """Send a request. `credit` is the largest response, in bytes; without it that is the usual window."""
         return Opening(
-            self._opener(payload, lambda: Request(self.connection, self._engine.open_request(payload, credit=credit)))
+            self._opener(payload, lambda: Request(self._connection, self._engine.open_request(payload, credit=credit)))
         )
 
     def _opener(self, payload: bytes, make: Callable[[], MadeT]) -> Callable[[], Awaitable[MadeT]]:
@@ -232,9 +232,9 @@ class Session(CommonSession):
                 try:
                     return make()
                 finally:
-                    self.connection.request_write()
+                    self._connection.request_write()
                     if payload:
-                        self.top.end_turn()
+                        self._top._end_turn()
             finally:
                 self._openers.wake_waiters()
 
@@ -250,16 +250,16 @@ class Session(CommonSession):
             if (error := self._closed()) is not None:
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 raise error
-            if not waits_for_credit or self.top.may_send(len(payload)):
+            if not waits_for_credit or self._top._may_send(len(payload)):
                 return
             self._openers.wake_waiters()  # the next openers in line may need no credit
             try:
-                await self.top.wait_turn(len(payload))
+                await self._top._wait_turn(len(payload))
             except ChannelStopped:
                 continue
             if self._engine.places > 0:
                 return
-            self.top.end_turn()
+            self._top._end_turn()
 
     def _free_slots(self) -> int:
         """Return how many channels may be opened now; once none ever may, more than wait, so that all wake."""
@@ -267,10 +267,10 @@ class Session(CommonSession):
 
     def _closed(self) -> Exception | None:
         """Return why no channel can be opened any more, or None."""
-        if self.connection.pump.is_lost:
-            return self.connection.pump.loss()
+        if self._connection.pump.is_lost:
+            return self._connection.pump.loss()
         top = self._engine.top_sink
-        if self.top.state is not Sending.OPEN and not top.end_in:
+        if self._top.state is not Sending.OPEN and not top.end_in:
             return trio.ClosedResourceError("no channel can be opened any more: this side is closing the session")
         if top.gone or top.ending:
             return ChannelStopped("no channel can be opened any more: the peer is closing the session")
@@ -305,7 +305,7 @@ class Session(CommonSession):
             self._engine.consumed_opening(len(event.payload))
             self._engine.refuse(event.entity)
             return
-        entity, connection = event.entity, self.connection
+        entity, connection = event.entity, self._connection
         if event.source is not None:
             sink, source = Sink(connection, entity), Source(connection, event.source)
             self._duplexes.put(Duplex(sink, source, event.payload), entity)
@@ -341,7 +341,7 @@ class Session(CommonSession):
         """Note that the application has taken a channel, and renew the credit of its opening payload."""
         self._engine.started(trio.current_time())
         self._engine.consumed_opening(len(opening))
-        self.connection.request_write()
+        self._connection.request_write()
 
     def _stop_opening(self, error: ErrorMaker | None) -> None:
         """End the iterators over new channels and fail the waiting openers; `error` is None if that is in order."""
@@ -360,20 +360,20 @@ class Session(CommonSession):
                 # Messages arrive on nothing else; a `cast` would be one more call for each.
                 source: Source | None = event.entity.half  # type: ignore[assignment]
                 if source is not None:
-                    source.deliver(event.payload)
+                    source._deliver(event.payload)
                 else:
                     self._engine.consumed(event.entity, len(event.payload))
             else:
                 self._act(event)
 
     def _act(self, event: Event) -> None:
-        pump = self.connection.pump
+        pump = self._connection.pump
         match event:  # first what happens to each channel
             case Opened():
                 self._on_opened(event)
             case Ended():
                 if isinstance(half := event.entity.half, Half):
-                    half.peer_ended(event.payload)
+                    half._peer_ended(event.payload)
                 _detach_half(event.entity)
                 if event.entity is self._engine.top_stream:
                     if event.payload:
@@ -385,36 +385,36 @@ class Session(CommonSession):
             case Confirmed():
                 half = _detach_half(event.entity)
                 if isinstance(half, Sink):
-                    half.confirmed()
+                    half._confirmed()
                 self._entity_gone(event.entity)
             case Writable():
                 sink = event.entity.half
                 if isinstance(sink, Sink):
-                    sink.window_changed()
+                    sink._window_changed()
             case Responded():
                 self._messages_received += 1
                 request = _detach_half(event.entity)
                 if isinstance(request, Request):
-                    request.responded(event.payload)
+                    request._responded(event.payload)
                 self._entity_gone(event.entity)
             case Declined():
                 for each in (event.entity, event.twin):
                     if each is not None:
                         half = _detach_half(each)
                         if half is not None:
-                            half.stopped(_declined)
+                            half._stopped(_declined)
                         self._entity_gone(each)
             case Ponged():
-                self.connection.pings.answered(event.entity)
+                self._connection.pings.answered(event.entity)
             case Probed():
-                self.connection.pings.sent(event.entity)
+                self._connection.pings.sent(event.entity)
             case Silent():
                 pump.lose(f"nothing was heard for {event.seconds:.0f} s", by="network")
             case Failed():
                 what = f"{event.error}{pump.foreign}"
                 _log.warning("%s broke a rule, the session was closed: %s", pump.peer or "a peer", what)
                 told = Reason(str(event.error), PEER_BROKE_A_RULE)
-                self.connection.lose(str(event.error), by="peer", cause=event.error, told=told)
+                self._connection.lose(str(event.error), by="peer", cause=event.error, told=told)
             case HungUp():
                 channels = self._engine.channels
                 live = counted(channels, "channel", were=True)
@@ -422,18 +422,18 @@ class Session(CommonSession):
                 pump.lose(f"the peer hung up{what}", by="peer")
 
     def _on_lost(self) -> None:
-        loss = self.connection.pump.loss
+        loss = self._connection.pump.loss
         with turns().spreading():
             for half in self._halves():
-                half.lost(loss)
-        self.connection.pings.ended(loss)
+                half._lost(loss)
+        self._connection.pings.ended(loss)
         self._stop_opening(loss)
         self._gone.unpark_all()
 
     def _entity_gone(self, entity: Entity) -> None:
-        self.connection.budget.wake_waiting()  # its queue no longer counts
-        if entity in self.connection.pings:
-            self.connection.pings.ended(_ended_before_the_pong, entity)
+        self._connection.budget.wake_waiting()  # its queue no longer counts
+        if entity in self._connection.pings:
+            self._connection.pings.ended(_ended_before_the_pong, entity)
         if self._gone:
             self._gone.unpark_all()
         self._openers.wake_waiters()
@@ -442,7 +442,7 @@ class Session(CommonSession):
 
     def channels(self) -> Sequence[Duplex]:
         halves = (half for half in self._halves() if not isinstance(half, Request))
-        return [*dict.fromkeys(half.channel for half in halves if half.channel is not None)]
+        return [*dict.fromkeys(half._channel for half in halves if half._channel is not None)]
 
     def _halves(self) -> list[Half]:
         """Return the halves and the requests of all live entities, in the order in which they are closed."""
@@ -454,26 +454,26 @@ class Session(CommonSession):
 
         Raises also for a violation by the peer that came after its orderly end, which no other call reports.
         """
-        pump, engine = self.connection.pump, self._engine
+        pump, engine = self._connection.pump, self._engine
         pump.phase = "leave"
-        told = [half for half in self._halves() if isinstance(half, Sink) and half.needs_confirmation]
+        told = [half for half in self._halves() if isinstance(half, Sink) and half._needs_confirmation]
         with trio.move_on_after(linger) as scope:
             self._close_all()
             while not pump.is_lost and engine.live > sum(
-                half.given_up for half in self._halves() if isinstance(half, Sink)
+                half._given_up for half in self._halves() if isinstance(half, Sink)
             ):
                 await self._gone.park()
             await pump.flushed()
-            if not any(half.is_unheard for half in told):
+            if not any(half._is_unheard for half in told):
                 await pump.hang_up()
         if scope.cancelled_caught:
             pump.lose(f"the peer did not take leave within {linger} s", by="peer")
-        if pump.is_violated or any(half.is_unheard for half in told):
+        if pump.is_violated or any(half._is_unheard for half in told):
             raise pump.loss()
 
     def _close_all(self) -> None:
         """Finish all sinks, close all sources, abort all requests; the top level with them."""
-        if self.connection.pump.is_lost:
+        if self._connection.pump.is_lost:
             return
         self._stop_opening(None)
         for half in self._halves():
@@ -481,19 +481,19 @@ class Session(CommonSession):
                 half.abort()
             else:
                 half.close()
-        self.connection.request_write()
+        self._connection.request_write()
 
     def _abort_all(self) -> None:
         """Abort every live channel and request; the top level stays."""
         for half in self._halves():
-            if not half.entity.is_top:
+            if not half._entity.is_top:
                 half.abort()
-        self.connection.request_write()
+        self._connection.request_write()
 
     # --- the connection
 
     async def ping(self) -> float:
-        half = self.messages if self.messages.state is Receiving.OPEN else self.top
+        half = self._messages if self._messages.state is Receiving.OPEN else self._top
         return await half.ping()
 
     async def shutdown(self, *, grace: float) -> None:
@@ -503,13 +503,13 @@ class Session(CommonSession):
         that arrived before.
         """
         await trio.lowlevel.checkpoint()
-        if not self.connection.pump.is_lost:
+        if not self._connection.pump.is_lost:
             self._stop_opening(None)
-            self.messages.close()
+            self._messages.close()
         with trio.move_on_after(grace):
-            while self._engine.channels and not self.connection.pump.is_lost:
+            while self._engine.channels and not self._connection.pump.is_lost:
                 await self._gone.park()
-        if not self.connection.pump.is_lost:
+        if not self._connection.pump.is_lost:
             self._abort_all()
 
     @property
@@ -521,7 +521,7 @@ class Session(CommonSession):
         return self._info
 
     def stats(self) -> SessionStats:
-        connection = self.connection
+        connection = self._connection
         return SessionStats(
             bytes_received=self._engine.bytes_received,
             bytes_sent=connection.pump.bytes_sent,
@@ -533,8 +533,8 @@ class Session(CommonSession):
         )
 
     def __repr__(self) -> str:
-        state = "lost" if self.connection.pump.is_lost else f"{self._engine.channels} channels"
-        return f"<bpmux.Session {self.connection.pump.peer or 'on a stream'}: {state}>"
+        state = "lost" if self._connection.pump.is_lost else f"{self._engine.channels} channels"
+        return f"<bpmux.Session {self._connection.pump.peer or 'on a stream'}: {state}>"
 
 
 class _TopSource(Source):
@@ -542,9 +542,9 @@ class _TopSource(Source):
 
     __slots__ = ()
 
-    def peer_ended(self, payload: bytes) -> None:
+    def _peer_ended(self, payload: bytes) -> None:
         if not payload:
-            super().peer_ended(payload)
+            super()._peer_ended(payload)
             return
         told = Reason.decode(payload)
         self.end_payload = payload[:REASON_MOST]
@@ -554,7 +554,7 @@ class _TopSource(Source):
             reason, code = told.text or None, told.code or None
             return LinkLost("the peer ends the connection", by="peer", peer=peer, peer_reason=reason, code=code)
 
-        self.ended(left)
+        self._ended(left)
 
 
 class _TopSink(Sink):
@@ -576,7 +576,7 @@ def _detach_half(entity: Entity) -> Half | None:
     half: Half | None = entity.half  # type: ignore[assignment]  # sessions put nothing else there
     entity.half = None
     if isinstance(half, Sink | Source):
-        half.channel = None  # or only a garbage collection would free both
+        half._channel = None  # or only a garbage collection would free both
     return half
 
 

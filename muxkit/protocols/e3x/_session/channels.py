@@ -202,25 +202,26 @@ class Channel(CommonChannel):
     must fit into one packet (`quota`), and the oldest messages are dropped if too much waits at either end.
     """
 
-    __slots__ = ("_connection", "_opening", "engine_channel", "inbox", "sender")
+    __slots__ = ("_connection", "_engine_channel", "_inbox", "_opening", "_sender")
 
     def __init__(self, connection: Connection, engine_channel: EngineChannel, opening: bytes = b"") -> None:
         self._connection = connection
         self._opening = opening if engine_channel.is_reliable else b""
-        self.engine_channel: EngineChannel = engine_channel
-        self.sender: Sender = Sender(connection, engine_channel, spoke=engine_channel.ours and bool(opening))
-        self.inbox: Inbox = Inbox(connection, engine_channel)
+        self._engine_channel: EngineChannel = engine_channel
+        self._sender: Sender = Sender(connection, engine_channel, spoke=engine_channel.ours and bool(opening))
+        self._inbox: Inbox = Inbox(connection, engine_channel)
         if opening and not engine_channel.ours and not engine_channel.is_reliable:
-            self.inbox.deliver(opening)
+            self._inbox._deliver(opening)
 
     @property
     def id(self) -> int:
-        return self.engine_channel.id
+        """The number of the channel in its packets."""
+        return self._engine_channel.id
 
     @property
     def type(self) -> str:
         """The type that its opener gave it, as it came."""
-        return self.engine_channel.type
+        return self._engine_channel.type
 
     @property
     def name(self) -> str:
@@ -236,35 +237,36 @@ class Channel(CommonChannel):
 
     @property
     def is_reliable(self) -> bool:
-        return self.engine_channel.is_reliable
+        """False for a channel whose messages may be lost and may overtake each other."""
+        return self._engine_channel.is_reliable
 
     @property
     def quota(self) -> int:
         """Bytes that fit into the next packet: on an unreliable channel, the largest message."""
-        return self._connection.engine.quota(self.engine_channel)
+        return self._connection.engine.quota(self._engine_channel)
 
     @property
     def dropped(self) -> int:
         """Received messages of an unreliable channel that made way for newer ones before the application took them."""
-        return self.inbox.dropped
+        return self._inbox.dropped
 
     # --- sending
 
     def send(self, message: bytes) -> Coroutine[object, object, None]:
-        return self.sender.send(message)
+        return self._sender.send(message)
 
     def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
-        return self.sender.send_many(messages)
+        return self._sender.send_many(messages)
 
     async def post(self, message: bytes) -> Receipt:
         """Send a message; `await receipt.delivered()` returns when the peer's application has processed it."""
         self._need_receipts()
-        return await self.sender.post(message)
+        return await self._sender.post(message)
 
     async def delivered(self) -> None:
         """Wait until the peer's application has processed everything sent so far, with a `finish`."""
         self._need_receipts()
-        await self.sender.wait_delivered()
+        await self._sender.wait_delivered()
 
     async def finish(self) -> None:
         """End this side of the channel, and wait until the end was sent; receiving goes on.
@@ -272,19 +274,19 @@ class Channel(CommonChannel):
         e3x confirms only what an application has processed, so this does not wait for a confirmation; `delivered` waits
         until the peer has processed everything.
         """
-        await self.sender.finish()
+        await self._sender.finish()
 
     # --- receiving
 
     def receive(self) -> Coroutine[object, object, bytes]:
-        return self.inbox.receive()
+        return self._inbox.receive()
 
     def receive_many(self, limit: int | None = None) -> Coroutine[object, object, list[bytes]]:
-        return self.inbox.receive_many(limit)
+        return self._inbox.receive_many(limit)
 
     def done(self) -> None:
         """Count the received messages as processed, before the next one is asked for."""
-        self.inbox.done()
+        self._inbox.done()
 
     # --- the end
 
@@ -298,15 +300,15 @@ class Channel(CommonChannel):
 
     def close(self) -> None:
         """`aclose` without the checkpoint."""
-        self.sender.close()
-        self.inbox.close()
-        self._connection.close(self.engine_channel)
+        self._sender.close()
+        self._inbox.close()
+        self._connection.close(self._engine_channel)
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
         told = Reason(reason, code)
-        self.sender.abort(reason, code=code)
-        self.inbox.drop()
-        self._connection.abort(self.engine_channel, told)
+        self._sender.abort(reason, code=code)
+        self._inbox._drop()
+        self._connection.abort(self._engine_channel, told)
 
     def as_stream(self) -> ByteStream:
         """Return the channel as a `trio.abc.HalfCloseableStream`; use either that or the methods of the channel.
@@ -319,7 +321,7 @@ class Channel(CommonChannel):
 
     def stats(self) -> ChannelStats:
         """Return the gauges of now; the credits are in packets, as the windows of the document are."""
-        channel, inbox = self.engine_channel, self.inbox
+        channel, inbox = self._engine_channel, self._inbox
         outgoing, incoming = channel.outgoing, channel.incoming
         if outgoing is None or incoming is None:
             return ChannelStats(
@@ -330,30 +332,30 @@ class Channel(CommonChannel):
             unread=incoming.bytes,
             credit_out=max(0, outgoing.limit - outgoing.sent),
             credit_in=incoming.capacity - incoming.waiting,
-            waiting_since=self.sender.waiting_since,
+            waiting_since=self._sender.waiting_since,
         )
 
     def __repr__(self) -> str:
         kind = "reliable" if self.is_reliable else "unreliable"
-        state = self.sender.state_text()
-        return f"<e3x.Channel {self.id} {self.type[:64]!r}, {kind}, {state}, {self.inbox.unread} unread>"
+        state = self._sender._state_text()
+        return f"<e3x.Channel {self.id} {self.type[:64]!r}, {kind}, {state}, {self._inbox.unread} unread>"
 
     # --- for the session
 
-    def took(self) -> None:
+    def _took(self) -> None:
         """The application has accepted it; its opening is processed thereby."""
-        self._connection.done(self.engine_channel)
+        self._connection.done(self._engine_channel)
 
-    def broken(self, text: str) -> None:
+    def _broken(self, text: str) -> None:
         """The peer broke the channel."""
         said = text.encode(errors="replace")
         told = Reason() if text == NO_REASON else Reason.decode(said)
-        self.sender.broken(lambda: ChannelStopped("the peer broke the channel off", payload=said, told=told))
-        self.inbox.ended(lambda: ChannelCancelled("the peer broke the channel off", payload=said, told=told))
+        self._sender._broken(lambda: ChannelStopped("the peer broke the channel off", payload=said, told=told))
+        self._inbox._ended(lambda: ChannelCancelled("the peer broke the channel off", payload=said, told=told))
 
-    def lost(self, error: ErrorMaker) -> None:
-        self.sender.lost(error)
-        self.inbox.ended(error)
+    def _lost(self, error: ErrorMaker) -> None:
+        self._sender._lost(error)
+        self._inbox._ended(error)
 
     def _need_receipts(self) -> None:
         if not self.is_reliable:
@@ -364,7 +366,7 @@ class _Stream(ByteStream):
     """A channel as a stream; closing it closes the channel."""
 
     def __init__(self, channel: Channel) -> None:
-        super().__init__(channel.sender, channel.inbox)
+        super().__init__(channel._sender, channel._inbox)
         self._channel = channel
 
     async def aclose(self) -> None:
@@ -403,7 +405,7 @@ class Sender(SendHalf):
         super().__init__(connection.budget, connection.request_write)
         self._connection = connection
         self._engine = connection.engine
-        self.channel = channel
+        self._channel = channel
         self.last: int = 0
         """The receipt of the last message."""
         self.end: int | None = None
@@ -416,10 +418,10 @@ class Sender(SendHalf):
             self.last = channel.outgoing.next_seq - 1  # the opening carried a message
 
     def __repr__(self) -> str:
-        return f"<e3x.Sender {self.channel.id} {self.channel.type[:64]!r}: {self.state_text()}>"
+        return f"<e3x.Sender {self._channel.id} {self._channel.type[:64]!r}: {self._state_text()}>"
 
-    def unread_beside(self) -> int:
-        return self.channel.incoming.waiting if self.channel.incoming is not None else 0
+    def _unread_beside(self) -> int:
+        return self._channel.incoming.waiting if self._channel.incoming is not None else 0
 
     # --- for the application
 
@@ -450,7 +452,7 @@ class Sender(SendHalf):
             raise self._error()
 
     def _is_written(self) -> bool:
-        channel = self.channel
+        channel = self._channel
         if channel.outgoing is None:
             return not channel.datagrams
         return channel.gone or self.end is None or channel.outgoing.sent >= self.end
@@ -464,27 +466,27 @@ class Sender(SendHalf):
     # --- for the session
 
     @property
-    def is_undelivered(self) -> bool:
+    def _is_undelivered(self) -> bool:
         """Whether messages may be unprocessed by the peer's application, on a channel that was not aborted."""
-        if self.channel.outgoing is None or self.given_up or self._is_broken:
+        if self._channel.outgoing is None or self._given_up or self._is_broken:
             return False
         return self.delivery.value < self.last
 
-    def mark_delivered(self, last: int) -> None:
+    def _mark_delivered(self, last: int) -> None:
         """Note that the peer's application has processed everything up to a receipt."""
         self.delivery.advance(last)
         if self.end is not None and last >= self.end:
-            self.confirmed()
+            self._confirmed()
 
-    def broken(self, error: ErrorMaker) -> None:
+    def _broken(self, error: ErrorMaker) -> None:
         """The peer broke the channel."""
         self._is_broken = True
         self._fail(error)
-        self.stopped(error)
+        self._stopped(error)
 
-    def lost(self, error: ErrorMaker) -> None:
+    def _lost(self, error: ErrorMaker) -> None:
         self._fail(error)
-        super().lost(error)
+        super()._lost(error)
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
         super().abort(reason, code=code)
@@ -501,25 +503,25 @@ class Sender(SendHalf):
 
     # --- engine commands of `SendHalf`
 
-    def admits(self, size: int) -> bool:
-        return self._engine.admits(self.channel, size)
+    def _admits(self, size: int) -> bool:
+        return self._engine.admits(self._channel, size)
 
-    def watch(self, size: int) -> None:
-        self._engine.watch(self.channel, size)
+    def _watch(self, size: int) -> None:
+        self._engine.watch(self._channel, size)
 
     def _push(self, message: bytes) -> None:
-        self.last = self._engine.send(self.channel, message) or self.last
+        self.last = self._engine.send(self._channel, message) or self.last
         self._connection.messages_sent += 1
 
-    def check_size(self, size: int) -> None:
+    def _check_size(self, size: int) -> None:
         limit = self._engine.limits.message
         if size > limit:
             raise LocalProtocolError(f"a message of {size} bytes against Limits(message={limit})")
 
     def _finish(self, payload: bytes) -> None:
-        if not self.channel.gone and not self.channel.ended:
+        if not self._channel.gone and not self._channel.ended:
             self._connection.update_time()
-            self.end = self._engine.end(self.channel)
+            self.end = self._engine.end(self._channel)
 
     def _abort(self, reason: Reason) -> None:
         pass  # the channel tells the engine, about both directions
@@ -532,12 +534,12 @@ class Inbox(ReceiveHalf[bytes]):
     message that the application takes next. On an unreliable one messages wait here, and the oldest are dropped.
     """
 
-    __slots__ = ("_connection", "_size", "channel", "dropped")
+    __slots__ = ("_channel", "_connection", "_size", "dropped")
 
     def __init__(self, connection: Connection, channel: EngineChannel) -> None:
         super().__init__(connection.request_write)
         self._connection = connection
-        self.channel: EngineChannel = channel
+        self._channel: EngineChannel = channel
         self._size = 0  # bytes that were not taken, with their overhead
         self.dropped: int = 0
 
@@ -546,9 +548,9 @@ class Inbox(ReceiveHalf[bytes]):
     async def receive_many(self, limit: int | None = None) -> list[bytes]:
         """Wait for at least one message, then take all that have arrived; they count as processed together."""
         messages = await super().receive_many(limit)
-        if self.channel.is_reliable:
+        if self._channel.is_reliable:
             most = MESSAGES_MOST if limit is None else limit
-            further = self._connection.engine.take(self.channel, most - len(messages))
+            further = self._connection.engine.take(self._channel, most - len(messages))
             self._connection.messages_received += len(further)
             self._since_yield += max(sum(map(len, further)), YIELD_LEAST * len(further))
             messages += further
@@ -558,16 +560,16 @@ class Inbox(ReceiveHalf[bytes]):
 
     def done(self) -> None:
         """Count the taken messages as processed, and tell the peer. Harmless if none was taken."""
-        incoming = self.channel.incoming
+        incoming = self._channel.incoming
         if incoming is not None and incoming.handed and not self._stored.count:
-            self._connection.done(self.channel)
+            self._connection.done(self._channel)
 
     def close(self) -> None:
         """Stop receiving; the taken messages count as processed."""
         self.done()
         super().close()
 
-    def drop(self) -> None:
+    def _drop(self) -> None:
         """Stop receiving; the taken messages do not count as processed."""
         super().close()
 
@@ -578,17 +580,17 @@ class Inbox(ReceiveHalf[bytes]):
         """Bytes that were not taken, with what each message counts beside its own."""
         return self._size
 
-    def deliver(self, message: bytes) -> None:
+    def _deliver(self, message: bytes) -> None:
         if self.state is not Receiving.CLOSED:
             self._count(len(message) + OVERHEAD)
-        super().deliver(message)
-        if not self.channel.is_reliable:
+        super()._deliver(message)
+        if not self._channel.is_reliable:
             self._make_room()
 
     @property
     def unread(self) -> int:
         """Messages that wait to be received."""
-        waiting = 0 if self.channel.incoming is None else self.channel.incoming.waiting
+        waiting = 0 if self._channel.incoming is None else self._channel.incoming.waiting
         return max(super().unread, waiting)
 
     # --- inside

@@ -79,7 +79,7 @@ async def session(
     or a cancellation hangs up at once.
     """
     mux = Session(link, role, config or Config(), limits or Limits(), observer)
-    connection = mux.connection
+    connection = mux._connection
     async with background() as nursery:
         nursery.start_soon(connection.pump.run)
         nursery.start_soon(mux._run_liveness)
@@ -130,7 +130,7 @@ class Session(CommonSession):
             events.Broken: self._on_broken,
             events.Faulted: self._on_faulted,
         }
-        self.connection: Connection = Connection(
+        self._connection: Connection = Connection(
             link,
             session=self,
             odd=role == "connector",
@@ -142,8 +142,8 @@ class Session(CommonSession):
             on_aborted=self._forget,
             on_written=self._openers.wake_waiters,
         )
-        self.liveness: Liveness = Liveness(self.connection, config, odd=role == "connector")
-        self._engine = self.connection.engine
+        self._liveness: Liveness = Liveness(self._connection, config, odd=role == "connector")
+        self._engine = self._connection.engine
         self._limits = self._engine.limits
 
     # --- channels
@@ -179,7 +179,7 @@ class Session(CommonSession):
             if error is not None:
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 raise error
-            connection = self.connection
+            connection = self._connection
             connection.update_time()
             opened = self._engine.open(type, body, reliable=reliable)
             channel = self._live[opened.id] = Channel(connection, opened, body)
@@ -198,9 +198,9 @@ class Session(CommonSession):
 
     def _closed(self) -> Exception | None:
         """Return why no channel can be opened any more, or None."""
-        if self.connection.pump.is_lost:
-            return self.connection.pump.loss()
-        if self.liveness.peer_left:
+        if self._connection.pump.is_lost:
+            return self._connection.pump.loss()
+        if self._liveness.peer_left:
             return ChannelStopped("no channel can be opened any more: the peer has left")
         if self._draining:
             return trio.ClosedResourceError("no channel can be opened any more: this side is closing the session")
@@ -211,15 +211,15 @@ class Session(CommonSession):
         return self._backlog
 
     def _on_opened(self, event: events.Opened) -> None:
-        self.connection.heard()
+        self._connection.heard()
         if event.channel.type in RESERVED:
-            self.liveness.answer(event.channel, event.body)
+            self._liveness.answer(event.channel, event.body)
         elif self._draining:
             self._engine.err(event.channel, "closing")
         elif len(self._backlog) >= self._limits.backlog:
             self._engine.err(event.channel, "too many channels")
         else:
-            connection = self.connection
+            connection = self._connection
             connection.messages_received += bool(event.body) and not event.channel.is_reliable
             channel = self._live[event.channel.id] = Channel(connection, event.channel, event.body)
             self._backlog.put(channel)
@@ -229,7 +229,7 @@ class Session(CommonSession):
 
     def _took(self, channel: Channel) -> None:
         self._engine.started(trio.current_time())
-        channel.took()
+        channel._took()
 
     def _stop_opening(self, error: ErrorMaker | None) -> None:
         """End the iterator over new channels and fail the waiting openers; `error` is None if that is in order."""
@@ -244,86 +244,86 @@ class Session(CommonSession):
             self._actions[type(event)](event)
 
     def _on_message(self, event: events.Message) -> None:
-        connection = self.connection
+        connection = self._connection
         connection.heard()
         channel = self._live.get(event.channel.id)
         if channel is None:
             self._engine.done(event.channel)
             return
         connection.messages_received += 1
-        channel.inbox.deliver(event.body)
+        channel._inbox._deliver(event.body)
 
     def _on_ended(self, event: events.Ended) -> None:
         channel = self._live.get(event.channel.id)
         if channel is not None:
-            channel.inbox.ended(trio.EndOfChannel)
+            channel._inbox._ended(trio.EndOfChannel)
 
     def _on_delivered(self, event: events.Delivered) -> None:
-        connection = self.connection
+        connection = self._connection
         connection.heard()
         channel = self._live.get(event.channel.id)
         if channel is None:
-            self.liveness.answered(event.channel.id)
+            self._liveness.answered(event.channel.id)
         else:
-            channel.sender.mark_delivered(event.last)
+            channel._sender._mark_delivered(event.last)
         if connection.acked:
             connection.acked.unpark_all()
 
     def _on_writable(self, event: events.Writable) -> None:
         channel = self._live.get(event.channel.id)
         if channel is not None:
-            channel.sender.window_changed()
+            channel._sender._window_changed()
 
     def _on_closed(self, event: events.Closed) -> None:
         channel = self._forget(event.channel)
         if channel is not None:
-            channel.sender.confirmed()
-            channel.inbox.ended(trio.EndOfChannel)
+            channel._sender._confirmed()
+            channel._inbox._ended(trio.EndOfChannel)
 
     def _on_broken(self, event: events.Broken) -> None:
-        connection, is_answer = self.connection, event.cause is Cause.PEER
+        connection, is_answer = self._connection, event.cause is Cause.PEER
         if is_answer:
             connection.heard()
         elif event.cause is Cause.TIMEOUT:
-            self.liveness.suspect()  # first: if the peer is silent, all channels get the same error
+            self._liveness.suspect()  # first: if the peer is silent, all channels get the same error
         channel = self._forget(event.channel)
         if channel is None:
-            self.liveness.broken(event.channel.id, is_answer=is_answer)
+            self._liveness.broken(event.channel.id, is_answer=is_answer)
         elif is_answer:
-            channel.broken(event.text)
+            channel._broken(event.text)
             if self._backlog.drop(channel) is not None:  # it needs no work
-                channel.inbox.drop()
+                channel._inbox._drop()
                 connection.engine.spared()
         elif not channel.is_reliable:  # only its end can be lost
-            channel.sender.confirmed()
-            channel.inbox.ended(trio.EndOfChannel)
+            channel._sender._confirmed()
+            channel._inbox._ended(trio.EndOfChannel)
         else:
             reason = f"channel {event.channel.id} is over: {event.text}"
-            channel.lost(lambda: LinkLost(reason, by="network", peer=connection.pump.peer))
+            channel._lost(lambda: LinkLost(reason, by="network", peer=connection.pump.peer))
 
     def _on_faulted(self, event: events.Faulted) -> None:
         # The text of a fault may hold payload, so the log tells only its kind.
-        _log.debug("%s: dropped a packet: %s", self.connection.pump.peer or "a peer", event.fault.value)
+        _log.debug("%s: dropped a packet: %s", self._connection.pump.peer or "a peer", event.fault.value)
 
     def _forget(self, engine_channel: EngineChannel) -> Channel | None:
         """Remove a channel that is gone."""
         channel = self._live.pop(engine_channel.id, None)
-        self.connection.wake_all()
+        self._connection.wake_all()
         self._openers.wake_waiters()
         return channel
 
     def _on_lost(self) -> None:
-        connection = self.connection
-        loss, peer_left = connection.pump.loss, self.liveness.peer_left
+        connection = self._connection
+        loss, peer_left = connection.pump.loss, self._liveness.peer_left
         lost = loss()
         has_reason = bool(lost.peer_reason or lost.code)
         is_orderly = peer_left or (not self._live and lost.by == "peer" and not has_reason)
         with turns().spreading():
             for channel in [*self._live.values()]:
                 if peer_left and not channel.is_reliable:
-                    channel.inbox.ended(trio.EndOfChannel)  # its end was lost
-                channel.lost(loss)
-        self.liveness.lost(loss)
+                    channel._inbox._ended(trio.EndOfChannel)  # its end was lost
+                channel._lost(loss)
+        self._liveness.lost(loss)
         self._stop_opening(None if is_orderly else loss)
         connection.wake_all()
 
@@ -331,14 +331,14 @@ class Session(CommonSession):
 
     async def _leave(self, linger: float) -> None:
         """End all channels, wait until the peer's application has processed them, hang up; at most `linger` seconds."""
-        connection = self.connection
-        pump, liveness = connection.pump, self.liveness
+        connection = self._connection
+        pump, liveness = connection.pump, self._liveness
         pump.phase = "leave"
-        told = [channel for channel in self._live.values() if channel.sender.is_undelivered]
+        told = [channel for channel in self._live.values() if channel._sender._is_undelivered]
         with trio.move_on_after(linger) as scope:
             self._close_all()
             while not pump.is_lost and any(
-                channel.sender.is_undelivered and not channel.engine_channel.gone for channel in told
+                channel._sender._is_undelivered and not channel._engine_channel.gone for channel in told
             ):
                 await connection.acked.park()
             with trio.move_on_after(FAREWELL_TIMEOUT):
@@ -357,36 +357,36 @@ class Session(CommonSession):
         if scope.cancelled_caught:
             late = Reason(f"the other side left without what was not processed within {linger} s")
             connection.lose(f"the peer did not take leave within {linger} s", by="peer", told=late)
-        if any(channel.sender.is_undelivered for channel in told):
+        if any(channel._sender._is_undelivered for channel in told):
             raise pump.loss()
 
     def _close_all(self) -> None:
         """Accept no new channels, and end all live ones."""
-        if self.connection.pump.is_lost:
+        if self._connection.pump.is_lost:
             return
         self._stop_opening(None)
         for channel in [*self._live.values()]:
-            if channel.engine_channel.taken:
+            if channel._engine_channel.taken:
                 channel.close()
             else:
                 channel.abort()
-        self.connection.request_write()
+        self._connection.request_write()
 
     def _abort_all(self, *, only_reliable: bool = False) -> None:
         for channel in [*self._live.values()]:
             if channel.is_reliable or not only_reliable:
                 channel.abort()
-        self.connection.request_write()
+        self._connection.request_write()
 
     async def _run_liveness(self) -> None:
         """Keep the session alive until the peer leaves; then wait for its last acks, answer, and hang up, too."""
-        connection = self.connection
-        await self.liveness.keep_alive()
+        connection = self._connection
+        await self._liveness.keep_alive()
         self._stop_opening(None)
         with trio.move_on_after(UNACKED_TIMEOUT):
-            while any(_is_unacked(channel.engine_channel) for channel in self._live.values()):
+            while any(_is_unacked(channel._engine_channel) for channel in self._live.values()):
                 await connection.acked.park()
-        self.liveness.answer_goodbye()
+        self._liveness.answer_goodbye()
         await connection.pump.flushed()
         count = len(self._live)
         what = f" while {counted(count, 'channel', were=True)} open" if count else ""
@@ -399,7 +399,7 @@ class Session(CommonSession):
 
     async def ping(self) -> float:
         """Wait for one round trip through the peer's session, by a channel of a reserved type; return its seconds."""
-        return await self.liveness.ping()
+        return await self._liveness.ping()
 
     async def shutdown(self, *, grace: float) -> None:
         """Accept no new channels, let the live ones end for up to `grace` seconds, then abort them.
@@ -407,7 +407,7 @@ class Session(CommonSession):
         Channels that the peer opens from now on are answered with an err.
         """
         await trio.lowlevel.checkpoint()
-        connection = self.connection
+        connection = self._connection
         self._stop_opening(None)
         with trio.move_on_after(grace):
             while self._live and not connection.pump.is_lost:
@@ -429,16 +429,16 @@ class Session(CommonSession):
         return self._info
 
     def channels(self) -> Sequence[Channel]:
-        return [channel for channel in self._live.values() if channel.engine_channel.taken]
+        return [channel for channel in self._live.values() if channel._engine_channel.taken]
 
     def stats(self) -> SessionStats:
-        connection, pump, stats = self.connection, self.connection.pump, self._engine.stats()
+        connection, pump, stats = self._connection, self._connection.pump, self._engine.stats()
         common: dict[str, object] = {
             "messages_received": connection.messages_received,
             "messages_sent": connection.messages_sent,
             "channels": len(self._live),
             "queued": stats.unsent + pump.unsent,
-            "round_trip": self.liveness.round_trip if stats.round_trip is None else stats.round_trip,
+            "round_trip": self._liveness.round_trip if stats.round_trip is None else stats.round_trip,
             "dropped": connection.dropped,
             "too_large": pump.too_large if isinstance(pump, DatagramPump) else 0,
             "refused": pump.refused if isinstance(pump, DatagramPump) else 0,
@@ -446,8 +446,8 @@ class Session(CommonSession):
         return SessionStats(**attrs.asdict(stats) | common)
 
     def __repr__(self) -> str:
-        state = "lost" if self.connection.pump.is_lost else f"{len(self._live)} channels"
-        return f"<e3x.Session {self.connection.pump.peer or 'on a link'}: {state}>"
+        state = "lost" if self._connection.pump.is_lost else f"{len(self._live)} channels"
+        return f"<e3x.Session {self._connection.pump.peer or 'on a link'}: {state}>"
 
 
 class Liveness:

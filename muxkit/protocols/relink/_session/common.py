@@ -60,7 +60,7 @@ CLOSED_A_TURN: Final = 32  # channels, when a link with many of them ends
 class Sink(SendHalf):
     """The sending half of a common channel."""
 
-    __slots__ = ("_core", "_end", "_engine", "_id", "_markers", "has_sent", "is_finished", "is_unannounced")
+    __slots__ = ("_core", "_end", "_engine", "_has_sent", "_id", "_is_finished", "_is_unannounced", "_markers")
 
     def __init__(self, core: Core, id: int) -> None:
         super().__init__(core.budget, core.request_write)
@@ -69,21 +69,21 @@ class Sink(SendHalf):
         self._id = id
         self._markers: deque[Parts] = NO_QUEUE  # markers for which there was no room yet
         self._end: int | None = None  # number of the message that holds END or CANCEL
-        self.has_sent: bool = False
-        self.is_unannounced: bool = False  # the peer never heard of the channel, and need not
-        self.is_finished: bool = False  # END or CANCEL is queued, or the peer sent STOP
+        self._has_sent: bool = False
+        self._is_unannounced: bool = False  # the peer never heard of the channel, and need not
+        self._is_finished: bool = False  # END or CANCEL is queued, or the peer sent STOP
 
     @property
-    def may_close(self) -> bool:
-        return self.is_finished and not self._markers
+    def _may_close(self) -> bool:
+        return self._is_finished and not self._markers
 
-    def admits(self, size: int) -> bool:
+    def _admits(self, size: int) -> bool:
         return self._engine.admits(self._id, size + RESERVE)
 
-    def watch(self, size: int) -> None:
+    def _watch(self, size: int) -> None:
         self._engine.watch(self._id, size + RESERVE)
 
-    def check_size(self, size: int) -> None:
+    def _check_size(self, size: int) -> None:
         most = self._core.limits.message
         if size > most:
             raise LocalProtocolError(f"a message of {size} bytes against Limits(message={most})")
@@ -112,25 +112,25 @@ class Sink(SendHalf):
     def _send_now(self, parts: Parts, *, overdraw: bool = False) -> int:
         number = self._engine.send(self._id, parts, overdraw=overdraw)
         self._core.messages_sent += 1
-        self.has_sent = True
+        self._has_sent = True
         if self._engine.out_transactions:
             self._engine.commit(self._id, through=number)
         return number
 
     def _finish(self, payload: bytes) -> None:
-        self.send_marker(END)
+        self._send_marker(END)
 
     def _abort(self, reason: Reason) -> None:
         if END in self._markers:
             self._markers.remove(END)
         if self._end is None:
-            self.send_marker(_with_reason(CANCEL, reason))
+            self._send_marker(_with_reason(CANCEL, reason))
 
-    def send_marker(self, marker: Parts) -> None:
+    def _send_marker(self, marker: Parts) -> None:
         """Send a marker behind everything that was sent, as soon as there is room; the caller requests the write."""
         if _is_end(marker):
-            self.is_finished = True
-        if not self.is_unannounced:
+            self._is_finished = True
+        if not self._is_unannounced:
             self._markers = queue_of(self._markers)
             self._markers.append(marker)
             self._send_markers()
@@ -154,24 +154,24 @@ class Sink(SendHalf):
             if _is_end(marker):
                 self._end = number
 
-    def window_changed(self) -> None:
+    def _window_changed(self) -> None:
         self._send_markers()
-        super().window_changed()
+        super()._window_changed()
 
-    def heard(self, through: int) -> None:
+    def _heard(self, through: int) -> None:
         """The peer has the messages through this one."""
         if self._end is not None and through >= self._end:
-            self.gone()
+            self._gone()
 
-    def gone(self) -> None:
+    def _gone(self) -> None:
         """Confirm the end: the peer has it, or the channel is closed on both sides of the wire."""
         if self.state is Sending.FINISHING:
-            self.confirmed()
+            self._confirmed()
 
     def __repr__(self) -> str:
-        return f"<relink.Sink {self._id} {self.state_text()}>"
+        return f"<relink.Sink {self._id} {self._state_text()}>"
 
-    def unread_beside(self) -> int:
+    def _unread_beside(self) -> int:
         channel = self._core.ins.get(self._id)
         return channel.unread if isinstance(channel, Channel) else 0
 
@@ -204,17 +204,17 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         "_has_ended",
         "_is_absorbing",
         "_is_closed",
+        "_is_open_there",
         "_opening",
         "_out_is_over",
         "_peer_is_done",
         "_sent_stop",
+        "_sink",
         "_taken_bytes",
         "_taken_calls",
         "_told",
         "_unread_markers",
         "id",
-        "is_open_there",
-        "sink",
     )
 
     _new_storage = Mailbox
@@ -226,10 +226,10 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         self.id: int = id
         self._opening = opening
         self._told: Reason | None = None  # why we abort it
-        self.sink: Sink = Sink(core, id)
+        self._sink: Sink = Sink(core, id)
         self._core = core
         self._forgotten = forgotten
-        self.is_open_there: bool = not is_ours  # the peer's direction is in use
+        self._is_open_there: bool = not is_ours  # the peer's direction is in use
         self._came = -1  # the last message that the engine gave
         self._done = -1  # the last that was consumed
         self._taken_calls = 0  # since the engine was told
@@ -265,75 +265,75 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
             unread=self.unread,
             credit_out=None,
             credit_in=None,
-            waiting_since=self.sink.waiting_since,
+            waiting_since=self._sink.waiting_since,
         )
 
     # --- for the application; these give the half's own coroutine, since they are called for each message
 
     def send(self, message: bytes) -> Coroutine[object, object, None]:
-        return self.sink.send(message)
+        return self._sink.send(message)
 
     def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
-        return self.sink.send_many(messages)
+        return self._sink.send_many(messages)
 
     async def finish(self) -> None:
-        await self.sink.finish()
+        await self._sink.finish()
 
     def close(self) -> None:
         """`aclose` without the checkpoint."""
-        self._leave(self.sink.close)
+        self._leave(self._sink.close)
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
         self._told = Reason(reason, code)
-        self._leave(partial(self.sink.abort, reason, code=code))
+        self._leave(partial(self._sink.abort, reason, code=code))
 
-    def say_goodbye(self, reason: Reason) -> None:
+    def _say_goodbye(self, reason: Reason) -> None:
         """Tell the peer why both directions end, before the link does."""
-        if not self.sink.is_finished:
-            self.sink.send_marker(_with_reason(CANCEL, reason))
+        if not self._sink._is_finished:
+            self._sink._send_marker(_with_reason(CANCEL, reason))
         if not self._peer_is_done and not self._sent_stop:
-            self.sink.send_marker(_with_reason(STOP, reason))
+            self._sink._send_marker(_with_reason(STOP, reason))
 
     def _leave(self, end_sending: Callable[[], None]) -> None:
         with self._core.written_together():
-            self.sink.is_unannounced = self._is_idle
+            self._sink._is_unannounced = self._is_idle
             end_sending()  # first: a peer counts the other order as breaking off
             super().close()
             self._close_if_done()
 
     def as_stream(self) -> ByteStream:
         """Return the channel as a `trio.abc.HalfCloseableStream`; use the stream or the channel, not both."""
-        return ByteStream(self.sink, self)
+        return ByteStream(self._sink, self)
 
     def __repr__(self) -> str:
-        return f"<relink.Channel {self.sink!r}, {self.state.value}, {self.unread} unread>"
+        return f"<relink.Channel {self._sink!r}, {self.state.value}, {self.unread} unread>"
 
     # --- for the link: what we send
 
-    def acknowledged(self, event: Acknowledged) -> None:
-        self.sink.heard(event.through)
+    def _acknowledged(self, event: Acknowledged) -> None:
+        self._sink._heard(event.through)
 
-    def window_changed(self) -> None:
-        self.sink.window_changed()
+    def _window_changed(self) -> None:
+        self._sink._window_changed()
         self._close_if_done()
 
-    def closed(self) -> None:
+    def _closed(self) -> None:
         self._out_is_over = True
-        self.sink.gone()
+        self._sink._gone()
         self._check_over()
 
-    def lost(self, error: ErrorMaker) -> None:
-        self.sink.lost(error)
-        self.ended(error)
+    def _lost(self, error: ErrorMaker) -> None:
+        self._sink._lost(error)
+        self._ended(error)
         self._forgotten(self)
 
     # --- for the link: what we receive
 
-    def opened(self) -> bool:
-        was_open, self.is_open_there = self.is_open_there, True
+    def _opened(self) -> bool:
+        was_open, self._is_open_there = self._is_open_there, True
         return not was_open
 
-    def arrived(self, event: Arrived) -> None:
+    def _arrived(self, event: Arrived) -> None:
         core = self._core
         if event.first <= self._came:
             return  # a channel that was accepted late has asked for everything, and got this before the event came
@@ -342,7 +342,7 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
             self._came += 1
             if len(parts) == 1:
                 core.messages_received += 1
-                self.deliver(parts[0])
+                self._deliver(parts[0])
             else:
                 self._unread_markers += 1
                 self._on_marker(parts)
@@ -350,9 +350,9 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
             self._consume()
             self._close_if_done()
         if self._peer_is_done:
-            self.absorb_if_shut_down()
+            self._absorb_if_shut_down()
 
-    def peer_closed(self) -> None:
+    def _peer_closed(self) -> None:
         self._has_ended = True
         self._peer_sends_no_more(trio.EndOfChannel)  # without a marker, from a peer that sends none
         self._consume()
@@ -376,16 +376,16 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
     def _peer_sends_no_more(self, error: ErrorMaker) -> None:
         if not self._peer_is_done:
             self._peer_is_done = True
-            self.ended(error)
+            self._ended(error)
 
     def _stopped(self, error: ErrorMaker) -> None:
-        self.sink.is_finished = True
-        self.sink.stopped(error)
+        self._sink._is_finished = True
+        self._sink._stopped(error)
 
     def _stop(self) -> None:
         if not self._peer_is_done and not self._sent_stop:
             self._sent_stop = True
-            self.sink.send_marker(STOP if self._told is None else _with_reason(STOP, self._told))
+            self._sink._send_marker(STOP if self._told is None else _with_reason(STOP, self._told))
 
     def _reading(self) -> Reading | None:
         return self._core.reading()
@@ -419,29 +419,29 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
     @property
     def _is_idle(self) -> bool:
         """True if neither side has sent anything on it."""
-        return not (self.is_open_there or self.sink.has_sent)
+        return not (self._is_open_there or self._sink._has_sent)
 
     @property
-    def is_unheard(self) -> bool:
+    def _is_unheard(self) -> bool:
         """True if something was sent that the peer may not have received."""
-        return self.sink.has_sent and self.sink.is_unheard
+        return self._sink._has_sent and self._sink._is_unheard
 
-    def announce(self) -> None:
+    def _announce(self) -> None:
         """Open the channel with BEGIN before our shutdown, after which none can be opened."""
-        if not self.sink.has_sent and self.sink.state is Sending.OPEN:
-            self.sink.send_marker(BEGIN)
+        if not self._sink._has_sent and self._sink.state is Sending.OPEN:
+            self._sink._send_marker(BEGIN)
 
-    def peer_shut_down(self) -> None:
+    def _peer_shut_down(self) -> None:
         """The peer opens no more channels: one that it has not used was refused."""
-        if not self.is_open_there:
+        if not self._is_open_there:
             self._peer_is_done = self._has_ended = True
             self._stopped(refused)
-            self.ended(refused)
+            self._ended(refused)
             self._close_if_done()
             self._check_over()
-        self.absorb_if_shut_down()
+        self._absorb_if_shut_down()
 
-    def absorb_if_shut_down(self) -> None:
+    def _absorb_if_shut_down(self) -> None:
         """Consume at once what the application has not read, if the peer shuts down and sends no more."""
         if self._peer_is_done and self._core.engine.has_peer_shut_down:
             self._is_absorbing = True
@@ -449,17 +449,17 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
 
     def _close_if_done(self) -> None:
         """Close our direction once its end, or the peer's STOP, leaves nothing to send."""
-        if self._is_closed or not self.sink.may_close or not (self._peer_is_done or self._sent_stop):
+        if self._is_closed or not self._sink._may_close or not (self._peer_is_done or self._sent_stop):
             return
         self._is_closed = True
-        if not self.sink.has_sent and self.is_open_there:
-            self.sink.send_marker(BEGIN)  # or the peer would wait for an end that never comes
-        if self.sink.has_sent and self._core.error is None:
+        if not self._sink._has_sent and self._is_open_there:
+            self._sink._send_marker(BEGIN)  # or the peer would wait for an end that never comes
+        if self._sink._has_sent and self._core.error is None:
             self._core.engine.close(self.id)
             self._core.after_command()
         else:
             self._out_is_over = True
-            self.sink.gone()
+            self._sink._gone()
         self._check_over()
 
     def _check_over(self) -> None:
@@ -599,7 +599,7 @@ class CommonChannels:
         core.dispatch_events()
         taker = core.ins.get(id)
         if taker is not None and core.peer_channels.get(id, False):
-            taker.peer_closed()
+            taker._peer_closed()
 
     # --- what we open
 
@@ -616,7 +616,7 @@ class CommonChannels:
         self._ours += 1
         channel = self.live[id] = Channel(self._core, id, self._forgotten, is_ours=True, opening=opening)
         if opening:
-            channel.sink.send_marker((OPEN, opening))
+            channel._sink._send_marker((OPEN, opening))
             self._core.after_command()
         self._openers.wake_waiters()
         return channel
@@ -676,7 +676,7 @@ class CommonChannels:
         except LocalProtocolError:  # no channel can be opened any more
             return None
         for channel in self.taken():
-            channel.say_goodbye(reason)  # for peers that know no goodbye
+            channel._say_goodbye(reason)  # for peers that know no goodbye
         return id
 
     def refuse_unclaimed(self) -> None:
@@ -690,7 +690,7 @@ class CommonChannels:
 
     def announce_all(self) -> None:
         for channel in [*self.live.values()]:
-            channel.announce()
+            channel._announce()
 
     async def close_all(self, *, abort: bool = False) -> None:
         """Close or abort all channels, in turns of processor time."""
@@ -702,5 +702,5 @@ class CommonChannels:
     def peer_shut_down(self) -> None:
         self.ended(None)
         for channel in [*self.live.values()]:
-            channel.peer_shut_down()
+            channel._peer_shut_down()
         self._on_idle()

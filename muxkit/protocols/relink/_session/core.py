@@ -20,29 +20,29 @@ from muxkit.runtime import Session as CommonSession
 class Out(Protocol):
     """What sends on one channel of ours, as the link sees it."""
 
-    def acknowledged(self, event: Acknowledged) -> None:
+    def _acknowledged(self, event: Acknowledged) -> None:
         """The peer has the messages through this one, or has done more with them."""
 
-    def closed(self) -> None:
+    def _closed(self) -> None:
         """The peer confirmed the end of the channel."""
 
-    def window_changed(self) -> None:
+    def _window_changed(self) -> None:
         """There may be room."""
 
-    def lost(self, error: ErrorMaker) -> None: ...
+    def _lost(self, error: ErrorMaker) -> None: ...
 
 
 class In(Protocol):
     """What receives from one channel of the peer, as the link sees it."""
 
-    def opened(self) -> bool:
+    def _opened(self) -> bool:
         """The channel's first message came; False if this one belonged to an earlier life of the channel."""
 
-    def arrived(self, event: Arrived) -> None: ...
-    def peer_closed(self) -> None:
+    def _arrived(self, event: Arrived) -> None: ...
+    def _peer_closed(self) -> None:
         """The peer closed the channel: no more comes in this life of it."""
 
-    def lost(self, error: ErrorMaker) -> None: ...
+    def _lost(self, error: ErrorMaker) -> None: ...
 
 
 class Core:

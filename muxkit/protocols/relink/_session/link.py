@@ -74,8 +74,8 @@ async def living(link: Link, linger: float, *work: Callable[[], Awaitable[None]]
         except BaseException as error:
             if isinstance(error, Exception):
                 told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
-                link.say_goodbye(told)
-            link.lose_because("the link was left by an error", by="local")
+                link._say_goodbye(told)
+            link._lose_because("the link was left by an error", by="local")
             raise
         await link.leave(linger)
 
@@ -89,9 +89,9 @@ class Link(CommonSession):
     def __init__(
         self, engine: LinkEngine, *, on_changed: OnChanged | None = None, outage: Outage | None = None
     ) -> None:
-        self.core: Core = Core(engine, self._dispatch, self)
+        self._core: Core = Core(engine, self._dispatch, self)
         self._engine = engine
-        self._common = CommonChannels(self.core, self._shut_down_if_idle)
+        self._common = CommonChannels(self._core, self._shut_down_if_idle)
         self._on_changed = on_changed
         self._outage = outage
         self._pings: Pings[None] = Pings()
@@ -109,10 +109,10 @@ class Link(CommonSession):
         self._was_unheard = False  # when the link was over
         self._unreported: ErrorMaker | None = None  # a change of the link that lost messages, and was raised nowhere
         # What connections were good for.
-        self.last_loss: ErrorMaker = partial(LinkLost, "there was no connection", by="local")  # of the last one
-        self.progress: int = 0
+        self._last_loss: ErrorMaker = partial(LinkLost, "there was no connection", by="local")  # of the last one
+        self._progress: int = 0
         """Grows with everything that brings the application's work forward."""
-        self.refusals: int = 0
+        self._refusals: int = 0
         """Connections in a row that were over at once and brought nothing forward."""
         self._began = 0.0  # the present connection
         self._progress_before = 0
@@ -124,7 +124,7 @@ class Link(CommonSession):
             events.ChannelClosed: self._on_closed,
             events.Writable: self._on_writable,
             events.Ponged: lambda event: self._pings.answered(None),
-            events.Resumed: lambda event: self.core.budget.wake_waiting(),
+            events.Resumed: lambda event: self._core.budget.wake_waiting(),
             events.LinkReplaced: self._on_changed_link,
             events.EpochChanged: self._on_changed_link,
             events.Silent: self._on_silent,
@@ -132,14 +132,14 @@ class Link(CommonSession):
             events.Finished: self._on_finished,
             events.Failed: self._on_failed,
         }
-        self.core.on_goodbye = self._on_goodbye
+        self._core.on_goodbye = self._on_goodbye
 
     # --- messages
 
     def sender(self, channel: int = 0) -> Sender:
         """To send on a channel of ours. Its first message opens it; one sender at a time, and one more that waits until
         the channel's end is confirmed."""
-        core = self.core
+        core = self._core
         self._check_channel(channel, core.engine.out_id_size)
         before = core.outs.get(channel)
         sender = Sender(core, channel)
@@ -153,13 +153,13 @@ class Link(CommonSession):
 
     def receiver(self, channel: int = 0) -> Receiver:
         """To receive what the peer sends on this channel, now or once the peer opens it; one receiver at a time."""
-        self._check_channel(channel, self.core.engine.in_id_size)
-        if channel in self.core.ins:
+        self._check_channel(channel, self._core.engine.in_id_size)
+        if channel in self._core.ins:
             raise LocalProtocolError(f"channel {channel} has a receiver")
         return self._common.receiver(channel)
 
     def _check_channel(self, channel: int, id_size: int) -> None:
-        self.core.raise_if_over()
+        self._core.raise_if_over()
         if not 0 <= channel < 1 << 8 * id_size:
             raise LocalProtocolError(f"channel {channel} does not fit an id of {id_size} bytes")
         self._common.check_free(channel)
@@ -180,16 +180,16 @@ class Link(CommonSession):
         engine, channels = self._engine, [sender.channel for sender in senders]
         engine.check_targets(len(senders))
         while True:
-            full = next((one for one in senders if one.is_closed or not one.may_send(one.size_of(message))), None)
+            full = next((one for one in senders if one.is_closed or not one._may_send(one._size_of(message))), None)
             if full is not None:
-                await full.wait_for_room(full.size_of(message))
+                await full.wait_for_room(full._size_of(message))
             elif not engine.fits(channels, message) and engine.unanswered:
-                await self.core.moved.park()  # each has room, but not all together
+                await self._core.moved.park()  # each has room, but not all together
             else:
                 break
         numbers = engine.multicast(channels, message)
-        receipts = [sender.sent(number) for sender, number in zip(senders, numbers, strict=True)]
-        self.core.request_write()
+        receipts = [sender._sent(number) for sender, number in zip(senders, numbers, strict=True)]
+        self._core.request_write()
         await trio.lowlevel.cancel_shielded_checkpoint()
         return receipts
 
@@ -217,7 +217,8 @@ class Link(CommonSession):
 
     @property
     def is_connected(self) -> bool:
-        return self.core.pump is not None
+        """True while there is a connection."""
+        return self._core.pump is not None
 
     @property
     def unanswered(self) -> int:
@@ -235,24 +236,24 @@ class Link(CommonSession):
         Raises what ended the link if it is over; put `trio.fail_after` around it for a limit.
         """
         await trio.lowlevel.checkpoint()
-        while self.core.pump is None or not self._engine.is_resumed:
-            self.core.raise_if_over()
-            await self.core.moved.park()
+        while self._core.pump is None or not self._engine.is_resumed:
+            self._core.raise_if_over()
+            await self._core.moved.park()
 
     async def ping(self) -> float:
         """One round trip, in seconds; it waits for a connection, and is repeated on the next if this one is lost."""
         await trio.lowlevel.checkpoint()
-        self.core.raise_if_over()
-        if self.core.pump is None:
+        self._core.raise_if_over()
+        if self._core.pump is None:
             self._pings.forget_unwanted()
         ping = self._pings.sent(None)
-        if self.core.pump is not None:
+        if self._core.pump is not None:
             self._send_ping()
         return await ping.wait()
 
     def _send_ping(self, _about: None = None) -> None:
         self._engine.ping()
-        self.core.request_write()
+        self._core.request_write()
 
     async def shutdown(self, *, grace: float) -> None:
         """Open no more channels, let the live ones end for up to `grace` seconds, then cut them.
@@ -261,7 +262,7 @@ class Link(CommonSession):
         back; what was sent before is still delivered while the link lives.
         """
         await trio.lowlevel.checkpoint()
-        core = self.core
+        core = self._core
         if core.error is not None:
             return
         self._common.ended(None)
@@ -269,7 +270,7 @@ class Link(CommonSession):
         self._common.refuse_unclaimed()
         self._shut_down()
         with trio.move_on_after(grace):
-            while self._common.live or any(one.is_live for one in self._senders()):
+            while self._common.live or any(one._is_live for one in self._senders()):
                 await core.moved.park()
         if core.error is None:
             with trio.CancelScope(shield=True):  # for some turns
@@ -282,22 +283,22 @@ class Link(CommonSession):
         if not (self._engine.is_shutting_down or self._engine.over):
             self._engine.shutdown()
             self._common.wake_openers()
-            self.core.after_command()
+            self._core.after_command()
 
     def _senders(self) -> list[Sender]:
-        outs = (*self.core.outs.values(), *self.core.successors.values())
+        outs = (*self._core.outs.values(), *self._core.successors.values())
         return [sender for sender in outs if isinstance(sender, Sender)]
 
     @property
     def limits(self) -> Limits:
-        return self.core.limits
+        return self._core.limits
 
     @property
     def info(self) -> SessionInfo:
         return self._info
 
     def stats(self) -> SessionStats:
-        core, pump = self.core, self.core.pump
+        core, pump = self._core, self._core.pump
         return SessionStats(
             bytes_received=self._bytes_received + (self._engine.bytes_received if pump is not None else 0),
             bytes_sent=self._bytes_sent + (pump.bytes_sent if pump is not None else 0),
@@ -309,14 +310,14 @@ class Link(CommonSession):
         )
 
     def __repr__(self) -> str:
-        state = "over" if self.core.error is not None else "connected" if self.is_connected else "absent"
+        state = "over" if self._core.error is not None else "connected" if self.is_connected else "absent"
         return f"<relink.Link {self._peer or 'without a peer yet'}: {state}>"
 
     # --- connections, for dialling and listening
 
-    async def run_connection(self, stream: trio.abc.Stream, *, epoch: int, link_id: int) -> None:
+    async def _run_connection(self, stream: trio.abc.Stream, *, epoch: int, link_id: int) -> None:
         """Run the link over this stream until the connection is lost or the link is over; closes the stream."""
-        core, engine = self.core, self._engine
+        core, engine = self._core, self._engine
         if core.pump is not None:
             raise RuntimeError("the link has a connection; it has to be over first")
         pump: StreamPump[events.Event] = StreamPump(
@@ -337,7 +338,7 @@ class Link(CommonSession):
         self._peer = pump.peer or self._peer
         self._info = describe(stream, "relink")
         self.connections += 1
-        self._began, self._progress_before = trio.current_time(), self.progress
+        self._began, self._progress_before = trio.current_time(), self._progress
         self._arrivals_before = engine.arrivals
         try:
             core.dispatch_events()
@@ -348,35 +349,35 @@ class Link(CommonSession):
                 nursery.start_soon(self._notice_that_it_works)
                 await pump.run()
         finally:
-            works = self.works
-            self.progress += engine.arrivals != self._arrivals_before
+            works = self._works
+            self._progress += engine.arrivals != self._arrivals_before
             self._bytes_received += engine.bytes_received
             self._bytes_sent += pump.bytes_sent
             core.pump = None
-            self.last_loss = pump.loss
+            self._last_loss = pump.loss
             engine.connection_lost(trio.current_time())
             core.dispatch_events()
             self._count_refusal(works=works)
             core.moved.unpark_all()
 
     @property
-    def works(self) -> bool:
+    def _works(self) -> bool:
         """True if the connection has made progress or lasted SHORT_CONNECTION; a handshake alone is none."""
-        if self.core.pump is None:
+        if self._core.pump is None:
             return False
-        if self.progress != self._progress_before or trio.current_time() >= self._began + SHORT_CONNECTION:
+        if self._progress != self._progress_before or trio.current_time() >= self._began + SHORT_CONNECTION:
             return True
         return self._engine.arrivals != self._arrivals_before
 
     async def _notice_that_it_works(self) -> None:
         await trio.sleep(SHORT_CONNECTION)
-        self.core.moved.unpark_all()
+        self._core.moved.unpark_all()
 
     def _count_refusal(self, *, works: bool) -> None:
-        self.refusals = 0 if works else self.refusals + 1
-        if self.refusals < MOST_REFUSALS or self.core.error is not None:
+        self._refusals = 0 if works else self._refusals + 1
+        if self._refusals < MOST_REFUSALS or self._core.error is not None:
             return
-        count, last, peer, engine = self.refusals, self.last_loss(), self._peer, self._engine
+        count, last, peer, engine = self._refusals, self._last_loss(), self._peer, self._engine
 
         def error() -> LinkRefused:
             return LinkRefused(count, last, peer=peer, unsent=engine.outbox)
@@ -393,7 +394,7 @@ class Link(CommonSession):
                 await pump.hang_up()
         pump.lose("the link is over", by="local")
 
-    def lose_because(
+    def _lose_because(
         self,
         reason: str,
         *,
@@ -414,13 +415,13 @@ class Link(CommonSession):
 
         self._lose(error)
 
-    def say_goodbye(self, told: Reason) -> None:
+    def _say_goodbye(self, told: Reason) -> None:
         """Tell the peer why the link ends, for which its document has no place, and end the connection."""
-        pump, engine = self.core.pump, self._engine
-        if pump is None or self.core.error is not None:
+        pump, engine = self._core.pump, self._engine
+        if pump is None or self._core.error is not None:
             return
         parting: list[bytes] = []
-        with engine.last_words(), self.core.written_together():
+        with engine.last_words(), self._core.written_together():
             channel = self._common.say_goodbye(told)
             while channel is not None and engine.queued(channel) and len(parting) < LAST_PULLS:
                 pulled = engine.buffers_to_send(LAST_WORDS)
@@ -430,12 +431,12 @@ class Link(CommonSession):
             parting += map(bytes, engine.buffers_to_send(LAST_WORDS))
         pump.lose("the link was ended", by="local", parting=parting)
 
-    def lose_because_of_last(self) -> None:
+    def _lose_because_of_last(self) -> None:
         """End the link with the loss of its last connection."""
-        self._lose(self.last_loss)
+        self._lose(self._last_loss)
 
     def _lose(self, error: ErrorMaker) -> None:
-        core = self.core
+        core = self._core
         if core.error is not None:
             return
         core.error = error
@@ -448,7 +449,7 @@ class Link(CommonSession):
         core.moved.unpark_all()
 
     def _fail_channels(self, error: ErrorMaker) -> None:
-        core = self.core
+        core = self._core
         users: list[Out | In] = [*core.outs.values(), *core.successors.values(), *core.ins.values()]
         core.outs.clear()
         core.successors.clear()
@@ -456,10 +457,10 @@ class Link(CommonSession):
         core.peer_channels.clear()
         with turns().spreading():
             for user in dict.fromkeys(users):
-                user.lost(error)
+                user._lost(error)
 
     @property
-    def retained_bytes(self) -> int:
+    def _retained_bytes(self) -> int:
         """What is kept of messages in both directions, and of the channels themselves."""
         engine = self._engine
         return engine.held_bytes + engine.retained_bytes + CHANNEL_COST * engine.channel_count
@@ -467,14 +468,14 @@ class Link(CommonSession):
     # --- events
 
     def _dispatch(self, happened: Sequence[events.Event]) -> None:
-        core, actions = self.core, self._actions
+        core, actions = self._core, self._actions
         for event in happened:
             kind = type(event)
-            self.progress += kind in PROGRESS
+            self._progress += kind in PROGRESS
             if isinstance(event, events.Arrived):
                 taker = core.ins.get(event.channel)
                 if taker is not None:  # else it comes again when one asks for the channel
-                    taker.arrived(event)
+                    taker._arrived(event)
                 elif (told := goodbye_in(event.messages[0])) is not None:
                     self._on_goodbye(told)
             elif kind in actions:
@@ -483,10 +484,10 @@ class Link(CommonSession):
             core.moved.unpark_all()
 
     def _on_opened(self, event: events.Opened) -> None:
-        core, channel = self.core, event.channel
+        core, channel = self._core, event.channel
         core.peer_channels[channel] = False
         taker = core.ins.get(channel)
-        if taker is not None and taker.opened():
+        if taker is not None and taker._opened():
             return
         core.ins.pop(channel, None)
         self._common.opened(channel)
@@ -494,30 +495,30 @@ class Link(CommonSession):
             self._common.refuse_unclaimed()
 
     def _on_ended(self, event: events.Ended) -> None:
-        self.core.peer_channels[event.channel] = True
-        taker = self.core.ins.get(event.channel)
+        self._core.peer_channels[event.channel] = True
+        taker = self._core.ins.get(event.channel)
         if taker is not None:
-            taker.peer_closed()
+            taker._peer_closed()
 
     def _on_acknowledged(self, event: events.Acknowledged) -> None:
-        sender = self.core.outs.get(event.channel)
+        sender = self._core.outs.get(event.channel)
         if sender is not None:
-            sender.acknowledged(event)
+            sender._acknowledged(event)
 
     def _on_closed(self, event: events.ChannelClosed) -> None:
-        core = self.core
+        core = self._core
         sender = core.outs.pop(event.channel, None)
         successor = core.successors.pop(event.channel, None)
         if successor is not None:
             core.outs[event.channel] = successor
         if sender is not None:
-            sender.closed()
+            sender._closed()
         core.budget.wake_waiting()
 
     def _on_writable(self, event: events.Writable) -> None:
-        sender = self.core.successors.get(event.channel) or self.core.outs.get(event.channel)
+        sender = self._core.successors.get(event.channel) or self._core.outs.get(event.channel)
         if sender is not None:
-            sender.window_changed()
+            sender._window_changed()
 
     def _on_changed_link(self, event: events.LinkReplaced) -> None:
         peer = self._peer
@@ -535,33 +536,33 @@ class Link(CommonSession):
         if self._is_leaving:
             self._lose(error)
         self._fail_channels(error)
-        self.core.budget.wake_waiting()
+        self._core.budget.wake_waiting()
         if not event.link_id:
             self._lose(error)
 
     def _on_silent(self, event: events.Silent) -> None:
-        if self.core.pump is not None:
+        if self._core.pump is not None:
             what = "a packet made no progress" if event.stalled else "nothing was heard"
-            self.core.pump.lose(f"{what} for {event.seconds:.0f} s", by="network")
+            self._core.pump.lose(f"{what} for {event.seconds:.0f} s", by="network")
 
     def _on_goodbye(self, told: Reason, channel: Channel | None = None) -> None:
         if channel is not None:
             self._common.drop(channel)
-        self.lose_because("the peer ended the link", by="peer", told=told)
+        self._lose_because("the peer ended the link", by="peer", told=told)
 
     def _on_finished(self, _event: events.Finished) -> None:
         self._is_finished = True
-        self.lose_because("the link was shut down by both sides", by="peer")
+        self._lose_because("the link was shut down by both sides", by="peer")
 
     def _on_failed(self, event: events.Failed) -> None:
         _log.warning("%s broke a rule, the link was given up: %s", self._peer or "a peer", event.error)
-        self.say_goodbye(Reason(str(event.error), PEER_BROKE_A_RULE))
-        self._is_violated = self.core.error is None
-        self.lose_because(str(event.error), by="peer", cause=event.error)
+        self._say_goodbye(Reason(str(event.error), PEER_BROKE_A_RULE))
+        self._is_violated = self._core.error is None
+        self._lose_because(str(event.error), by="peer", cause=event.error)
 
     def _shut_down_if_idle(self) -> None:
         """Answer the peer's shutdown once no channel is left, if all were common ones."""
-        is_asked = self._common.is_common and self._engine.has_peer_shut_down and self.core.error is None
+        is_asked = self._common.is_common and self._engine.has_peer_shut_down and self._core.error is None
         if is_asked and not self._common.live and not self._senders():
             self._shut_down()
 
@@ -570,13 +571,13 @@ class Link(CommonSession):
     @property
     def _is_unheard(self) -> bool:
         """True if something was sent that the peer may not have received."""
-        return any(one.is_unheard for one in self._senders()) or any(
-            one.is_unheard for one in self._common.live.values()
+        return any(one._is_unheard for one in self._senders()) or any(
+            one._is_unheard for one in self._common.live.values()
         )
 
     async def leave(self, linger: float) -> None:
         """Close all channels, wait until the peer has received everything, shut down; at most `linger` seconds."""
-        core = self.core
+        core = self._core
         self._is_leaving = True
         with trio.move_on_after(linger):
             self._common.ended(None)
@@ -596,7 +597,7 @@ class Link(CommonSession):
                 await core.pump.hang_up()
             while core.pump is not None:
                 await core.moved.park()
-        self.lose_because(f"the peer did not take leave within {linger} s", by="local")
+        self._lose_because(f"the peer did not take leave within {linger} s", by="local")
         error = self._unreported or (core.error if self._was_unheard or self._is_violated else None)
         if error is not None:
             raise error()
@@ -604,4 +605,4 @@ class Link(CommonSession):
     @property
     def _owes_the_application(self) -> bool:
         """True if received messages wait for our application."""
-        return bool(self._engine.owed_answers if self.core.engine.in_transactions else self._engine.held_bytes)
+        return bool(self._engine.owed_answers if self._core.engine.in_transactions else self._engine.held_bytes)

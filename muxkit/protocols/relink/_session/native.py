@@ -64,11 +64,11 @@ class Receipt:
 
         Raises `LinkChanged` or `LinkLost` if that will never be known.
         """
-        await self._sender.reception.reached(self.number, self._sender.raise_if_lost)
+        await self._sender.reception.reached(self.number, self._sender._raise_if_lost)
 
     async def consumed(self) -> None:
         """Wait until the peer's application is done with it, or until it was rolled back and dropped there."""
-        await self._sender.consumption.reached(self.number, self._sender.raise_if_lost)
+        await self._sender.consumption.reached(self.number, self._sender._raise_if_lost)
 
     async def committed(self) -> None:
         """Wait until the peer's application has processed it; `commit` comes first, or this waits for ever.
@@ -81,11 +81,11 @@ class Receipt:
         if not self._sender.has_transactions:
             raise LocalProtocolError(f"channel {channel} has no transactions")
         if self.outcome is None:
-            self._sender.raise_if_lost()
+            self._sender._raise_if_lost()
             self._answer = self._answer or trio.Event()
             await self._answer.wait()
         if self.outcome is None:
-            self._sender.raise_if_lost()
+            self._sender._raise_if_lost()
         if self.outcome is Outcome.UNCOMMITTED:
             raise NotCommitted(channel, self.number)
         if self.outcome is Outcome.ROLLED_BACK:
@@ -151,18 +151,18 @@ class Sender(SendTurn, trio.abc.AsyncResource):
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         parts = as_parts(parts)
-        size = self.size_of(parts)
+        size = self._size_of(parts)
         if self.state is not Sending.OPEN:
             await self._refuse()
-        if self.may_send(size):
+        if self._may_send(size):
             number = self._engine.send(self.channel, parts)
         else:
-            await self.wait_turn(size)
+            await self._wait_turn(size)
             try:
                 number = self._engine.send(self.channel, parts, overdraw=True)
             finally:
-                self.end_turn()
-        receipt = self.sent(number)
+                self._end_turn()
+        receipt = self._sent(number)
         self._request_write()
         self._since_yield += max(size, YIELD_LEAST)
         if self._since_yield >= YIELD_BYTES:
@@ -210,7 +210,7 @@ class Sender(SendTurn, trio.abc.AsyncResource):
         super().close()
         if is_open and self._last is None:
             self._forget()
-            self.confirmed()
+            self._confirmed()
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
         """The same as `close`: what was sent cannot be taken back, but for what is not decided.
@@ -220,7 +220,7 @@ class Sender(SendTurn, trio.abc.AsyncResource):
         self.close()
 
     @property
-    def is_unheard(self) -> bool:
+    def _is_unheard(self) -> bool:
         """True if something was sent that the peer's application may not have consumed."""
         return self._last is not None and self.consumption.value < self._last
 
@@ -230,7 +230,7 @@ class Sender(SendTurn, trio.abc.AsyncResource):
         return self.state is not Sending.OPEN
 
     @property
-    def is_live(self) -> bool:
+    def _is_live(self) -> bool:
         """True if something was sent and the close is neither confirmed nor lost."""
         return self._last is not None and self.state is not Sending.CLOSED
 
@@ -239,8 +239,8 @@ class Sender(SendTurn, trio.abc.AsyncResource):
 
     # --- for receipts and multicasts
 
-    def size_of(self, parts: Sequence[bytes]) -> int:
-        """Return the size of a message as `admits` counts it; raises `LocalProtocolError` if it can never be sent."""
+    def _size_of(self, parts: Sequence[bytes]) -> int:
+        """Return the size of a message as `_admits` counts it; raises `LocalProtocolError` if it can never be sent."""
         size, count = sum(map(len, parts)), len(parts)
         if size > self._core.limits.message:
             raise LocalProtocolError(f"a message of {size} bytes against Limits(message={self._core.limits.message})")
@@ -250,7 +250,7 @@ class Sender(SendTurn, trio.abc.AsyncResource):
             raise LocalProtocolError(f"{count} parts against Config(parts={self._engine.config.parts})")
         return size + PART_ROOM * count + PARTS_ROOM
 
-    def sent(self, number: int) -> Receipt:
+    def _sent(self, number: int) -> Receipt:
         """Make the receipt of a message that the engine has queued."""
         receipt = Receipt(self, number)
         self._last = number
@@ -259,13 +259,13 @@ class Sender(SendTurn, trio.abc.AsyncResource):
             self._unanswered.append(receipt)
         return receipt
 
-    def raise_if_lost(self) -> None:
+    def _raise_if_lost(self) -> None:
         if self._error is not None:
             raise self._error()
 
     # --- for the link
 
-    def acknowledged(self, event: Acknowledged) -> None:
+    def _acknowledged(self, event: Acknowledged) -> None:
         self.reception.advance(event.through)
         if isinstance(event, Consumed):
             self._consumed(event.through)
@@ -284,16 +284,16 @@ class Sender(SendTurn, trio.abc.AsyncResource):
             receipt = waiting.popleft()
             if receipt.outcome is None:
                 receipt.decide(outcome)
-        self.window_changed()
+        self._window_changed()
 
-    def closed(self) -> None:
+    def _closed(self) -> None:
         if self._last is not None:
             self.reception.advance(self._last)
             self._consumed(self._last)
-        self.confirmed()
+        self._confirmed()
 
-    def lost(self, error: ErrorMaker) -> None:
-        super().lost(error)
+    def _lost(self, error: ErrorMaker) -> None:
+        super()._lost(error)
         self._error = self._error or error  # also if it was over: its receipts wait
         self.reception.wake_all()
         self.consumption.wake_all()
@@ -302,14 +302,14 @@ class Sender(SendTurn, trio.abc.AsyncResource):
 
     # --- turns
 
-    def admits(self, size: int) -> bool:
+    def _admits(self, size: int) -> bool:
         # Behind a life of the channel that is ending, its end has to be waited for.
         return self.channel not in self._core.successors and self._engine.admits(self.channel, size)
 
-    def watch(self, size: int) -> None:
+    def _watch(self, size: int) -> None:
         self._engine.watch(self.channel, size)
 
-    def check_size(self, size: int) -> None:
+    def _check_size(self, size: int) -> None:
         """Do nothing: `size_of` has checked it, and here it includes the parts' overhead."""
 
     def _finish(self, payload: bytes) -> None:
@@ -326,7 +326,7 @@ class Sender(SendTurn, trio.abc.AsyncResource):
     # --- inside
 
     def _number(self, through: Receipt | int | None) -> int:
-        self.raise_if_lost()
+        self._raise_if_lost()
         if self.state is Sending.CLOSED:
             raise trio.ClosedResourceError("this sender was closed")
         if self._last is None:
@@ -495,23 +495,23 @@ class Receiver(ReceiveHalf[Message]):
 
     # --- for the link
 
-    def opened(self) -> bool:
+    def _opened(self) -> bool:
         was_open, self._is_open = self._is_open, True
         return not was_open
 
-    def arrived(self, event: Arrived) -> None:
+    def _arrived(self, event: Arrived) -> None:
         if event.first <= self._came:
             return  # a receiver that is new has asked for everything, and got this before the event came
         self._came = event.first + len(event.messages) - 1
         for number, parts in enumerate(event.messages, event.first):
-            self.deliver(Message(self, number, parts))
+            self._deliver(Message(self, number, parts))
 
-    def peer_closed(self) -> None:
+    def _peer_closed(self) -> None:
         self._has_ended = True
-        self.ended(trio.EndOfChannel)
+        self._ended(trio.EndOfChannel)
         self._forget_if_over()
 
-    def lost(self, error: ErrorMaker) -> None:
+    def _lost(self, error: ErrorMaker) -> None:
         self._unusable = self._error = error
         self.state = Receiving.CLOSED
         self._discard()

@@ -120,14 +120,14 @@ class _Dialling:
             )
         except NotLetIn as error:
             told = Reason(error.reason, error.code)
-            self._link.lose_because("the server refused", by="peer", cause=error, told=told)
+            self._link._lose_because("the server refused", by="peer", cause=error, told=told)
         except Exception as error:  # whatever dialling raises, tasks that wait for the link raise it
             reason = str(error) or type(error).__name__
             by: Side = "peer" if isinstance(error, RemoteProtocolError) else "network"
-            self._link.lose_because(reason, by=by, cause=error)
+            self._link._lose_because(reason, by=by, cause=error)
 
     async def _connection(self, stream: trio.abc.Stream) -> Ended | Exception:
-        link, core = self._link, self._link.core
+        link, core = self._link, self._link._core
         if core.error is not None:
             return Ended.DONE
         try:
@@ -140,28 +140,28 @@ class _Dialling:
             return Ended.DONE
         self._outage.over()
         self._log.over()
-        before, began = link.progress, trio.current_time()
-        await link.run_connection(stream, epoch=event.epoch, link_id=event.link_id)
+        before, began = link._progress, trio.current_time()
+        await link._run_connection(stream, epoch=event.epoch, link_id=event.link_id)
         if core.error is not None:
             return Ended.DONE
-        if not link.refusals:
-            return Ended.LOST if link.progress == before else Ended.WORKED
+        if not link._refusals:
+            return Ended.LOST if link._progress == before else Ended.WORKED
         lived = trio.current_time() - began
-        failure = ConnectionError(f"the connection was lost {lived:.2f} s after it began: {link.last_loss()}")
-        failure.__cause__ = link.last_loss()
+        failure = ConnectionError(f"the connection was lost {lived:.2f} s after it began: {link._last_loss()}")
+        failure.__cause__ = link._last_loss()
         return failure
 
     async def give_up(self) -> None:
         """Give the link up after `patience` seconds without a connection."""
-        link, core, patience = self._link, self._link.core, self._patience
+        link, core, patience = self._link, self._link._core, self._patience
         if patience is None:
             return
         while True:
             with trio.move_on_after(patience) as scope:
-                while not link.works:
+                while not link._works:
                     await core.moved.park()
             if scope.cancelled_caught:
-                while core.pump is not None and not link.works:  # a moment more for one that has just begun
+                while core.pump is not None and not link._works:  # a moment more for one that has just begun
                     await core.moved.park()
                 if core.pump is None:
                     break
@@ -169,7 +169,7 @@ class _Dialling:
                 await core.moved.park()
         last = self._outage.last
         because = "" if last is None else f": {last}"
-        link.lose_because(f"no connection for {patience:g} s{because}", by="network", cause=last)
+        link._lose_because(f"no connection for {patience:g} s{because}", by="network", cause=last)
 
 
 async def ask(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[Agreed | Refused, trio.abc.Stream]:
@@ -237,11 +237,11 @@ async def session(
         await close_at_once(stream)
         raise
     mux = Link(engine)
-    core = mux.core
+    core = mux._core
 
     async def run() -> None:
-        await mux.run_connection(stream, epoch=epoch, link_id=link_id)
-        mux.lose_because_of_last()
+        await mux._run_connection(stream, epoch=epoch, link_id=link_id)
+        mux._lose_because_of_last()
 
     async with living(mux, linger, run):
         while core.pump is None and core.error is None:

@@ -180,10 +180,10 @@ class _Kept:
     requests: int = 0  # connections that asked for it
 
     def weigh(self) -> int:
-        return LINK_COST + self.link.retained_bytes
+        return LINK_COST + self.link._retained_bytes
 
     def forgotten(self, why: Forgotten) -> None:
-        self.link.lose_because(f"the link was absent: {why.value}", by="local")
+        self.link._lose_because(f"the link was absent: {why.value}", by="local")
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -277,10 +277,10 @@ class Listener:
         if await reader.answer(stream):
             link = Link(LinkEngine(known.config, is_connector=False, limits=self._limits))
             async with background() as nursery:
-                nursery.start_soon(partial(link.run_connection, stream, epoch=self.epoch, link_id=link_id))
+                nursery.start_soon(partial(link._run_connection, stream, epoch=self.epoch, link_id=link_id))
                 await link.connected()
-                link.say_goodbye(Reason(refused.reason, refused.code))
-                link.lose_because("the connector was refused", by="local", cause=refused)
+                link._say_goodbye(Reason(refused.reason, refused.code))
+                link._lose_because("the connector was refused", by="local", cause=refused)
 
     def _key(self, link_id: int) -> bytes:
         """Map a link id to a secret key, so that lookup time reveals nothing about the ids in the table."""
@@ -302,13 +302,13 @@ class Listener:
         kept = self._links.find(key)
         if kept is not None:
             kept.requests = request = kept.requests + 1
-            if (refusals := kept.link.refusals) > 1:
+            if (refusals := kept.link._refusals) > 1:
                 await trio.sleep(RETURNS.wait(refusals))
                 if kept.requests != request:
                     return True  # the connector has come again since, and the newest connection counts
         with suppress(LookupError):  # gone by the time when its last connection has let go of it
             async with self._links.adopt(key) as adopted:
-                if adopted.session.link.core.error is None:
+                if adopted.session.link._core.error is None:
                     is_there = True  # to be said first: a newer connection may end the block at any moment
                     reader.handshake.resume()
                     if await reader.answer(stream):
@@ -322,7 +322,7 @@ class Listener:
         key = self._key(link_id)
         observer = for_connection(self._observer, endpoint.config.endpoint or "link")
         link = Link(LinkEngine(endpoint.config, is_connector=False, limits=self._limits, observer=observer))
-        link.core.on_weight = lambda: self._links.reweigh(key)
+        link._core.on_weight = lambda: self._links.reweigh(key)
         kept = _Kept(link, link_id, endpoint.config.endpoint, who)
         async with self._links.adopt(key, make=lambda: kept) as adopted:
             reader.handshake.accept(self.epoch, link_id)
@@ -335,9 +335,9 @@ class Listener:
 
     async def _connect(self, stream: trio.abc.Stream, adopted: Adopted[_Kept]) -> None:
         link = adopted.session.link
-        if link.core.error is None:
-            await link.run_connection(stream, epoch=self.epoch, link_id=adopted.session.link_id)
-        if link.core.error is not None:
+        if link._core.error is None:
+            await link._run_connection(stream, epoch=self.epoch, link_id=adopted.session.link_id)
+        if link._core.error is not None:
             adopted.forget()
 
     # --- links

@@ -1,0 +1,87 @@
+"""What completion shows on the objects that a program holds: only what its author calls."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from typing import Final
+
+import pytest
+
+import muxkit
+from muxkit.protocols import aqueduct, bpmux, e3x, relink
+
+
+def words(text: str) -> set[str]:
+    return set(text.split())
+
+
+CHANNEL: Final = words("abort aclose as_stream finish name opening receive receive_many send send_many session stats")
+SESSION: Final = words("channels incoming info limits open ping shutdown stats")
+SENDING: Final = words("abort aclose close finish send send_many state wait_for_room wait_over waiting_since")
+RECEIVING: Final = words("aclose close receive receive_many state unread")
+
+# Beside these, each object has what its own protocol adds.
+OBJECTS: Final[list[tuple[type, set[str], str]]] = [
+    (muxkit.Channel, CHANNEL, ""),
+    (muxkit.Session, SESSION, ""),
+    (bpmux.Duplex, CHANNEL, "ping sent_with_opening sink source"),
+    (bpmux.Sink, SENDING, "give_credit ping"),
+    (bpmux.Source, RECEIVING, "abort end_payload give_credit ping"),
+    (bpmux.Request, set(), "abort aclose ping response"),
+    (bpmux.IncomingRequest, set(), "abort cancelled decline payload ping respond"),
+    (
+        bpmux.Session,
+        SESSION,
+        "open_duplex open_request open_sink open_source receive request requests send sinks sources",
+    ),
+    (relink.Channel, CHANNEL, "close id state unread"),
+    (relink.Sender, SENDING, "channel commit consumption has_transactions is_closed reception rollback"),
+    (relink.Receiver, RECEIVING, "channel committed consume has_transactions process uncommitted"),
+    (
+        relink.Link,
+        SESSION,
+        "connected connections id is_connected leave multicast outage receiver receivers sender unanswered",
+    ),
+    (aqueduct.Channel, CHANNEL, "close receiver sender"),
+    (aqueduct.Sender, SENDING, "cancel headers send_tracked"),
+    (aqueduct.Receiver, RECEIVING, "abort headers"),
+    (aqueduct.Client, SESSION, "channel entrypoint peer_headers"),
+    (aqueduct.Server, SESSION, "channel entrypoint peer_headers"),
+    (e3x.Channel, CHANNEL, "close delivered done dropped id is_reliable post quota type"),
+    (e3x.Session, SESSION, "packet_limit"),
+]
+NAMES: Final = [f"{kind.__module__}.{kind.__name__}" for kind, _, _ in OBJECTS]
+
+
+def assigned(kind: type) -> set[str]:
+    """Attributes that methods of the class and its bases set on `self`, which `dir()` of a class does not show."""
+    names: set[str] = set()
+    for base in kind.__mro__:
+        if base.__module__.startswith("muxkit"):
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+            names |= {
+                node.attr
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "self"
+            }
+    return names
+
+
+@pytest.mark.parametrize(("kind", "common", "own"), OBJECTS, ids=NAMES)
+def test_completion_shows_only_what_users_call(kind: type, common: set[str], own: str) -> None:
+    """Was: `bpmux.Sink` showed 31 names, most of them the plumbing between a half and its session."""
+    shown = {name for name in {*dir(kind), *assigned(kind)} if not name.startswith("_")}
+    assert shown == common | words(own)
+
+
+@pytest.mark.parametrize("kind", [each[0] for each in OBJECTS], ids=NAMES)
+def test_each_name_that_is_shown_says_what_it_does(kind: type) -> None:
+    for name in dir(kind):
+        member = inspect.getattr_static(kind, name)
+        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
+            assert any(inspect.getdoc(getattr(base, name, None)) for base in kind.__mro__), name
