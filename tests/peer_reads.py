@@ -500,7 +500,7 @@ async def other_path(url: str) -> BaseException:
         return await _connects(server.url.replace("/mux", "/other"))
 
 
-@situation("the server is shut down", *tcp("bpmux", "relink", "e3x"))
+@situation("the server is shut down", *tcp())
 async def shut_down(url: str) -> BaseException:
     async with muxkit.open_server(echo, url, linger=0.2) as server, muxkit.connect(server.url) as session:
         async with session.open() as first:

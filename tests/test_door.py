@@ -100,7 +100,7 @@ async def test_limits_reach_the_session() -> None:
         served = await serving(nursery, limits=Limits(channel_bytes=100, channel_floor=100))
         async with muxkit.connect(served.url) as session, session.open() as channel:
             await trio.testing.wait_all_tasks_blocked()
-            assert channel.sink.entity.credit_out == 100  # type: ignore[attr-defined]  # bpmux's own channel
+            assert channel.sink._entity.credit_out == 100  # type: ignore[attr-defined]  # bpmux's own channel
         nursery.cancel_scope.cancel()
 
 

@@ -180,7 +180,7 @@ async def test_the_first_end_counts() -> None:
         await source.receive()
 
 
-@pytest.mark.parametrize("over", [lambda source: source.ended(lost), PlainReceive.close])
+@pytest.mark.parametrize("over", [lambda source: source._ended(lost), PlainReceive.close])
 async def test_a_message_handed_over_before_the_end_still_arrives(over: Callable[[PlainReceive], None]) -> None:
     source = PlainReceive()
     got: list[bytes] = []

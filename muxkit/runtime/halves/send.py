@@ -81,6 +81,7 @@ class OutboxBudget:
 
     def withdraw(self, half: SendTurn) -> None:
         """Take out a half on which no sender waits any more, and let the next one go."""
+        self.watchdog.forget(half)
         if half in self._line:
             del self._line[half]
             self._bypasses = 0
@@ -128,6 +129,10 @@ class SenderWatchdog:
             self._waiting[half] = waiter, waiter.since
             self.reminder.set(waiter.since + STUCK_AFTER)
 
+    def forget(self, half: SendTurn) -> None:
+        """No sender waits on this half any more."""
+        self._waiting.pop(half, None)
+
     def _look(self, now: float) -> None:
         due = now + STUCK_AFTER
         for half, (waiter, since) in [*self._waiting.items()]:
@@ -136,7 +141,7 @@ class SenderWatchdog:
                 del self._waiting[half]
             elif first is not waiter:
                 self._waiting[half] = first, now
-            elif now - since < STUCK_AFTER:
+            elif now < since + STUCK_AFTER:  # as the reminder was set: a difference might round to less
                 due = min(due, since + STUCK_AFTER)
             elif unread := half._unread_beside():
                 half._was_stuck = True

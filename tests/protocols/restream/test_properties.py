@@ -138,7 +138,7 @@ def test_whatever_comes_a_server_fails_at_most_once_and_says_so(data: bytes, cut
     assert len(written.splitlines()) == len(failures)
     assert server.closing == bool(failures)
     if failures:
-        assert list(json.loads(written)) == ["error"]
+        assert {"error"} <= {*json.loads(written)} <= {"error", "code", "acknowledged"}
         assert feed(server, [data, b"{}\n"]) == []
         server.receive_eof(1.0)
         assert server.events() == []

@@ -47,6 +47,7 @@ CLIENT_MARKER: Final = b"muxkit channels"  # the payload of the client's first m
 OPENING_SIZE: Final = 64  # bytes, what a message that opens a channel counts, beside its name and payload
 NAME: Final = b"name"  # the header of a message that opens a channel of that name
 LEFT_BY_ERROR: Final = Reason("the other side left the connection by an error", 500)
+CLOSING: Final = Reason("the connection is closing", 503)
 
 
 @overload
@@ -316,6 +317,9 @@ class CommonChannels:
                 self._backlog.put(channel)
                 if receiver._machine.outcome in BROKEN_OFF:  # before the message that brought it
                     self._drop(channel)
+            case (Receiver(), Sender() as sender):
+                sender.abort(CLOSING.text, code=CLOSING.code)
+                core.dispose(arrived)
             case _:
                 core.dispose(arrived)
 

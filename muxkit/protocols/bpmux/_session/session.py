@@ -67,6 +67,7 @@ Half = Sink | Source | Request
 
 LINGER = 5.0  # s to leave in order
 LEFT_BY_ERROR = Reason("the other side left the session by an error", 500)
+TOO_MANY_WAIT = Reason("too many channels wait here", 503)
 PEER_BROKE_A_RULE = 400  # the code of a connection that ends because its peer broke a rule
 # In this order halves are closed: those to send on, those to receive from, requests.
 CLOSING_ORDER = (Kind.REQUEST_IN, Kind.SINK_OUT, Kind.SINK_IN, Kind.STREAM_OUT, Kind.STREAM_IN, Kind.REQUEST_OUT)
@@ -297,13 +298,13 @@ class Session(CommonSession):
         if self._draining and not self._engine.top_stream.gone:
             # The peer cannot know yet that this side accepts no channels, so this does not count as refused.
             self._engine.consumed_opening(len(event.payload))
-            self._decline(event)
+            self._engine.decline(event.entity)
             return
         waiting = sum(len(backlog) for backlog in self._backlogs)
         # Messages that the application has not taken stay in memory after their channel, so such channels count, too.
         if self._draining or waiting >= self.limits.backlog or self._engine.unread >= self.limits.channels:
             self._engine.consumed_opening(len(event.payload))
-            self._engine.refuse(event.entity)
+            self._engine.refuse(event.entity, Reason() if self._draining else TOO_MANY_WAIT)
             return
         entity, connection = event.entity, self._connection
         if event.source is not None:
@@ -331,11 +332,6 @@ class Session(CommonSession):
 
     def _pause(self) -> float:
         return self._engine.pause(trio.current_time())
-
-    def _decline(self, event: Opened) -> None:
-        for half in (event.entity, event.source):
-            if half is not None and not self._engine.over and not half.gone and not half.ending:
-                self._engine.end(half)
 
     def _took(self, opening: bytes) -> None:
         """Note that the application has taken a channel, and renew the credit of its opening payload."""

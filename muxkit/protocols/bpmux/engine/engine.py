@@ -469,19 +469,27 @@ class Engine:
         outgoing.count(outgoing.waits_for_transport())
         self._state.end_queued(entity)
 
-    def refuse(self, entity: Entity) -> None:
+    def refuse(self, entity: Entity, reason: Reason = NO_REASON) -> None:
         """End both halves of an entity that the peer has just opened; too many of these end the connection.
 
-        Harmless when the entity, or the connection, is over already.
+        The peer reads the reason if it gave credit for one with the opening. Harmless when the entity, or the connection, is over already.
         """
         if self.over:
             return
         if not self._state.refusals.take(self._state.now):
             self._stop(Failed(RemoteProtocolError("too many channels opened to be refused", limit="backlog")))
             return
+        self.decline(entity, reason)
+
+    def decline(self, entity: Entity, reason: Reason = NO_REASON) -> None:
+        """`refuse` for an opening that is no fault of the peer, so it is not counted."""
         for half in (entity, entity.twin):
-            if half is not None and not half.gone and not half.ending:
-                self.end(half)
+            if half is not None and not self.over and not half.gone and not half.ending:
+                # An abort would wait for credit, and what was refused must not stay.
+                if reason and not half.receives and half.credit_out > 0:
+                    self.abort(half, reason)
+                else:
+                    self.end(half)
 
     def blame(self, entity: Entity) -> None:
         """Count a failure of local work on a channel that the peer opened, as if the peer had cancelled it."""
