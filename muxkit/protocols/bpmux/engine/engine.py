@@ -472,7 +472,8 @@ class Engine:
     def refuse(self, entity: Entity, reason: Reason = NO_REASON) -> None:
         """End both halves of an entity that the peer has just opened; too many of these end the connection.
 
-        The peer reads the reason if it gave credit for one with the opening. Harmless when the entity, or the connection, is over already.
+        The peer reads the reason if it gave credit for one with the opening. Harmless when the entity, or the
+        connection, is over already.
         """
         if self.over:
             return
