@@ -120,7 +120,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
     async def send_buffers(self, buffers: Buffers) -> None:
         """`send_all` for several buffers; small ones are joined, large ones go out as they are."""
         with self._sending:
-            await self._write(_economical(buffers))
+            await self._write(economical(buffers))
 
     def send_nowait(self, buffers: Buffers) -> int:
         """Write what the kernel takes now, in order; return the number of bytes, which may be 0."""
@@ -133,14 +133,14 @@ class SocketStream(trio.abc.HalfCloseableStream):
         if 1 < len(buffers) <= IOV_MAX and _are_large(buffers):
             return self._write_batch(buffers)
         self._check_sendable()
-        return self._write_some(_economical(buffers))
+        return self._write_some(economical(buffers))
 
     async def wait_send_all_might_not_block(self) -> None:
         with self._sending:
             if self.socket.fileno() == -1:
                 await trio.lowlevel.checkpoint()
                 raise trio.ClosedResourceError("this socket was closed on our side")
-            await self._wait_writable()
+            await self.wait_writable()
 
     async def send_eof(self) -> None:
         with self._sending:
@@ -172,13 +172,14 @@ class SocketStream(trio.abc.HalfCloseableStream):
                 pending = _rest(pending, written)
                 if not pending:
                     return
-                await self._wait_writable()
+                await self.wait_writable()
                 waited = True
         finally:
             if not waited:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
-    async def _wait_writable(self) -> None:
+    async def wait_writable(self) -> None:
+        """Sleep until there is room to send, one task at a time."""
         while True:
             try:
                 await trio.lowlevel.wait_writable(self.socket)
@@ -322,7 +323,8 @@ def _are_large(buffers: Buffers) -> bool:
     return SENDMSG and sum(map(len, buffers)) >= JOIN_BELOW * len(buffers)
 
 
-def _economical(buffers: Buffers) -> list[bytes | memoryview]:
+def economical(buffers: Buffers) -> list[bytes | memoryview]:
+    """Join small buffers, and leave empty ones out."""
     if len(buffers) > 1 and not _are_large(buffers):
         return [b"".join(buffers)]
     return [buffer for buffer in buffers if len(buffer)]

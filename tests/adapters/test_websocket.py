@@ -443,7 +443,7 @@ async def test_close_is_over_in_time_whatever_the_peer_does(
 ) -> None:
     async with (secure_pair if secure else pair)() as (here, there):
         below = there._wire._wire
-        wire = below._tls.transport_stream if isinstance(below, tls.TLSStream) else below
+        wire = below._wire if isinstance(below, tls.TLSStream) else below
         assert isinstance(wire, tcp.SocketStream)
         async with trio.open_nursery() as nursery:
             if behaviour == "stalls":
