@@ -241,8 +241,8 @@ class TLSStream(trio.abc.Stream):
                 while not self._push():
                     waited = True
                     await self._wait_writable()
-        except BaseException:
-            self._was_cut = waited
+        except (trio.Cancelled, KeyboardInterrupt):
+            self._was_cut = self._was_cut or waited
             raise
         finally:
             if self._sent is not None:
