@@ -7,7 +7,7 @@ import operator
 import os
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import trio
 
@@ -19,6 +19,7 @@ from ._addresses import join_host_port
 from ._identity import of_socket
 
 RECEIVE_SIZE = 65_536  # bytes, what one receive asks for
+BATCH_SIZE = 262_144  # bytes to encrypt, or to put in frames, before the socket is called
 JOIN_BELOW = 4096  # bytes per buffer on average, below which one joined `send` is cheaper than `sendmsg`
 SENDMSG = hasattr(socket.socket, "sendmsg")  # Windows has none
 IOV_MAX = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in getattr(os, "sysconf_names", {}) else 16
@@ -169,7 +170,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
             while True:
                 # Nothing runs between a wait and the write, so a cancelled wait leaves a whole prefix sent.
                 written = self._write_some(pending)
-                pending = _rest(pending, written)
+                pending = rest_of(pending, written)
                 if not pending:
                     return
                 await self.wait_writable()
@@ -330,10 +331,27 @@ def economical(buffers: Buffers) -> list[bytes | memoryview]:
     return [buffer for buffer in buffers if len(buffer)]
 
 
-def _rest(pending: list[bytes | memoryview], written: int) -> list[bytes | memoryview]:
+def rest_of(pending: list[bytes | memoryview], written: int) -> list[bytes | memoryview]:
+    """Return what is left of the buffers after so many bytes."""
     for index, buffer in enumerate(pending):
         size = len(buffer)
         if written < size:
             return [memoryview(buffer)[written:], *pending[index + 1 :]]
         written -= size
     return []
+
+
+def in_batches(buffers: Buffers) -> Iterator[Buffers]:
+    """Cut what is to be sent, for streams that hold a batch in another form until the socket has taken it."""
+    batch: list[bytes | memoryview] = []
+    size = 0
+    for buffer in buffers:
+        for begin in range(0, len(buffer), BATCH_SIZE):
+            piece = buffer if len(buffer) <= BATCH_SIZE else memoryview(buffer)[begin : begin + BATCH_SIZE]
+            batch.append(piece)
+            size += len(piece)
+            if size >= BATCH_SIZE:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch

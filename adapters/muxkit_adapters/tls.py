@@ -6,7 +6,7 @@ import operator
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final
 
@@ -19,14 +19,13 @@ from ._addresses import CERTIFICATE_NEEDED, Transport, join_host_port, one_of, o
 from ._errors import HandshakeFailed
 from ._identity import of_certificate
 from ._listen import serve_handshakes
-from ._sockets import RECEIVE_SIZE, Buffers, OneAtATime, SocketStream, economical
+from ._sockets import RECEIVE_SIZE, Buffers, OneAtATime, SocketStream, economical, in_batches
 from .tcp import CONNECT_TIMEOUT, UNSENT, Hosts, dial, each_host, listen
 
 __all__ = ["HandshakeFailed", "TLSStream", "connect", "serve", "transport"]
 
 CLOSE_TIMEOUT = 5.0  # s, for close_notify to leave when the peer does not read
 RECORD_SIZE = 16_384  # bytes of plaintext in a record, at most
-BATCH_SIZE = 262_144  # bytes to encrypt before the socket is called
 ALERT_TIMEOUT = 1.0  # s, for a peer to read why it was refused
 ALERT = re.compile(r"(?:SSLV3|TLSV1|TLSV13)_ALERT_(\w+)")  # as OpenSSL names what it received
 CLIENT_CERTIFICATE = "If the server wants a client certificate: tls=muxkit.TLS(cert=…, key=…)"
@@ -221,8 +220,9 @@ class TLSStream(trio.abc.Stream):
         self._encrypt(buffers if len(buffers) == 1 else economical(buffers))
         if self._push():
             return total
-        self._owed += min(total, len(self._unsent) + RECORD_SIZE)  # the first of the records may be cut anywhere
-        return total - self._owed
+        owed = min(total, len(self._unsent) + RECORD_SIZE)  # the first of the records may be cut anywhere
+        self._owed += owed
+        return total - owed
 
     async def wait_send_all_might_not_block(self) -> None:
         with self._sending:
@@ -236,7 +236,7 @@ class TLSStream(trio.abc.Stream):
         waited = False
         try:
             self._check_sendable()
-            for batch in _batches(buffers):
+            for batch in in_batches(buffers):
                 self._encrypt(batch)
                 while not self._push():
                     waited = True
@@ -337,22 +337,6 @@ class TLSStream(trio.abc.Stream):
         if self._closed or self._failure is None:
             return trio.ClosedResourceError("this TLS stream was closed on our side")
         return trio.BrokenResourceError(f"{self.peer}: {reason_of(self._failure)}")
-
-
-def _batches(buffers: Buffers) -> Iterator[Buffers]:
-    """Cut what is to be sent, so that no more is held encrypted than one batch."""
-    batch: list[bytes | memoryview] = []
-    size = 0
-    for buffer in buffers:
-        for begin in range(0, len(buffer), BATCH_SIZE):
-            piece = buffer if len(buffer) <= BATCH_SIZE else memoryview(buffer)[begin : begin + BATCH_SIZE]
-            batch.append(piece)
-            size += len(piece)
-            if size >= BATCH_SIZE:
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch
 
 
 @protected_manager
