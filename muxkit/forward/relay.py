@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 import trio
 
-from muxkit.forward.streams import READ, CarriedStream
+from muxkit.forward.streams import END_FOLLOWS, READ, CarriedStream
 from muxkit.forward.wire import END, Code
 from muxkit.runtime import Channel
 
@@ -176,7 +176,8 @@ class Relay:
                 data = messages[0] if len(messages) == 1 else b"".join(messages)
                 if data:
                     tally.bytes_out += len(data)
-                    if (written := stream.send_nowait(data)) < len(data):
+                    written = stream.send_nowait(data, 0 if messages[-1] else END_FOLLOWS)
+                    if written < len(data):
                         await stream.send_rest(memoryview(data)[written:])
                 if not messages[-1]:
                     with suppress(trio.BrokenResourceError):  # it has closed, and what it sent is still carried

@@ -11,6 +11,7 @@ import trio
 
 READ = 64 * 1024  # bytes taken from a socket at once, and the largest message
 CLOSED_HERE = frozenset({errno.EBADF, errno.ENOTSOCK})
+END_FOLLOWS = getattr(socket, "MSG_MORE", 0)  # for `send_nowait`: the end goes out in the same packet
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -53,10 +54,10 @@ class CarriedStream(trio.abc.HalfCloseableStream):
 
     # Sending
 
-    def send_nowait(self, data: bytes | memoryview) -> int:
+    def send_nowait(self, data: bytes | memoryview, flags: int = 0) -> int:
         """Write what the kernel takes now; return the number of bytes."""
         try:
-            return self.socket.send(data)
+            return self.socket.send(data, flags)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
