@@ -7,7 +7,7 @@ import operator
 import os
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import trio
 
@@ -19,6 +19,7 @@ from ._addresses import join_host_port
 from ._identity import of_socket
 
 RECEIVE_SIZE = 65_536  # bytes, what one receive asks for
+BATCH_SIZE = 262_144  # bytes to encrypt, or to put in frames, before the socket is called
 JOIN_BELOW = 4096  # bytes per buffer on average, below which one joined `send` is cheaper than `sendmsg`
 SENDMSG = hasattr(socket.socket, "sendmsg")  # Windows has none
 IOV_MAX = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in getattr(os, "sysconf_names", {}) else 16
@@ -120,7 +121,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
     async def send_buffers(self, buffers: Buffers) -> None:
         """`send_all` for several buffers; small ones are joined, large ones go out as they are."""
         with self._sending:
-            await self._write(_economical(buffers))
+            await self._write(economical(buffers))
 
     def send_nowait(self, buffers: Buffers) -> int:
         """Write what the kernel takes now, in order; return the number of bytes, which may be 0."""
@@ -133,14 +134,14 @@ class SocketStream(trio.abc.HalfCloseableStream):
         if 1 < len(buffers) <= IOV_MAX and _are_large(buffers):
             return self._write_batch(buffers)
         self._check_sendable()
-        return self._write_some(_economical(buffers))
+        return self._write_some(economical(buffers))
 
     async def wait_send_all_might_not_block(self) -> None:
         with self._sending:
             if self.socket.fileno() == -1:
                 await trio.lowlevel.checkpoint()
                 raise trio.ClosedResourceError("this socket was closed on our side")
-            await self._wait_writable()
+            await self.wait_writable()
 
     async def send_eof(self) -> None:
         with self._sending:
@@ -169,16 +170,17 @@ class SocketStream(trio.abc.HalfCloseableStream):
             while True:
                 # Nothing runs between a wait and the write, so a cancelled wait leaves a whole prefix sent.
                 written = self._write_some(pending)
-                pending = _rest(pending, written)
+                pending = rest_of(pending, written)
                 if not pending:
                     return
-                await self._wait_writable()
+                await self.wait_writable()
                 waited = True
         finally:
             if not waited:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
-    async def _wait_writable(self) -> None:
+    async def wait_writable(self) -> None:
+        """Sleep until there is room to send, one task at a time."""
         while True:
             try:
                 await trio.lowlevel.wait_writable(self.socket)
@@ -322,16 +324,34 @@ def _are_large(buffers: Buffers) -> bool:
     return SENDMSG and sum(map(len, buffers)) >= JOIN_BELOW * len(buffers)
 
 
-def _economical(buffers: Buffers) -> list[bytes | memoryview]:
+def economical(buffers: Buffers) -> list[bytes | memoryview]:
+    """Join small buffers, and leave empty ones out."""
     if len(buffers) > 1 and not _are_large(buffers):
         return [b"".join(buffers)]
     return [buffer for buffer in buffers if len(buffer)]
 
 
-def _rest(pending: list[bytes | memoryview], written: int) -> list[bytes | memoryview]:
+def rest_of(pending: list[bytes | memoryview], written: int) -> list[bytes | memoryview]:
+    """Return what is left of the buffers after so many bytes."""
     for index, buffer in enumerate(pending):
         size = len(buffer)
         if written < size:
             return [memoryview(buffer)[written:], *pending[index + 1 :]]
         written -= size
     return []
+
+
+def in_batches(buffers: Buffers) -> Iterator[Buffers]:
+    """Cut what is to be sent, for streams that hold a batch in another form until the socket has taken it."""
+    batch: list[bytes | memoryview] = []
+    size = 0
+    for buffer in buffers:
+        for begin in range(0, len(buffer), BATCH_SIZE):
+            piece = buffer if len(buffer) <= BATCH_SIZE else memoryview(buffer)[begin : begin + BATCH_SIZE]
+            batch.append(piece)
+            size += len(piece)
+            if size >= BATCH_SIZE:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch

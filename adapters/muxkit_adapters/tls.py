@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import socket
 import ssl
@@ -18,12 +19,13 @@ from ._addresses import CERTIFICATE_NEEDED, Transport, join_host_port, one_of, o
 from ._errors import HandshakeFailed
 from ._identity import of_certificate
 from ._listen import serve_handshakes
-from ._sockets import SocketStream
+from ._sockets import RECEIVE_SIZE, Buffers, OneAtATime, SocketStream, economical, in_batches
 from .tcp import CONNECT_TIMEOUT, UNSENT, Hosts, dial, each_host, listen
 
 __all__ = ["HandshakeFailed", "TLSStream", "connect", "serve", "transport"]
 
 CLOSE_TIMEOUT = 5.0  # s, for close_notify to leave when the peer does not read
+RECORD_SIZE = 16_384  # bytes of plaintext in a record, at most
 ALERT_TIMEOUT = 1.0  # s, for a peer to read why it was refused
 ALERT = re.compile(r"(?:SSLV3|TLSV1|TLSV13)_ALERT_(\w+)")  # as OpenSSL names what it received
 CLIENT_CERTIFICATE = "If the server wants a client certificate: tls=muxkit.TLS(cert=…, key=…)"
@@ -33,37 +35,62 @@ HANDSHAKE_TIMEOUT = 10.0  # s, on the connecting side; a listener has Limits.han
 
 
 class TLSStream(trio.abc.Stream):
-    """An encrypted stream; its end is clean only after the peer's close_notify."""
+    """An encrypted stream; its end is clean only after the peer's close_notify.
+
+    Each read decrypts all records that one call of the socket brought, and each write encrypts all that it is given for
+    one call of the socket.
+    """
 
     def __init__(
-        self, stream: trio.SSLStream[SocketStream], peer: str, *, close_timeout: float, shows_nothing: bool = False
+        self,
+        wire: SocketStream,
+        context: ssl.SSLContext,
+        *,
+        server_hostname: str | None = None,
+        server_side: bool = False,
+        peer: str = "",
+        close_timeout: float,
+        shows_nothing: bool = False,
     ) -> None:
-        self._tls = stream
-        self.peer = peer
+        self._wire = wire
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_side, server_hostname=server_hostname
+        )
+        self.peer: str = peer or wire.peer
         """The other end, for people: `tls example.org:7000`."""
         self._close_timeout = close_timeout
         self._closed = False
+        self._failure: ssl.SSLError | None = None  # after which nothing can be decrypted
+        self._was_cut = False  # a send was cancelled on its way: nothing that follows could be understood
         self._told: Reason | None = None
         self._shows_nothing = shows_nothing
         self._identity: Identity | None = None
+        self._sending = OneAtATime("sending on this TLS stream")
+        self._receiving = OneAtATime("receiving from this TLS stream")
+        self._may_hold_more = False  # the last receive may have left something to decrypt
+        self._unsent: bytes | memoryview = b""  # encrypted; it goes out before what is in `_outgoing`
+        self._owed = 0  # bytes with which the next write begins, and that are encrypted already
+        self._is_reply_late = False  # the socket did not take all that reading has produced
+        self._replying: trio.CancelScope | None = None  # around a reader that waits to send it
+        self._sent: trio.Event | None = None  # for a close that waits for a send under way
 
     @property
     def alpn(self) -> str | None:
         """The protocol that both sides agreed on, if ALPN was asked for."""
-        chosen: str | None = self._tls.selected_alpn_protocol()
-        return chosen
+        return self._tls.selected_alpn_protocol()
 
     @property
     def local(self) -> str:
         """This end, in the same form."""
-        return self._tls.transport_stream.local
+        return self._wire.local
 
     @property
     def identity(self) -> Identity | None:
         """The peer by its certificate, if it was verified; None if the peer showed none, or was not asked."""
         if self._identity is None and self._tls.context.verify_mode is not ssl.CERT_NONE:
-            proved: bytes | None = self._tls.getpeercert(binary_form=True)
-            self._identity = None if proved is None else of_certificate(proved, self._tls.getpeercert())
+            proved = self._tls.getpeercert(binary_form=True)
+            self._identity = None if proved is None else of_certificate(proved, self._tls.getpeercert() or {})
         return self._identity
 
     @property
@@ -79,23 +106,208 @@ class TLSStream(trio.abc.Stream):
     def __repr__(self) -> str:
         return f"<TLSStream {self.peer} {self._tls.version()}{', closed' if self._closed else ''}>"
 
-    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+    # Receiving
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        size = RECEIVE_SIZE if max_bytes is None else operator.index(max_bytes)
+        if size < 1:
+            raise ValueError(f"max_bytes={size}: must be at least 1")
+        self._receiving.begin()
         try:
-            return await self._tls.receive_some(max_bytes)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise self._ended(error) from error.__cause__
+            await self.wait_readable()
+            while (data := self.receive_nowait(size)) is None:
+                await self.wait_readable()
+        finally:
+            self._receiving.is_busy = False
+        return data
+
+    async def wait_readable(self) -> None:
+        """Sleep until there is something to receive, or an error; it may return early."""
+        if self._may_hold_more or self._failure is not None or self._closed:
+            await trio.lowlevel.checkpoint()
+            return
+        if self._is_reply_late:
+            await self._reply()
+        await self._wire.wait_readable()
+
+    def receive_nowait(self, max_bytes: int) -> bytes | None:
+        """Return what has come: b"" at the end, None while no record is whole."""
+        if self._closed or self._failure is not None:
+            raise self._ended() from self._failure
+        if self._may_hold_more and (data := self._decrypted(max_bytes)) is not None:
+            return data
+        came = self._wire.receive_nowait(max(max_bytes, RECEIVE_SIZE))
+        if came is None:
+            return None
+        if came:
+            self._incoming.write(came)
+        else:
+            self._incoming.write_eof()
+        return self._decrypted(max_bytes)
+
+    def stop_waiting(self) -> None:
+        """Let `wait_readable` return now."""
+        self._wire.stop_waiting()
+
+    def _decrypted(self, max_bytes: int) -> bytes | None:
+        """Decrypt the records that are there; return b"" after close_notify, None if no record is whole."""
+        read, incoming = self._tls.read, self._incoming
+        pieces: list[bytes] = []
+        left = max_bytes
+        self._may_hold_more = False
+        try:
+            while True:
+                piece = read(min(left, RECORD_SIZE))
+                if not piece:  # close_notify, which the next call finds again
+                    self._may_hold_more = True
+                    break
+                pieces.append(piece)
+                left -= len(piece)
+                if not left:
+                    self._may_hold_more = True
+                    break
+                if not incoming.pending:
+                    break
+        except ssl.SSLWantReadError:
+            if not pieces:
+                return None
+        except ssl.SSLError as error:
+            self._failure, alert = error, alert_of(error)
+            self._told = self._told or (None if alert is None else Reason(f"TLS alert: {alert}"))
+            if not pieces:
+                raise self._ended() from error
+        finally:
+            if self._outgoing.pending:  # an answer, such as to a KeyUpdate, or an alert
+                self._push_beside()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _push_beside(self) -> None:
+        """Send what reading has produced; a send that is under way takes it along."""
+        if not self._sending.is_busy and not self._was_cut:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # the next send says so
+                self._is_reply_late = not self._push() and not self._owed
+
+    async def _reply(self) -> None:
+        """Wait until the socket takes what reading has produced, or a sender takes it along."""
+        self._is_reply_late = False
+        with trio.CancelScope() as self._replying:
+            await self._wire.wait_writable()
+        self._replying = None
+        self._push_beside()
+
+    # Sending
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        try:
-            await self._tls.send_all(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise self._ended(error) from error.__cause__
+        with self._sending, memoryview(data).cast("B") as view:
+            await self._send([view] if len(view) else [])
+
+    async def send_buffers(self, buffers: Buffers) -> None:
+        """`send_all` for several buffers, whose records go out together."""
+        with self._sending:
+            await self._send(economical(buffers))
+
+    def send_nowait(self, buffers: Buffers) -> int:
+        """Write what the kernel takes now, in order; return the number of bytes, which may be 0.
+
+        Only whole records count. The others are encrypted and will be sent, so what was not taken has to come first in
+        the next write.
+        """
+        self._sending.check()
+        self._check_sendable()
+        if self._owed and not self._push():
+            return 0
+        total = sum(map(len, buffers))
+        self._encrypt(buffers if len(buffers) == 1 else economical(buffers))
+        if self._push():
+            return total
+        owed = min(total, len(self._unsent) + RECORD_SIZE)  # the first of the records may be cut anywhere
+        self._owed += owed
+        return total - owed
 
     async def wait_send_all_might_not_block(self) -> None:
+        with self._sending:
+            if self._closed or self._was_cut or self._failure is not None:
+                await trio.lowlevel.checkpoint()
+                self._check_sendable()
+            await self._wait_writable()
+
+    async def _send(self, buffers: Buffers) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        waited = False
         try:
-            await self._tls.wait_send_all_might_not_block()
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise self._ended(error) from error.__cause__
+            self._check_sendable()
+            for batch in in_batches(buffers):
+                self._encrypt(batch)
+                while not self._push():
+                    waited = True
+                    await self._wait_writable()
+        except (trio.Cancelled, KeyboardInterrupt):
+            self._was_cut = self._was_cut or waited
+            raise
+        finally:
+            if self._sent is not None:
+                self._sent.set()
+            if not waited:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def _encrypt(self, buffers: Buffers) -> None:
+        for buffer in buffers:
+            if self._owed:
+                done = min(self._owed, len(buffer))
+                self._owed -= done
+                buffer = memoryview(buffer)[done:]
+            if len(buffer):
+                self._tls.write(buffer)
+
+    def _push(self) -> bool:
+        """Hand what is encrypted to the kernel; return True if it took all."""
+        rest: bytes | memoryview = self._outgoing.read()
+        if self._unsent:
+            rest = b"".join((self._unsent, rest)) if rest else self._unsent
+        if not rest:
+            return True
+        taken = self._wire.send_nowait([rest])
+        if taken == len(rest):
+            self._unsent = b""
+            return True
+        self._unsent = memoryview(rest)[taken:]
+        return False
+
+    async def _wait_writable(self) -> None:
+        if self._replying is not None:
+            self._replying.cancel()  # only one task may wait for the socket
+        await self._wire.wait_writable()
+
+    def _check_sendable(self) -> None:
+        if self._closed or self._failure is not None:
+            raise self._ended() from self._failure
+        if self._was_cut:
+            raise trio.BrokenResourceError(f"{self.peer}: a cancelled call left the stream unusable")
+
+    # The begin and the end
+
+    async def _handshake(self) -> None:
+        """Agree on keys; raises `ssl.SSLError`, with an alert for the peer left to send."""
+        await trio.lowlevel.checkpoint()  # a peer that speaks first and no TLS is more likely to be recognised
+        is_done = False
+        while not is_done:
+            try:
+                self._tls.do_handshake()
+                is_done = True
+            except ssl.SSLWantReadError:
+                pass
+            if is_done and self._tls.server_side:
+                # Session tickets; to a client that only sends they would be data that was never read, and a reset.
+                self._unsent = self._outgoing.read() if self._tls.version() == "TLSv1.3" else b""
+            if self._outgoing.pending:
+                await self._wire.send_all(self._outgoing.read())
+            if not is_done:
+                came = await self._wire.receive_some()
+                if came:
+                    self._incoming.write(came)
+                else:
+                    self._incoming.write_eof()
+        self._may_hold_more = bool(self._incoming.pending)
 
     async def aclose(self) -> None:
         """Send close_notify and close; a peer that does not read delays it by the close timeout."""
@@ -103,18 +315,28 @@ class TLSStream(trio.abc.Stream):
             await trio.lowlevel.checkpoint()
             return
         self._closed = True
-        with trio.move_on_after(self._close_timeout):
-            await self._tls.aclose()
+        try:
+            with trio.move_on_after(self._close_timeout):
+                await trio.lowlevel.checkpoint_if_cancelled()  # then the end is none that the peer may take for clean
+                if self._sending.is_busy:
+                    self._sent = trio.Event()
+                    await self._sent.wait()
+                if self._failure is None and not self._was_cut:
+                    await self._say_goodbye()
+        finally:
+            await self._wire.aclose()
 
-    def _ended(self, error: Exception) -> Exception:
-        if self._closed:
+    async def _say_goodbye(self) -> None:
+        with suppress(ssl.SSLError):  # unless the peer has done so before, it wants to read the answer
+            self._tls.unwrap()
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while not self._push():
+                await self._wait_writable()
+
+    def _ended(self) -> Exception:
+        if self._closed or self._failure is None:
             return trio.ClosedResourceError("this TLS stream was closed on our side")
-        cause = error.__cause__
-        if isinstance(cause, ssl.SSLError):
-            alert = alert_of(cause)
-            self._told = self._told or (None if alert is None else Reason(f"TLS alert: {alert}"))
-            return trio.BrokenResourceError(f"{self.peer}: {reason_of(cause)}")
-        return trio.BrokenResourceError(str(error) or f"{self.peer}: a cancelled call left the stream unusable")
+        return trio.BrokenResourceError(f"{self.peer}: {reason_of(self._failure)}")
 
 
 @protected_manager
@@ -142,10 +364,15 @@ async def connect(
     context, verifies = client_context(tls, ssl_context, alpn=alpn, insecure=insecure)
     wire, (found, at) = await dial("tls", each_host(host, port), connect_timeout=connect_timeout, unsent=unsent)
     where = f"tls {join_host_port(found, at)}{'' if verifies else ' (not verified, insecure)'}"
-    wrapped = trio.SSLStream(wire, context, server_hostname=server_hostname or found, https_compatible=False)
-    shows_nothing = ssl_context is None if tls is None else tls.cert is None
-    stream = TLSStream(wrapped, where, close_timeout=close_timeout, shows_nothing=shows_nothing)
-    async with _trusted(stream, wrapped, handshake_timeout, alpn):
+    stream = TLSStream(
+        wire,
+        context,
+        server_hostname=server_hostname or found,
+        peer=where,
+        close_timeout=close_timeout,
+        shows_nothing=ssl_context is None if tls is None else tls.cert is None,
+    )
+    async with _trusted(stream, handshake_timeout, alpn):
         yield stream
 
 
@@ -221,20 +448,17 @@ def acceptor(
         context.set_alpn_protocols(list(alpn))
 
     def accept(wire: SocketStream) -> AbstractAsyncContextManager[TLSStream]:
-        wrapped = trio.SSLStream(wire, current(), server_side=True, https_compatible=False)
-        stream = TLSStream(wrapped, wire.peer, close_timeout=close_timeout)
-        return _trusted(stream, wrapped, limits.handshake, alpn)
+        stream = TLSStream(wire, current(), server_side=True, close_timeout=close_timeout)
+        return _trusted(stream, limits.handshake, alpn)
 
     return accept
 
 
 @protected_manager
-async def _trusted(
-    stream: TLSStream, tls: trio.SSLStream[SocketStream], within: float, alpn: Sequence[str]
-) -> AsyncIterator[TLSStream]:
+async def _trusted(stream: TLSStream, within: float, alpn: Sequence[str]) -> AsyncIterator[TLSStream]:
     """Do the handshake when entered; send close_notify when left normally, and close at once when left by an error."""
     try:
-        await _shake_hands(tls, stream.peer, within)
+        await _shake_hands(stream, within)
         if alpn and stream.alpn is None:
             raise HandshakeFailed(f"{stream.peer}: the peer agrees to none of the protocols {', '.join(alpn)} (ALPN)")
         yield stream
@@ -244,25 +468,29 @@ async def _trusted(
     await stream.aclose()
 
 
-async def _shake_hands(tls: trio.SSLStream[SocketStream], peer: str, within: float) -> None:
+async def _shake_hands(stream: TLSStream, within: float) -> None:
+    cause: Exception
     try:
         with trio.fail_after(within):
-            await tls.do_handshake()
+            await stream._handshake()
+        return
     except trio.TooSlowError:
         text = f"the TLS handshake was not over within {within:g} s (handshake_timeout=)"
-        raise HandshakeFailed(f"{peer}: {text}") from None
+        raise HandshakeFailed(f"{stream.peer}: {text}") from None
+    except ssl.SSLError as error:
+        if not _is_cut_off(error):
+            await _send_alert(stream)
+            raise HandshakeFailed(f"{stream.peer}: {reason_of(error)}") from error
+        cause = error
     except trio.BrokenResourceError as error:
-        cause = error.__cause__
-        if isinstance(cause, ssl.SSLError) and not _is_cut_off(cause):
-            await _send_alert(tls)
-            raise HandshakeFailed(f"{peer}: {reason_of(cause)}") from cause
-        hint = "" if tls.server_side else "; is this a plaintext port?"
-        raise HandshakeFailed(f"{peer}: the peer hung up during the TLS handshake{hint}") from cause
+        cause = error
+    hint = "" if stream._tls.server_side else "; is this a plaintext port?"
+    raise HandshakeFailed(f"{stream.peer}: the peer hung up during the TLS handshake{hint}") from cause
 
 
-async def _send_alert(tls: trio.SSLStream[SocketStream]) -> None:
-    """Send the alert that says what is wrong, which Trio leaves in the buffer; then let the peer read it."""
-    wire, alert = tls.transport_stream, tls._outgoing.read()
+async def _send_alert(stream: TLSStream) -> None:
+    """Send the alert that says what is wrong, and let the peer read it."""
+    wire, alert = stream._wire, stream._outgoing.read()
     with trio.move_on_after(ALERT_TIMEOUT), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         if alert:
             await wire.send_all(alert)
@@ -275,11 +503,13 @@ def check_context(context: ssl.SSLContext, *, verifies: bool) -> None:
     """Raises ValueError for a context that would accept what this transport promises to refuse.
 
     Sets two options that some Pythons leave open: Debian's the oldest version, the first releases of 3.11 whether a
-    connection that was cut counts as ended.
+    connection that was cut counts as ended. And it turns renegotiation off, of which TLS 1.3 has none: in the middle
+    of one a write would have to wait for a read.
     """
     if context.minimum_version is ssl.TLSVersion.MINIMUM_SUPPORTED:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
+    context.options |= ssl.OP_NO_RENEGOTIATION
     if context.minimum_version not in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
         raise ValueError(
             f"ssl_context admits {context.minimum_version.name}: set minimum_version to ssl.TLSVersion.TLSv1_2"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import socket
 import ssl
@@ -14,13 +15,13 @@ from urllib.parse import urlsplit
 import attrs
 import trio
 from trio_websocket import (
+    CloseReason,
     ConnectionClosed,
     ConnectionRejected,
     WebSocketConnection,
     wrap_client_stream,
     wrap_server_stream,
 )
-from wsproto.utilities import ProtocolError
 
 from muxkit import TLS, Identity, Limits, Request
 from muxkit.runtime import (
@@ -37,9 +38,22 @@ from muxkit.runtime import (
 from . import tcp
 from ._addresses import Transport, exposed, join_host_port, parse_host_port
 from ._errors import HandshakeFailed, PlaintextWarning
+from ._frames import (
+    CLOSE,
+    CLOSE_TEXT_MOST,
+    PIECE_SIZE,
+    PING,
+    PONG,
+    FrameReader,
+    Violation,
+    close_payload,
+    control_frame,
+    data_frames,
+    read_close,
+)
 from ._listen import serve_handshakes
-from ._sockets import OneAtATime, SocketStream
-from .tls import acceptor
+from ._sockets import RECEIVE_SIZE, Buffers, OneAtATime, SocketStream, in_batches, rest_of
+from .tls import TLSStream, acceptor
 from .tls import connect as tls_connect
 
 __all__ = [
@@ -55,17 +69,13 @@ __all__ = [
 HANDSHAKE_TIMEOUT = 10.0  # s, for the upgrade on the connecting side; a listener has Limits.handshake
 CLOSE_TIMEOUT = 5.0  # s, for the peer to answer our close frame
 MESSAGE_MOST = 262_144  # bytes, the largest message that is accepted
-PIECE_SIZE = 65_536  # bytes, the largest message that is sent
-RECEIVE_SIZE = 65_536
 DONE, POLICY, INTERNAL_ERROR = 1000, 1008, 1011  # codes of close frames
-CLOSE_TEXT_MOST = 123  # bytes
 CLEAN = {1000, 1001, 1005}  # done, going away, and a close frame that gives no code (RFC 6455, 7.4.1)
 FORM = "expected host:port and an optional path, such as 127.0.0.1:7000/chat?room=1"
 
 HEAD_MOST = 16_384  # bytes of the upgrade's header block, and of the body that explains a refusal
-FRAGMENTS_MOST = 1024  # frames per message
-TOGETHER = 4096  # bytes of one frame that are handed on at once, unless it ends before
-SLICE = 128  # bytes that are handed on at once, unless a frame is known to be longer: no more than 64 frames
+DISCARDED_MOST = 4 * 1024 * 1024  # bytes to receive in vain while waiting for the peer's close frame
+SLICE = 128  # bytes that take no longer to read than asking the clock is worth
 PLAIN_TEXT = [(b"Content-Type", b"text/plain; charset=utf-8")]
 TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
@@ -76,7 +86,8 @@ Headers = Mapping[str, str] | Sequence[tuple[str, str]]
 
 HEAD_END = b"\r\n\r\n"
 _FOR_WSS = "tls= and ssl_context= are for wss"
-TEXT, CONTROL, CLOSE = 1, 8, 8  # opcodes; from 8 on they are control frames
+
+Wire = SocketStream | TLSStream
 
 
 @protected_manager
@@ -102,7 +113,7 @@ async def connect(
     place = _parse_url(url)
     extra_headers = encode_headers(headers)
     check_subprotocols(subprotocols)
-    wire: AbstractAsyncContextManager[trio.abc.Stream]
+    wire: AbstractAsyncContextManager[Wire]
     unprotected, verifies = False, True
     if place.secure:
         verifies = tls.verify if tls is not None else not insecure
@@ -163,7 +174,7 @@ async def serve(
     check_subprotocols(subprotocols)
     kind = "ws" if tls is None and ssl_context is None else "wss"
     unprotected = False
-    secure: Callable[[SocketStream], AbstractAsyncContextManager[trio.abc.Stream]] = nullcontext
+    secure: Callable[[SocketStream], AbstractAsyncContextManager[Wire]] = nullcontext
     if kind == "ws":
         unprotected = await exposed("ws", host, port, insecure=insecure, secure="wss")
     else:
@@ -310,28 +321,36 @@ secure_transport: Final = Transport(
 
 
 class WebSocketStream(trio.abc.Stream):
-    """A byte stream in binary messages; its end is only clean after a close frame."""
+    """A byte stream in binary messages; its end is only clean after a close frame.
 
-    def __init__(
-        self,
-        websocket: WebSocketConnection,
-        wire: GuardedStream,
-        upgrade: _Upgrade,
-        request: Request | None,
-        identity: Identity | None,
-        local: str,
-    ) -> None:
-        self._websocket = websocket
+    trio-websocket does the upgrade. The frames are read and written here, without a task of their own and without
+    copies of what need not be masked.
+    """
+
+    def __init__(self, wire: Wire, upgrade: _Upgrade, upgraded: _Upgraded, rest: bytes) -> None:
+        websocket, self._request = upgraded
         self._wire = wire
+        self._is_client = self._request is None
+        self._subprotocol = websocket.subprotocol
         self.peer: str = upgrade.peer
         """The other end, for people: `ws 127.0.0.1:7000/chat`."""
-        self._request = request
-        self._identity = identity
-        self._local = local
+        place = wire.local.partition(" ")[2]
+        self._local = f"{self.peer.partition(' ')[0]} {place}" if place else ""
         self._close_timeout = upgrade.close_timeout
-        self._rest = memoryview(b"")
+        self._frames = FrameReader(is_masked=not self._is_client, message_most=upgrade.message_most)
+        self._frames.feed(rest)
+        self._may_hold_more = bool(rest)
+        self._turns = turns()
+        self._began = 0.0  # when the frames of the last read were begun
         self._closed = False
+        self._failure: Exception | None = None  # why nothing more can be received
+        self._ended: CloseReason | None = None  # the peer's close frame
         self._told: Reason | None = None
+        self._unsent: list[bytes | memoryview] = []  # frames, the first of which may have been sent in part
+        self._owed = 0  # bytes with which the next write begins, and that are in frames already
+        self._pong = b""  # the last pong, while the socket takes nothing
+        self._is_torn = False  # a send was cancelled on its way
+        self._sent: trio.Event | None = None  # for a close that waits for a send under way
         self._sending = OneAtATime("sending on this WebSocket")
         self._receiving = OneAtATime("receiving from this WebSocket")
 
@@ -343,7 +362,7 @@ class WebSocketStream(trio.abc.Stream):
     @property
     def identity(self) -> Identity | None:
         """The identity that the stream below gives: over TLS by the certificate that was verified."""
-        return self._identity
+        return self._wire.identity
 
     @property
     def request(self) -> Request | None:
@@ -353,7 +372,7 @@ class WebSocketStream(trio.abc.Stream):
     @property
     def subprotocol(self) -> str | None:
         """The subprotocol that both sides agreed on, if they were given some."""
-        return self._websocket.subprotocol
+        return self._subprotocol
 
     @property
     def peer_reason(self) -> Reason | None:
@@ -361,51 +380,140 @@ class WebSocketStream(trio.abc.Stream):
 
         The code is that of the frame if the text has none in front, and 0 if the end was an orderly one.
         """
-        closed = self._websocket.closed
-        if self._closed or closed is None or not self._wire.has_close_frame:
+        ended = self._ended
+        if self._closed or ended is None:
             return self._told
-        told = Reason.decode((closed.reason or "").encode())
-        if closed.code in CLEAN:
+        told = Reason.decode((ended.reason or "").encode())
+        if ended.code in CLEAN:
             return told or None
-        return Reason(told.text or closed.name.lower().replace("_", " "), told.code or closed.code)
+        return Reason(told.text or ended.name.lower().replace("_", " "), told.code or ended.code)
 
     def __repr__(self) -> str:
         return f"<WebSocketStream {self.peer}{', closed' if self._closed else ''}>"
 
+    # Receiving
+
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        size = RECEIVE_SIZE if max_bytes is None else max_bytes
-        if not isinstance(size, int):
-            raise TypeError(f"max_bytes={max_bytes!r}: must be a whole number")
+        size = RECEIVE_SIZE if max_bytes is None else operator.index(max_bytes)
         if size < 1:
             raise ValueError(f"max_bytes={size}: must be at least 1")
-        with self._receiving:
-            if self._closed or self._rest:
-                await trio.lowlevel.checkpoint()
-            while not self._rest:
-                try:
-                    message = await self._websocket.get_message()
-                except ConnectionClosed as closed:
-                    return self._end(closed)
-                assert isinstance(message, bytes)  # the guard lets no text through
-                self._rest = memoryview(message)
-            if self._closed:
-                raise self._closed_here()
-            taken, self._rest = bytes(self._rest[:size]), self._rest[size:]
-            return taken
+        self._receiving.begin()
+        try:
+            await self.wait_readable()
+            while (data := self.receive_nowait(size)) is None:
+                await self.wait_readable()
+        finally:
+            self._receiving.is_busy = False
+        return data
+
+    async def wait_readable(self) -> None:
+        """Sleep until there may be something to receive, or an error; it may return early."""
+        if self._closed or self._failure is not None or self._ended is not None:
+            await trio.lowlevel.checkpoint()
+        elif not self._may_hold_more:
+            await self._wire.wait_readable()
+        elif self._turns.now() - self._began > self._turns.allowance:
+            await self._turns.wait()
+            self._began = self._turns.now()
+        else:
+            await trio.lowlevel.checkpoint()
+
+    def receive_nowait(self, max_bytes: int) -> bytes | None:
+        """Return what has come: b"" at the end, None while there is no payload."""
+        if self._closed:
+            raise self._closed_here()
+        frames = self._frames
+        if not self._may_hold_more:
+            if self._failure is not None or self._ended is not None:
+                return self._end()
+            try:
+                came = self._wire.receive_nowait(max(max_bytes, RECEIVE_SIZE))
+            except trio.BrokenResourceError as error:
+                self._failure = error
+                return self._end()
+            if came is None:
+                return None
+            if not came:
+                self._failure = trio.BrokenResourceError("the connection ended without a close frame")
+                return self._end()
+            frames.feed(came)
+            if len(came) > SLICE:
+                self._began = self._turns.now()
+        data = b""
+        try:
+            data = frames.take(max_bytes)
+            if frames.controls:
+                self._answer(frames)
+        except Violation as violation:
+            self._violated(violation)
+        self._may_hold_more = frames.may_hold_more
+        if data:
+            return data
+        return self._end() if self._failure is not None or self._ended is not None else None
+
+    def stop_waiting(self) -> None:
+        """Let `wait_readable` return now."""
+        self._wire.stop_waiting()
+
+    def _answer(self, frames: FrameReader) -> None:
+        """Answer the pings and the close frame that came."""
+        controls, frames.controls = frames.controls, []
+        for opcode, payload in controls:
+            if opcode == PING:  # only the last one counts, so the peer cannot make them pile up
+                self._pong = control_frame(PONG, payload, is_masked=self._is_client)
+            else:
+                code, text = read_close(payload)
+                self._ended = CloseReason(code, text or None)
+                self._pong = b""
+                if not self._closed:
+                    self._put_close(code, text)
+        self._push_beside()
+
+    def _violated(self, violation: Violation) -> None:
+        self._failure = violation
+        self._frames.may_hold_more = False
+        if not self._closed:
+            self._put_close(violation.code, "")
+            self._push_beside()
+
+    def _end(self) -> bytes:
+        if self._failure is None and self._ended is not None and self._ended.code in CLEAN:
+            return b""
+        raise trio.BrokenResourceError(f"{self.peer}: {self._why()}") from self._failure
+
+    def _why(self) -> str:
+        ended = self._ended
+        if self._failure is not None or ended is None:
+            return str(self._failure)
+        return f"closed with {ended.code} {ended.name}{f': {ended.reason!r}' if ended.reason else ''}"
+
+    # Sending
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        with self._sending, memoryview(data).cast("B") as view:
+            await self._send([view] if len(view) else [])
+
+    async def send_buffers(self, buffers: Buffers) -> None:
+        """`send_all` for several buffers, in the same messages."""
         with self._sending:
-            view = memoryview(data).cast("B")
-            if not view.nbytes or self._closed or self._wire.torn:
-                await trio.lowlevel.checkpoint()
-            for start in range(0, view.nbytes or 1, PIECE_SIZE):
-                if self._closed:
-                    raise self._closed_here()
-                if self._wire.torn:
-                    raise trio.BrokenResourceError(f"{self.peer}: an earlier send was cut short inside a message")
-                piece = bytes(view[start : start + PIECE_SIZE])
-                if piece:
-                    await self._send(piece)
+            await self._send([buffer for buffer in buffers if len(buffer)])
+
+    def send_nowait(self, buffers: Buffers) -> int:
+        """Write what the kernel takes now, in order; return the number of bytes, which may be 0.
+
+        Only whole messages count. The others are begun, so what was not taken has to come first in the next write.
+        """
+        self._sending.check()
+        self._check_sendable()
+        if self._owed and not self._push():
+            return 0
+        total = sum(map(len, buffers))
+        self._put(buffers)
+        if self._push():
+            return total
+        owed = min(total, sum(map(len, self._unsent)) + PIECE_SIZE)
+        self._owed += owed
+        return total - owed
 
     async def wait_send_all_might_not_block(self) -> None:
         with self._sending:
@@ -414,17 +522,79 @@ class WebSocketStream(trio.abc.Stream):
                 raise self._closed_here()
             await self._wire.wait_send_all_might_not_block()
 
+    async def _send(self, buffers: Buffers) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        waited = False
+        try:
+            self._check_sendable()
+            for batch in in_batches(buffers):
+                if self._ended is not None or self._failure is not None:
+                    self._check_sendable()  # the answer to a close frame went out meanwhile
+                self._put(batch)
+                while not self._push():
+                    waited = True
+                    await self._wire.wait_send_all_might_not_block()
+        except (trio.Cancelled, KeyboardInterrupt):
+            self._is_torn = self._is_torn or waited
+            raise
+        finally:
+            if self._sent is not None:
+                self._sent.set()
+            if not waited:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def _put(self, buffers: Buffers) -> None:
+        if self._owed:
+            owed, total = self._owed, sum(map(len, buffers))
+            buffers = rest_of(list(buffers), min(owed, total))
+            self._owed -= min(owed, total)
+        if buffers:
+            self._unsent += data_frames(buffers, is_masked=self._is_client)
+
+    def _put_close(self, code: int, text: str) -> None:
+        payload = close_payload(code, text)
+        self._unsent.append(control_frame(CLOSE, payload, is_masked=self._is_client))
+
+    def _push(self) -> bool:
+        """Hand the frames to the stream below; return True if it took all."""
+        while True:
+            frames = self._unsent
+            if not frames:
+                if not self._pong:
+                    return True
+                frames, self._pong = [self._pong], b""
+            self._unsent = []
+            taken = self._wire.send_nowait(frames)
+            if taken < sum(map(len, frames)):
+                self._unsent = [b"".join(rest_of(frames, taken))]  # the caller may change what it owns
+                return False
+
+    def _push_beside(self) -> None:
+        """Send what reading has produced; a send that is under way takes it along."""
+        if not self._sending.is_busy and not self._is_torn:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # the next send says so
+                self._push()
+
+    def _check_sendable(self) -> None:
+        if self._closed:
+            raise self._closed_here()
+        if self._is_torn:
+            raise trio.BrokenResourceError(f"{self.peer}: an earlier send was cut short inside a message")
+        if self._ended is not None or self._failure is not None:
+            raise trio.BrokenResourceError(f"{self.peer}: {self._why()}") from self._failure
+
+    # The end
+
     async def aclose(self) -> None:
         """Exchange close frames and close, within the close timeout; unread data is discarded."""
-        await self._close(DONE, None)
+        await self._close(DONE, "")
 
     async def close_with(self, reason: Reason) -> None:
         """Close as `aclose` does, and say why in the close frame: 1008 for codes of 400 to 499, 1011 for others."""
-        await self._close(
-            POLICY if 400 <= reason.code < 500 else INTERNAL_ERROR, reason.encode(CLOSE_TEXT_MOST).decode()
-        )
+        code = POLICY if 400 <= reason.code < 500 else INTERNAL_ERROR
+        await self._close(code, reason.encode(CLOSE_TEXT_MOST).decode())
 
-    async def _close(self, code: int, text: str | None) -> None:
+    async def _close(self, code: int, text: str) -> None:
         if self._closed:
             await trio.lowlevel.checkpoint()
             return
@@ -432,36 +602,37 @@ class WebSocketStream(trio.abc.Stream):
         self._closed = True
         try:
             with trio.move_on_after(self._close_timeout):
-                if not self._wire.torn:
-                    await self._websocket.aclose(code, text)
+                self._wire.stop_waiting()
+                await trio.lowlevel.checkpoint_if_cancelled()
+                if self._sending.is_busy:
+                    self._sent = trio.Event()
+                    await self._sent.wait()
+                if not self._is_torn and self._failure is None:
+                    await self._say_goodbye(code, text)
                 await self._wire.aclose()
         finally:
             await close_at_once(self._wire)
 
-    async def _send(self, piece: bytes) -> None:
-        try:
-            await self._websocket.send_message(piece)
-        except (ConnectionClosed, ProtocolError) as error:
-            if self._closed:
-                raise self._closed_here() from None
-            raise trio.BrokenResourceError(f"{self.peer}: {self._why(error)}") from error
-
-    def _end(self, closed: ConnectionClosed) -> bytes:
-        if self._closed:
-            raise self._closed_here() from None
-        if self._wire.failure is None and closed.reason is not None and closed.reason.code in CLEAN:
-            return b""
-        raise trio.BrokenResourceError(f"{self.peer}: {self._why(closed)}") from (self._wire.failure or closed)
-
-    def _why(self, error: Exception) -> str:
-        if self._wire.failure is not None:
-            return str(self._wire.failure)
-        reason = self._websocket.closed
-        if reason is None:
-            return f"the WebSocket is over ({type(error).__name__})"
-        if reason.code == 1006:
-            return "the connection ended without a close frame"
-        return f"closed with {reason.code} {reason.name}{f': {reason.reason!r}' if reason.reason else ''}"
+    async def _say_goodbye(self, code: int, text: str) -> None:
+        """Send a close frame, and read until that of the peer comes; or finish the answer to the peer's."""
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError, Violation):
+            if self._ended is None:
+                self._put_close(code, text)
+            while not self._push():
+                await self._wire.wait_send_all_might_not_block()
+            discarded = 0
+            while self._ended is None:
+                discarded += len(self._frames.take(RECEIVE_SIZE))
+                self._answer(self._frames)
+                if discarded > DISCARDED_MOST:
+                    await trio.sleep_forever()  # it goes on without an answer; closing now could cost it our last words
+                if self._frames.may_hold_more:
+                    await trio.lowlevel.checkpoint()
+                elif self._ended is None:
+                    await self._wire.wait_readable()
+                    if (came := self._wire.receive_nowait(RECEIVE_SIZE)) == b"":
+                        return
+                    self._frames.feed(came or b"")
 
     def _closed_here(self) -> trio.ClosedResourceError:
         return trio.ClosedResourceError("this WebSocket was closed on our side")
@@ -487,15 +658,21 @@ class _Tasks:
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
+        self._scope = trio.CancelScope()
         self.waiting = trio.CancelScope()
         self.failure: Exception | None = None
 
     def start_soon(self, task: Callable[[], Awaitable[None]]) -> None:
         self._nursery.start_soon(self._run, task)
 
+    def cancel(self) -> None:
+        """End the task of the upgrade, which would go on reading."""
+        self._scope.cancel()
+
     async def _run(self, task: Callable[[], Awaitable[None]]) -> None:
         try:
-            await task()
+            with self._scope:
+                await task()
         except Exception as error:
             self.failure = error
         finally:
@@ -503,29 +680,27 @@ class _Tasks:
 
 
 @protected_manager
-async def websocket_over(wire: trio.abc.Stream, upgrade: _Upgrade) -> AsyncIterator[WebSocketStream]:
+async def websocket_over(wire: Wire, upgrade: _Upgrade) -> AsyncIterator[WebSocketStream]:
     """Upgrade when entered; exchange close frames when left normally, and close at once when left by an error."""
-    async with background() as nursery:
-        guarded = GuardedStream(wire, message_most=upgrade.message_most)
-        try:
-            websocket, request = await _upgrade(nursery, guarded, upgrade)
-            identity: Identity | None = getattr(wire, "identity", None)
-            place = getattr(wire, "local", "").partition(" ")[2]
-            local = f"{upgrade.peer.partition(' ')[0]} {place}" if place else ""
-            stream = WebSocketStream(websocket, guarded, upgrade, request, identity, local)
-            yield stream
-            await stream.aclose()
-        finally:
-            await close_at_once(guarded)
+    try:
+        async with background() as nursery:
+            below = UpgradeStream(wire)
+            upgraded = await _upgrade(nursery, below, upgrade)
+        stream = WebSocketStream(wire, upgrade, upgraded, below.rest)
+        yield stream
+        await stream.aclose()
+    finally:
+        await close_at_once(wire)
 
 
-async def _upgrade(nursery: trio.Nursery, wire: GuardedStream, upgrade: _Upgrade) -> _Upgraded:
+async def _upgrade(nursery: trio.Nursery, wire: UpgradeStream, upgrade: _Upgrade) -> _Upgraded:
     tasks = _Tasks(nursery)
     tasks.waiting.deadline = trio.current_time() + upgrade.handshake_timeout
-    sizes = {"max_message_size": upgrade.message_most, "receive_buffer_size": RECEIVE_SIZE}
     with tasks.waiting, suppress(ConnectionClosed):  # the peer went away before the answer
         # Of the nursery only `start_soon` is used.
-        return await upgrade.start(tasks, wire, message_queue_size=1, **sizes)
+        upgraded = await upgrade.start(tasks, wire, receive_buffer_size=RECEIVE_SIZE)
+        tasks.cancel()
+        return upgraded
     if isinstance(tasks.failure, ConnectionRejected):
         told = Reason.decode(tasks.failure.body or b"").text
         why = f"the upgrade was answered with HTTP {tasks.failure.status_code}{f': {told!r}' if told else ''}"
@@ -542,180 +717,69 @@ async def _upgrade(nursery: trio.Nursery, wire: GuardedStream, upgrade: _Upgrade
     raise HandshakeFailed(f"{upgrade.peer}: {why}") from tasks.failure
 
 
-# Limits on what a peer makes the library hold
+class UpgradeStream(trio.abc.Stream):
+    """The stream that trio-websocket reads and writes until the upgrade is done; it bounds what a peer may send.
 
-
-class Violation(Exception):
-    """The peer broke a rule or a limit of this transport."""
-
-
-class FrameCount:
-    """Counts the frames of one direction, which follow an HTTP head, by their headers.
-
-    trio-websocket bounds the payload of a message, but keeps an object for every fragment and every piece of a frame
-    that came alone, and an HTTP refusal of any length: a few bytes of the peer could cost a hundred here, without end.
+    Behind the HTTP head of an upgrade it gives out nothing more: those are frames, which it keeps.
     """
 
-    def __init__(self, *, message_most: int) -> None:
-        self._message_most = message_most
-        self._http: bytearray | None = bytearray()
-        self._header = b""  # of a frame, not whole yet
-        self._payload_left = 0
-        self._size = 0
-        self._fragments = 0
-        self.has_close: bool = False
-        """True once a close frame has begun."""
-
-    @property
-    def missing(self) -> int:
-        """Bytes missing of the current payload."""
-        return self._payload_left
-
-    def feed(self, data: bytes | bytearray) -> bool:
-        """Return True if a frame ended in `data`, so that it must be handed on now; raises `Violation`."""
-        if self._http is not None:
-            return self._feed_http(data)
-        whole, at, ended = self._header + data, 0, False
-        self._header = b""
-        while at < len(whole):
-            if not self._payload_left:
-                start = self._begin_frame(whole, at)
-                if start is None:
-                    self._header = bytes(whole[at:])
-                    break
-                at = start
-            taken = min(self._payload_left, len(whole) - at)
-            self._payload_left -= taken
-            at += taken
-            ended = ended or not self._payload_left
-        return ended
-
-    def _feed_http(self, data: bytes | bytearray) -> bool:
-        assert self._http is not None
-        self._http += data
-        end = self._http.find(HEAD_END)
-        if (len(self._http) if end < 0 else end) > HEAD_MOST:
-            raise Violation(f"an HTTP head of more than {HEAD_MOST} bytes")
-        if end < 0:
-            return True
-        is_refusal = self._http.startswith(b"HTTP/") and self._http[8:12] != b" 101"
-        if is_refusal:
-            if len(self._http) > end + HEAD_MOST:
-                raise Violation(f"an HTTP refusal of more than {HEAD_MOST} bytes")
-            return True
-        frames, self._http = bytes(self._http[end + len(HEAD_END) :]), None
-        self.feed(frames)
-        return True
-
-    def _begin_frame(self, data: bytes | bytearray, at: int) -> int | None:
-        """Read the header at `at`; return where the payload begins, or None when more bytes are needed."""
-        if len(data) - at < 2:
-            return None
-        first, second = data[at], data[at + 1]
-        size, start = second & 0x7F, at + 2
-        if size >= 126:
-            width = 2 if size == 126 else 8
-            if len(data) < start + width:
-                return None
-            size, start = int.from_bytes(data[start : start + width], "big"), start + width
-        if second & 0x80:
-            start += 4
-        if len(data) < start:
-            return None
-        self._count(first & 0x0F, bool(first & 0x80), size)
-        self._payload_left = size
-        return start
-
-    def _count(self, opcode: int, final: bool, size: int) -> None:
-        if opcode == TEXT:
-            raise Violation("a text frame came; only binary messages carry this byte stream")
-        if opcode >= CONTROL:
-            self.has_close = self.has_close or opcode == CLOSE
-            if size > 125:
-                raise Violation(f"a control frame of {size} bytes, where 125 are allowed")
-            return
-        self._size += size
-        self._fragments += 1
-        if self._size > self._message_most:
-            raise Violation(f"a message of {self._size} bytes or more, against message_most={self._message_most}")
-        if self._fragments > FRAGMENTS_MOST:
-            raise Violation(f"a message in more than {FRAGMENTS_MOST} fragments")
-        if final:
-            self._size = self._fragments = 0
-
-
-class GuardedStream(trio.abc.Stream):
-    """The stream that trio-websocket reads and writes: applies the limits, and keeps errors that it drops."""
-
-    def __init__(self, wire: trio.abc.Stream, *, message_most: int) -> None:
+    def __init__(self, wire: trio.abc.Stream) -> None:
         self._wire = wire
-        self._count = FrameCount(message_most=message_most)
-        self._held = bytearray()
-        self._turns = turns()
-        self._rest = memoryview(b"")  # received and not handed on yet
-        self._began = 0.0  # when handing it on began
-        self.torn: bool = False
-        """True once a write was cut short, after which the peer cannot understand anything more."""
+        self._http = bytearray()
+        self._is_over = False  # the head is whole
+        self._is_closed = False
         self.failure: Exception | None = None
         """Why reading ended, unless by the end of the stream."""
         self.head: bytes = b""
         """The first bytes that came."""
+        self.rest: bytes = b""
+        """What came behind the head."""
 
     @property
     def hint_if_silent(self) -> str | None:
         """What to try if the peer sent nothing."""
         return None if self.head else getattr(self._wire, "hint_if_silent", None)
 
-    @property
-    def has_close_frame(self) -> bool:
-        """True once the peer has begun to send a close frame."""
-        return self._count.has_close
-
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        while True:
-            try:
-                data = await self._next(max_bytes)
-                complete = self._count.feed(data)
-            except Violation as violation:
-                self.failure = violation
-                raise trio.BrokenResourceError(str(violation)) from violation
-            except trio.BrokenResourceError as error:
-                self.failure = error
-                raise
-            if not self._held and (complete or len(data) >= TOGETHER or not data):
-                return data
-            self._held += data
-            if complete or len(self._held) >= TOGETHER or not data:
-                together, self._held = self._held, bytearray()
-                return together
-
-    async def _next(self, max_bytes: int | None) -> bytes | bytearray:
-        """Return what came in small slices, since trio-websocket parses all frames of one before it reads again."""
-        if not self._rest:
+        if self._is_over and not self._is_closed:
+            await trio.sleep_forever()
+        try:
             data = await self._wire.receive_some(max_bytes)
             self.head = self.head or bytes(data[:HEAD])
-            if len(data) <= SLICE:
-                return data
-            self._rest = memoryview(data)
-            self._began = self._turns.now()
-        elif self._turns.now() - self._began > self._turns.allowance:
-            await self._turns.wait()
-            self._began = self._turns.now()
-        size = max(SLICE, self._count.missing)
-        taken, self._rest = bytes(self._rest[:size]), self._rest[size:]
-        return taken
+            return self._bounded(bytes(data))
+        except Violation as violation:
+            self.failure = violation
+            raise trio.BrokenResourceError(str(violation)) from violation
+        except trio.BrokenResourceError as error:
+            self.failure = error
+            raise
+
+    def _bounded(self, data: bytes) -> bytes:
+        before = len(self._http)
+        self._http += data
+        end = self._http.find(HEAD_END)
+        if (len(self._http) if end < 0 else end) > HEAD_MOST:
+            raise Violation(f"an HTTP head of more than {HEAD_MOST} bytes")
+        if end < 0:
+            return data
+        end += len(HEAD_END)
+        is_refusal = self._http.startswith(b"HTTP/") and self._http[8:12] != b" 101"
+        if is_refusal:
+            if len(self._http) > end + HEAD_MOST:
+                raise Violation(f"an HTTP refusal of more than {HEAD_MOST} bytes")
+            return data
+        self._is_over = True
+        self.rest = bytes(self._http[end:])
+        return data[: end - before]
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        try:
-            await self._wire.send_all(data)
-        except BaseException:
-            self.torn = True
-            raise
+        await self._wire.send_all(data)
 
     async def wait_send_all_might_not_block(self) -> None:
         await self._wire.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:
+        self._is_closed = True
         await self._wire.aclose()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from pathlib import PurePosixPath
 
 import attrs
@@ -39,6 +40,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+@lru_cache(1024)
 def ip_of(host: str) -> IPAddress | None:
     """Return the IP address that a host is, None for a name."""
     try:
@@ -47,6 +49,7 @@ def ip_of(host: str) -> IPAddress | None:
         return None
 
 
+@lru_cache(1024)
 def parse_address(text: str, *, any_port: bool = False) -> Address:
     """Read an address; raises ValueError that says what was expected.
 

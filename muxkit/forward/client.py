@@ -10,8 +10,9 @@ import trio
 
 from muxkit.forward.addresses import Address, parse_address
 from muxkit.forward.line import LONGEST_PAUSE, LOST, PATIENCE, Carrier, Line, request
-from muxkit.forward.relay import ForwardLimits, ForwardStats, Relay, Tally, log, reset
+from muxkit.forward.relay import ForwardLimits, ForwardStats, Relay, Tally, log
 from muxkit.forward.sockets import Listeners, dial, listening
+from muxkit.forward.streams import CarriedStream
 from muxkit.forward.wire import (
     PERMANENT,
     Accepted,
@@ -106,16 +107,16 @@ class ListeningForward(Forward):
         super()._stop_accepting()
         self._opened.close()
 
-    async def _accepted(self, stream: trio.SocketStream) -> None:
+    async def _accepted(self, stream: CarriedStream) -> None:
         self._enter()
         try:
             await self.carry(stream)
         finally:
-            await reset(stream)  # harmless once it was closed
+            stream.reset()  # harmless once it was closed
             self._leave()
 
     @abstractmethod
-    async def carry(self, stream: trio.SocketStream) -> None:
+    async def carry(self, stream: CarriedStream) -> None:
         """Carry an accepted connection."""
 
 
@@ -128,7 +129,7 @@ class _LocalForward(ListeningForward):
         super().__init__(opened, carrier, patience, limits)
         self._target = target
 
-    async def carry(self, stream: trio.SocketStream) -> None:
+    async def carry(self, stream: CarriedStream) -> None:
         try:
             channel = await self._ask(Connect(str(self._target)))
         except (ForwardRefused, *LOST) as error:
@@ -257,7 +258,7 @@ class RemoteForward(Forward):
                 channel, _ = await ask(session, Take(listener, accepted.connection))
                 await Relay(stream, channel, self._tally).run()
             finally:
-                await reset(stream)  # harmless once it was closed
+                stream.reset()  # harmless once it was closed
         except (ForwardRefused, *LOST) as error:
             self._refused(f"{self._bind} there: a connection was not carried", error)
             await self._drop(control, accepted, str(error))  # harmless once it was taken

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import socket
-import struct
 from contextlib import suppress
 from typing import Final
 
 import attrs
 import trio
 
+from muxkit.forward.streams import END_FOLLOWS, READ, CarriedStream
 from muxkit.forward.wire import END, Code
 from muxkit.runtime import Channel
-
-READ = 64 * 1024  # bytes taken from a socket at once, and the largest message
 
 log: Final = logging.getLogger("muxkit.forward")
 
@@ -117,7 +114,7 @@ class Tally:
 class Relay:
     """Carries one connection on one channel, and closes both."""
 
-    def __init__(self, stream: trio.SocketStream, channel: Channel, tally: Tally) -> None:
+    def __init__(self, stream: CarriedStream, channel: Channel, tally: Tally) -> None:
         self._stream = stream
         self._channel = channel
         self._tally = tally
@@ -137,12 +134,12 @@ class Relay:
                 await self._out_of_channel()
             if not self._was_reset:
                 await self._channel.aclose()
-                await self._stream.aclose()
+                self._stream.close()
         except BaseException:
             self._channel.abort("the forward was closed", code=Code.GONE)
             raise
         finally:
-            await reset(self._stream)  # harmless once it is closed
+            self._stream.reset()  # harmless once it is closed
         if self._was_reset:
             self._channel.abort("the connection was reset", code=Code.RESET)
 
@@ -151,38 +148,40 @@ class Relay:
         self._scope.cancel()
 
     async def _into_channel(self, head: bytes) -> None:
-        send, receive, tally = self._channel.send, self._stream.receive_some, self._tally
+        channel, stream, tally = self._channel, self._stream, self._tally
+        data: bytes | None = head or None
         try:
-            data = head or await receive(READ)
-            while data:
+            while True:
+                if data is None and (data := stream.receive_nowait(READ)) is None:
+                    await stream.wait_readable()
+                    continue
+                if not data:
+                    await channel.send(END)
+                    return
                 tally.bytes_in += len(data)
-                await send(bytes(data))
-                data = await receive(READ)
-            await send(END)
+                more = stream.receive_nowait(READ) if len(data) < READ else None
+                if more == b"":  # a short connection: its data and its end are one write
+                    await channel.send_many((data, END))
+                    return
+                await channel.send(data)
+                data = more
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._reset()
 
     async def _out_of_channel(self) -> None:
-        receive, send_all, tally = self._channel.receive_many, self._stream.send_all, self._tally
+        receive, stream, tally = self._channel.receive_many, self._stream, self._tally
         try:
             while True:
                 messages = await receive()
                 data = messages[0] if len(messages) == 1 else b"".join(messages)
                 if data:
                     tally.bytes_out += len(data)
-                    await send_all(data)
+                    written = stream.send_nowait(data, 0 if messages[-1] else END_FOLLOWS)
+                    if written < len(data):
+                        await stream.send_rest(memoryview(data)[written:])
                 if not messages[-1]:
                     with suppress(trio.BrokenResourceError):  # it has closed, and what it sent is still carried
-                        await self._stream.send_eof()
+                        stream.end()
                     return
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.EndOfChannel):
             self._reset()
-
-
-async def reset(stream: trio.SocketStream) -> None:
-    """Close a connection so that its peer sees it broken, not ended; one that is closed stays as it was."""
-    if stream.socket.fileno() == -1:
-        return
-    with suppress(OSError):
-        stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    await trio.aclose_forcefully(stream)

@@ -13,8 +13,9 @@ import trio
 from muxkit.forward.addresses import LOOPBACK, Address, parse_address
 from muxkit.forward.allow import AllowList
 from muxkit.forward.datagrams import DatagramRelay, read_datagrams
-from muxkit.forward.relay import ForwardLimits, ForwardStats, Relay, Tally, log, reset
+from muxkit.forward.relay import ForwardLimits, ForwardStats, Relay, Tally, log
 from muxkit.forward.sockets import Listeners, dial, dial_udp, listening, peer_of
+from muxkit.forward.streams import CarriedStream
 from muxkit.forward.wire import (
     NAME,
     NUMBER_SIZE,
@@ -64,7 +65,7 @@ def _rules(given: Iterable[str] | AllowList) -> AllowList:
 class _Pending:
     """A connection that a listener has accepted, until its client takes it."""
 
-    stream: trio.SocketStream
+    stream: CarriedStream
     over: trio.Event = attrs.field(factory=trio.Event)
     was_taken: bool = False
 
@@ -202,7 +203,7 @@ class ForwardHandler:
         try:
             self._enter(client)
         except ForwardRefused:
-            await reset(pending.stream)
+            pending.stream.reset()
             raise
         try:
             await self._carry(pending.stream, channel, client, "")
@@ -216,11 +217,11 @@ class ForwardHandler:
         client.tally.enter()
         self._all.enter()
 
-    async def _carry(self, stream: trio.SocketStream, channel: Channel, client: _Client, address: str) -> None:
+    async def _carry(self, stream: CarriedStream, channel: Channel, client: _Client, address: str) -> None:
         try:
             await channel.send(encode(Done(address)))
         except BaseException:
-            await reset(stream)
+            stream.reset()
             raise
         await Relay(stream, channel, self._all).run()
 
@@ -274,7 +275,7 @@ class ForwardHandler:
                 nursery.cancel_scope.cancel()
                 client.listeners.pop(number, None)
                 for pending in listener.pending.values():
-                    await reset(pending.stream)
+                    pending.stream.reset()
                 listener.over.set()
                 log.info("no longer listening on %s", listener.bind)
 
@@ -293,7 +294,7 @@ class ForwardHandler:
         numbers = count(1)
         waiting = Tally(self._limits.pending)
 
-        async def offer(stream: trio.SocketStream) -> None:
+        async def offer(stream: CarriedStream) -> None:
             number = next(numbers)
             pending = listener.pending[number] = _Pending(stream)
             try:
@@ -306,7 +307,7 @@ class ForwardHandler:
                 listener.pending.pop(number, None)
                 waiting.leave()
                 if not pending.was_taken:
-                    await reset(stream)
+                    stream.reset()
 
         await opened.accept_for_ever(waiting, offer, nursery)
 

@@ -14,23 +14,27 @@ import trio
 from muxkit.forward.addresses import Address, IPAddress, ip_of
 from muxkit.forward.allow import AllowList
 from muxkit.forward.relay import Tally
+from muxkit.forward.streams import CarriedStream
 from muxkit.forward.wire import Code, ForwardRefused
 from muxkit.runtime import leaves_of, protected_manager
 
 BACKLOG = 512
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+ACCEPT_MOST = 16  # connections in a row; then other tasks run
 BACKLOG_PAUSE = 0.01  # s; the kernel does not say when a full backlog has room again
 EXHAUSTED_PAUSE = 0.1  # s; the kernel does not say when there are descriptors again
 MOST = 65_535  # bytes of a datagram
 LEAST_ATTEMPT = 2.0  # s for one address of several
 
+_UNDER_WAY = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK})
+_GONE = frozenset({errno.ECONNABORTED, errno.EPERM, errno.EPROTO})  # the connection, before it was accepted
 _REFUSED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOENT})
 
 
 class Listeners:
     """The listening sockets of one address."""
 
-    def __init__(self, listeners: Sequence[trio.SocketListener], path: str = "") -> None:
+    def __init__(self, listeners: Sequence[socket.socket], path: str = "") -> None:
         self._listeners = listeners
         self._path = path
         self.addresses: tuple[str, ...] = tuple(path or _address_of(each) for each in listeners)
@@ -39,10 +43,12 @@ class Listeners:
     def close(self) -> None:
         """Listen no more."""
         for each in self._listeners:
-            each.socket.close()
+            if each.fileno() != -1:
+                trio.lowlevel.notify_closing(each)
+                each.close()
 
     async def accept_for_ever(
-        self, tally: Tally, handle: Callable[[trio.SocketStream], Awaitable[object]], nursery: trio.Nursery
+        self, tally: Tally, handle: Callable[[CarriedStream], Awaitable[object]], nursery: trio.Nursery
     ) -> None:
         """Run `handle` in the nursery for each connection, while the tally has slots; `handle` gives its slot back."""
         async with trio.open_nursery() as accepting:
@@ -51,22 +57,26 @@ class Listeners:
 
 
 async def _accept_from(
-    listener: trio.SocketListener,
-    tally: Tally,
-    handle: Callable[[trio.SocketStream], Awaitable[object]],
-    nursery: trio.Nursery,
+    listener: socket.socket, tally: Tally, handle: Callable[[CarriedStream], Awaitable[object]], nursery: trio.Nursery
 ) -> None:
     while True:
         await tally.wait_for_slot()
-        try:
-            stream = await listener.accept()
-        except OSError as error:
-            if error.errno not in EXHAUSTED:
-                raise
-            await trio.sleep(EXHAUSTED_PAUSE)
-            continue
-        tally.enter()
-        nursery.start_soon(handle, stream)
+        await trio.lowlevel.wait_readable(listener)
+        for _ in range(ACCEPT_MOST):
+            if tally.is_full:
+                break
+            try:
+                sock, _ = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                if error.errno in EXHAUSTED:
+                    await trio.sleep(EXHAUSTED_PAUSE)
+                elif error.errno not in _GONE:
+                    raise
+                break
+            tally.enter()
+            nursery.start_soon(handle, CarriedStream(sock))
 
 
 @protected_manager
@@ -87,12 +97,13 @@ async def listening(bind: Address) -> AsyncGenerator[Listeners, None]:
                 os.unlink(bind.path)
 
 
-async def _listen_at_host(bind: Address) -> list[trio.SocketListener]:
+async def _listen_at_host(bind: Address) -> list[socket.socket]:
     host = "127.0.0.1" if bind.host == "localhost" else bind.host
-    return await trio.open_tcp_listeners(bind.port, host=host, backlog=BACKLOG)
+    opened = await trio.open_tcp_listeners(bind.port, host=host, backlog=BACKLOG)
+    return [socket.socket(fileno=each.socket.detach()) for each in opened]
 
 
-def _listen_at_path(path: str) -> trio.SocketListener:
+def _listen_at_path(path: str) -> socket.socket:
     """Listen at a path that only this user may connect to; a socket that is left over is replaced."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -106,10 +117,10 @@ def _listen_at_path(path: str) -> trio.SocketListener:
         os.chmod(path, 0o600)  # before `listen`, so that no connection came in
         sock.listen(BACKLOG)
         sock.setblocking(False)
-        return trio.SocketListener(trio.socket.from_stdlib_socket(sock))
     except BaseException:
         sock.close()
         raise
+    return sock
 
 
 def _is_left_over(path: str) -> bool:
@@ -131,12 +142,12 @@ def _inode(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _address_of(listener: trio.SocketListener) -> str:
-    host, port = listener.socket.getsockname()[:2]
+def _address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
     return str(Address(host, port))
 
 
-def peer_of(stream: trio.SocketStream) -> str:
+def peer_of(stream: CarriedStream) -> str:
     """Return the address of a connection's other end; empty for a Unix socket and for one that is gone."""
     with suppress(OSError):
         name = stream.socket.getpeername()
@@ -148,7 +159,7 @@ def peer_of(stream: trio.SocketStream) -> str:
 # ---------------------------------------------------------------------------- connecting
 
 
-async def dial(target: Address, allow: AllowList | None, *, seconds: float) -> trio.SocketStream:
+async def dial(target: Address, allow: AllowList | None, *, seconds: float) -> CarriedStream:
     """Connect to a target within `seconds`; raises `ForwardRefused`.
 
     Under an allow list a name is resolved once, each address is judged, and what is connected to is the address that
@@ -163,21 +174,22 @@ async def dial(target: Address, allow: AllowList | None, *, seconds: float) -> t
     raise ForwardRefused(f"{target} did not answer within {seconds:g} s", Code.TIMED_OUT)
 
 
-async def _dial_path(path: str, allow: AllowList | None) -> trio.SocketStream:
+async def _dial_path(path: str, allow: AllowList | None) -> CarriedStream:
     if allow is not None and not allow.allows_path(path):
         raise ForwardRefused(f"{path} is not allowed here", Code.NOT_ALLOWED)
     while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            stream = await trio.open_unix_socket(path)
-        except OSError as error:
-            raise _failed(path, error) from error
-        try:
-            stream.socket.getpeername()
-        except OSError:  # Trio takes a connect that the kernel put off, since the backlog is full, for a connection
-            await trio.aclose_forcefully(stream)
+            sock.setblocking(False)
+            sock.connect(path)
+        except BlockingIOError:  # the backlog is full
+            sock.close()
             await trio.sleep(BACKLOG_PAUSE)
+        except OSError as error:
+            sock.close()
+            raise _failed(path, error) from error
         else:
-            return stream
+            return CarriedStream(sock)
 
 
 async def dial_udp(target: Address, allow: AllowList, *, seconds: float) -> trio.socket.SocketType:
@@ -227,8 +239,13 @@ def _is_allowed(allow: AllowList, name: str | None, address: IPAddress | None, p
     return address is not None and allow.allows(name, address, port, udp=udp)
 
 
-async def _connect(places: Sequence[tuple[str, int]], target: Address) -> trio.SocketStream:
+async def _connect(places: Sequence[tuple[str, int]], target: Address) -> CarriedStream:
     """Connect to the first place that answers."""
+    if len(places) == 1:
+        try:
+            return await _connect_to(*places[0])
+        except OSError as error:
+            raise _failed(str(target), error) from error
     failure: OSError | None = None
     left = trio.current_effective_deadline() - trio.current_time()
     for number, (host, port) in enumerate(places):
@@ -243,18 +260,33 @@ async def _connect(places: Sequence[tuple[str, int]], target: Address) -> trio.S
     raise _failed(str(target), failure) from failure
 
 
-async def _connect_to(host: str, port: int) -> trio.SocketStream:
+async def _connect_to(host: str, port: int) -> CarriedStream:
     address = ip_of(host)
     if address is None:
-        return await trio.open_tcp_stream(host, port)
-    # One address needs none of what Trio does for several, which is a third of the work of a connection.
-    sock = trio.socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
+        stream = await trio.open_tcp_stream(host, port)
+        return CarriedStream(socket.socket(fileno=stream.socket.detach()))
+    sock = socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
     try:
-        await sock.connect((host, port))
+        sock.setblocking(False)
+        found = sock.connect_ex((host, port))
+        if found in _UNDER_WAY and not _is_connected(sock):
+            await trio.lowlevel.wait_writable(sock)
+            found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if found and found not in _UNDER_WAY:
+            raise OSError(found, os.strerror(found))
     except BaseException:
         sock.close()
         raise
-    return trio.SocketStream(sock)
+    return CarriedStream(sock)
+
+
+def _is_connected(sock: socket.socket) -> bool:
+    """Return True for a connection that was made at once, as over loopback."""
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True
 
 
 def _failed(target: str, error: OSError) -> ForwardRefused:

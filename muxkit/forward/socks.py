@@ -15,6 +15,7 @@ from muxkit.forward.client import Forward, ListeningForward
 from muxkit.forward.line import LOST, PATIENCE, Carrier
 from muxkit.forward.relay import ForwardLimits, Relay, log
 from muxkit.forward.sockets import Listeners, listening
+from muxkit.forward.streams import CarriedStream
 from muxkit.forward.wire import Code, Connect, ForwardRefused
 from muxkit.runtime import background, protect_package, protected_manager
 
@@ -180,7 +181,7 @@ class _SocksForward(ListeningForward):
     def half_open(self) -> int:
         return len(self._half_open)
 
-    async def carry(self, stream: trio.SocketStream) -> None:
+    async def carry(self, stream: CarriedStream) -> None:
         handshake = Handshake(stream, self._users)
         try:
             target = await self._greet(handshake)
@@ -224,7 +225,7 @@ class _SocksForward(ListeningForward):
         log.debug("%s: a SOCKS handshake was not finished in time", self.address)
         return None
 
-    async def _tell(self, stream: trio.SocketStream, error: Exception, reply: Reply | None) -> None:
+    async def _tell(self, stream: CarriedStream, error: Exception, reply: Reply | None) -> None:
         self._refused(f"{self.address}: a connection was not carried", error)
         try:
             if reply is not None:

@@ -37,8 +37,9 @@ class NowaitLink(Protocol):
     def send_nowait(self, buffers: Sequence[bytes | memoryview]) -> int:
         """Write what fits now, in order; return the number of bytes taken (0 when the kernel is full).
 
-        Raises `trio.BrokenResourceError` when the connection is gone, `trio.ClosedResourceError` when it was
-        closed on our side.
+        The next write begins with what was not taken: a link that encrypts may have it on its way already. Raises
+        `trio.BrokenResourceError` when the connection is gone, `trio.ClosedResourceError` when it was closed on our
+        side.
         """
 
     async def send_buffers(self, buffers: Sequence[bytes | memoryview]) -> None:

@@ -17,16 +17,8 @@ import trio_websocket
 from muxkit import Limits
 from muxkit.testing._links import MakePair, check_link
 from muxkit_adapters import _addresses, memory, tcp, tls, websocket
-from muxkit_adapters.websocket import (
-    FRAGMENTS_MOST,
-    HEAD_MOST,
-    SLICE,
-    FrameCount,
-    GuardedStream,
-    HandshakeFailed,
-    Violation,
-    WebSocketStream,
-)
+from muxkit_adapters._frames import FRAGMENTS_MOST, FRAMES_AT_ONCE, FrameReader, data_frames, masked
+from muxkit_adapters.websocket import HEAD_MOST, HandshakeFailed, UpgradeStream, WebSocketStream
 
 from ._links import (
     NEVER,
@@ -258,7 +250,7 @@ async def test_any_other_close_is_an_error_with_its_code_and_reason() -> None:
 @pytest.mark.parametrize("secure", [False, True])
 async def test_an_end_without_a_close_frame_is_an_error_and_not_an_end(secure: bool) -> None:
     async with (secure_pair if secure else pair)() as (here, there):
-        await trio.aclose_forcefully(there._wire._wire)
+        await trio.aclose_forcefully(there._wire)
         with pytest.raises(trio.BrokenResourceError, match=r"without a close|cut off without close_notify"):
             await here.receive_some()
 
@@ -370,30 +362,126 @@ async def test_endless_headers_are_cut_off_at_the_limit() -> None:
 
 @pytest.mark.requirement("R-14")
 @pytest.mark.parametrize("piece", [1, 100, 10_000, 65_536])
-def test_no_more_than_one_read_beyond_the_limit_of_the_headers_is_looked_at(piece: int) -> None:
-    count = FrameCount(message_most=1000)
+async def test_no_more_than_one_read_beyond_the_limit_of_the_headers_is_looked_at(piece: int) -> None:
+    here, there = memory.pair(capacity=1_000_000)
+    upgrading = UpgradeStream(here)
+    await there.send_all(b"h" * (HEAD_MOST + piece))
     for _ in range(HEAD_MOST // piece):
-        count.feed(b"h" * piece)
-    with pytest.raises(Violation, match=f"more than {HEAD_MOST} bytes"):
-        count.feed(b"h" * piece)
+        await upgrading.receive_some(piece)
+    with pytest.raises(trio.BrokenResourceError, match=f"more than {HEAD_MOST} bytes"):
+        await upgrading.receive_some(piece)
 
 
-def test_frames_are_followed_at_any_split() -> None:
-    stream = (
-        UPGRADE
-        + b"\r\n"
-        + b"".join(
-            frame(2, bytes(size), final=False) + frame(9, b"ping") + frame(0, bytes(size))
-            for size in (0, 1, 125, 126, 65_535, 65_536)
-        )
-    )
+async def test_frames_that_come_with_the_head_are_not_lost() -> None:
+    async with serving(websocket.serve, echo) as (address,):
+        async with await trio.open_tcp_stream("127.0.0.1", port_of(address)) as wire:
+            await wire.send_all(UPGRADE + b"\r\n" + frame(2, b"hello") + frame(2, b" you")[:5])
+            got = b""
+            while not got.endswith(b"hello"):
+                got += await wire.receive_some()
+            await wire.send_all(frame(2, b" you")[5:])
+            while not got.endswith(b" you"):
+                got += await wire.receive_some()
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_frames_are_read_at_any_split(is_masked: bool) -> None:
+    sizes = (0, 1, 3, 125, 126, 511, 513, 65_535, 65_536, 65_537, 200_000)
+    sent = [random.Random(size).randbytes(size) for size in sizes]
+    stream = b"".join(bytes(part) for data in sent for part in data_frames([data], is_masked=is_masked))
     for seed in range(50):
-        count, at, choice = FrameCount(message_most=131_072), 0, random.Random(seed)
+        reader, choice = FrameReader(is_masked=is_masked, message_most=65_536), random.Random(seed)
+        got, at = bytearray(), 0
         while at < len(stream):
             size = choice.choice((1, 2, 7, 5000, 100_000))
-            count.feed(stream[at : at + size])
+            reader.feed(stream[at : at + size])
             at += size
-        assert count.feed(frame(2, b"x")), "a whole frame after the others was not seen as one"
+            got += reader.take(choice.choice((10, 10_000_000)))
+            while reader.may_hold_more:
+                got += reader.take(1000)
+        assert got == b"".join(sent)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 511, 512, 513, 514, 515, 70_001])
+def test_masking_is_its_own_reverse_and_what_the_standard_says(size: int) -> None:
+    data, key = random.Random(size).randbytes(size), b"\x01\x80\xfe\x37"
+    found = masked(data, key)
+    assert found == bytes(byte ^ key[index % 4] for index, byte in enumerate(data))
+    assert masked(found, key) == data
+
+
+@pytest.mark.parametrize("cuts", [[100], [1, 99], [0, 50, 0, 50], [30_000, 65_536, 4], [300_000], [65_536, 65_536]])
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_messages_are_no_larger_than_promised_however_the_buffers_are_cut(cuts: list[int], is_masked: bool) -> None:
+    data = random.Random(1).randbytes(sum(cuts))
+    starts = [sum(cuts[:number]) for number in range(len(cuts))]
+    buffers = [memoryview(data)[start : start + size] for start, size in zip(starts, cuts, strict=True)]
+    reader = FrameReader(is_masked=is_masked, message_most=65_536)  # it refuses a larger one
+    reader.feed(b"".join(map(bytes, data_frames(buffers, is_masked=is_masked))))
+    assert reader.take(1_000_000) == data
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (bytes((0x83, 0x80)) + bytes(4), "a frame of the unknown kind 0x3"),
+        (bytes((0x8B, 0x80)) + bytes(4), "a frame of the unknown kind 0xb"),
+        (bytes((0xC2, 0x80)) + bytes(4), "a reserved bit is set"),
+        (b"\x82\x01x", "a client's frame is not masked"),
+        (frame(9, b"x", final=False), "a control frame in fragments"),
+        (frame(0, b"x"), "the rest of a message that has not begun"),
+        (frame(2, b"x", final=False) + frame(2, b"x"), "a message within another"),
+        (b"\x82\xfe\x00\x05" + bytes(9), "a size of 5 written in 2 bytes"),
+        (b"\x82\xff" + (300).to_bytes(8, "big") + bytes(304), "a size of 300 written in 8 bytes"),
+        (frame(8, b"x"), "a close frame of 1 byte"),
+        (frame(8, (999).to_bytes(2, "big")), "a close frame with the code 999"),
+        (frame(8, (1005).to_bytes(2, "big")), "a close frame with the code 1005"),
+        (frame(8, (2500).to_bytes(2, "big")), "a close frame with the code 2500"),
+        (frame(8, (1000).to_bytes(2, "big") + b"\xff"), "the text of a close frame is not UTF-8"),
+    ],
+)
+async def test_what_breaks_a_rule_of_the_frames_is_an_error_and_told_by_a_close_frame(sent: bytes, reason: str) -> None:
+    remembering = Remembering()
+    async with serving(websocket.serve, remembering) as (address,), raw_client(address) as wire:
+        await wire.send_all(sent)
+        await remembering.over.wait()
+        told = await wire.receive_some()
+    assert isinstance(remembering.error, trio.BrokenResourceError)
+    assert reason in str(remembering.error)
+    assert told[0] == 0x88
+    assert int.from_bytes(told[2:4], "big") == (1007 if "UTF-8" in reason else 1002)
+
+
+async def test_a_masked_frame_of_a_server_is_refused() -> None:
+    reader = FrameReader(is_masked=False, message_most=1000)
+    reader.feed(frame(2, b"x"))
+    with pytest.raises(Exception, match="a server's frame is masked"):
+        reader.take(1000)
+
+
+async def test_a_ping_is_answered_between_messages_and_inside_of_one() -> None:
+    async with serving(websocket.serve, echo) as (address,), raw_client(address) as wire:
+        await wire.send_all(frame(9, b"one"))
+        assert await wire.receive_some() == b"\x8a\x03one"
+        await wire.send_all(frame(2, b"be", final=False) + frame(9, b"two") + frame(0, b"fore"))
+        got = b""
+        while len(got) < 5 + 8:
+            got += await wire.receive_some()
+        assert b"\x8a\x03two" in got
+        assert b"before" in got.replace(b"\x82\x06", b"")
+
+
+@pytest.mark.requirement("R-14")
+async def test_pings_of_a_peer_that_reads_nothing_do_not_pile_up() -> None:
+    async with serving(websocket.serve, drain) as (address,), raw_client(address) as wire:
+        ping = frame(9, bytes(125))
+        tracemalloc.start()
+        for _ in range(400):
+            await wire.send_all(ping * 500)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        held = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+    assert held < 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -442,8 +530,8 @@ async def test_close_is_over_in_time_whatever_the_peer_does(
     behaviour: str, secure: bool, mock_clock: MockClock
 ) -> None:
     async with (secure_pair if secure else pair)() as (here, there):
-        below = there._wire._wire
-        wire = below._tls.transport_stream if isinstance(below, tls.TLSStream) else below
+        below = there._wire
+        wire = below._wire if isinstance(below, tls.TLSStream) else below
         assert isinstance(wire, tcp.SocketStream)
         async with trio.open_nursery() as nursery:
             if behaviour == "stalls":
@@ -508,17 +596,12 @@ async def visit(address: str, times: int) -> None:
 
 
 @pytest.mark.requirement("R-27")
-async def test_small_frames_reach_the_library_below_a_few_at_a_time_and_a_long_one_whole() -> None:
-    here, there = memory.pair(capacity=100_000)
-    guarded = GuardedStream(here, message_most=1_000_000)
-    await there.send_all(b"GET / HTTP/1.1\r\n\r\n")
-    await guarded.receive_some(65_536)
-    pong, long = frame(0xA), frame(2, bytes(20_000))
-    await there.send_all(pong * 5000 + long)
-    got: list[bytes] = []
-    while sum(map(len, got)) < 5000 * len(pong) + len(long):
-        got.append(bytes(await guarded.receive_some(65_536)))
-    assert b"".join(got) == pong * 5000 + long
-    few, last = got[:-1], got[-1]
-    assert max(map(len, few)) <= SLICE
-    assert len(last) > 19_000
+def test_small_frames_are_read_a_few_at_a_time_and_a_long_one_whole() -> None:
+    reader = FrameReader(is_masked=True, message_most=1_000_000)
+    reader.feed(frame(0xA) * 5000 + frame(2, bytes(20_000)))
+    steps = 0
+    while not (got := reader.take(65_536)):
+        assert reader.may_hold_more
+        steps += 1
+    assert steps == 5000 // FRAMES_AT_ONCE
+    assert got == bytes(20_000)

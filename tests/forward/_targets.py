@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -19,6 +20,12 @@ PROTOCOLS = ["bpmux", "relink", "aqueduct", "e3x"]
 PATIENCE = 60.0  # s
 
 Handle = Callable[[trio.SocketStream], Awaitable[object]]
+
+
+async def reset(stream: trio.SocketStream) -> None:
+    """Close a connection so that its peer sees it broken."""
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await trio.aclose_forcefully(stream)
 
 
 async def echo(stream: trio.SocketStream) -> None:

@@ -14,8 +14,7 @@ import trustme
 
 import muxkit
 from muxkit import forward
-from muxkit.forward.relay import reset
-from tests.forward._targets import PATIENCE, PROTOCOLS, dial, pair, read_all, target, until_refused
+from tests.forward._targets import PATIENCE, PROTOCOLS, dial, pair, read_all, reset, target, until_refused
 
 
 @pytest.fixture(params=PROTOCOLS)

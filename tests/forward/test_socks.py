@@ -19,8 +19,7 @@ import trio.testing
 
 import muxkit
 from muxkit import forward
-from muxkit.forward.relay import reset
-from tests.forward._targets import PATIENCE, Pair, dial, names, pair, read_all, target
+from tests.forward._targets import PATIENCE, Pair, dial, names, pair, read_all, reset, target
 
 URL = "bpmux+tcp://127.0.0.1:0"
 HELLO = b"\5\1\0"

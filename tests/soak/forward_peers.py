@@ -7,9 +7,11 @@ configuration that it makes in a temporary folder; a peer that is not installed 
     apt-get install openssh-server; pip install asyncssh
     python -m tests.soak.forward_peers [--rounds 3] [--bulk 1024] [--calls 2000] [--held 1000] [--large 10240]
 
-Sizes are MiB. In the first round so many connections are held beside one that stalls, and are measured alone and then
-beside one of --large. The figures decide nothing, since they depend on the machine; it ends with 1 if a byte was lost
-or wrong, if a caller was not served, or if a process of muxkit kept more than `MEMORY` bytes.
+Sizes are MiB. `calls` connect for one message each, which is what a storm of connections meets; `talks` are messages
+over connections that stay open, which is what keep-alive does. In the first round so many connections are held beside
+one that stalls, and are measured alone and then beside one of --large. The figures decide nothing, since they depend
+on the machine; it ends with 1 if a byte was lost or wrong, if a caller was not served, or if a process of muxkit
+kept more than `MEMORY` bytes.
 """
 
 from __future__ import annotations
@@ -165,6 +167,33 @@ def calls(port: int, count: int, callers: int) -> dict[str, float]:
     return {"took": time.perf_counter() - began, "wrong": float(wrong), **_spread(times)}
 
 
+def talk(port: int, count: int, callers: int) -> dict[str, float]:
+    """Send so many small messages over so many connections that stay open, each after the answer to the last."""
+    times: list[float] = []
+    wrong = 0
+
+    def work() -> None:
+        nonlocal wrong
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(b"e")
+            for number in range(count // callers):
+                said = b"%64d" % number
+                began = time.perf_counter()
+                connection.sendall(said)
+                wrong += _exactly(connection, 64) != said
+                times.append(time.perf_counter() - began)
+
+    threads = [threading.Thread(target=work) for _ in range(callers)]
+    began = time.perf_counter()
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    wrong += len(times) != count // callers * callers
+    return {"took": time.perf_counter() - began, "wrong": float(wrong), **_spread(times)}
+
+
 def hold(port: int, held: int) -> dict[str, float]:
     """Keep so many connections, each with a message once in `PACE`, until standard input ends; one more is stalled."""
     _allow_files()
@@ -225,7 +254,7 @@ def _spread(times: list[float]) -> dict[str, float]:
     return {"p50": ordered[len(ordered) // 2], "p99": ordered[int(len(ordered) * 0.99)], "count": float(len(ordered))}
 
 
-ROLES: dict[str, Callable[..., dict[str, float]]] = {"get": get, "put": put, "calls": calls, "hold": hold}
+ROLES: dict[str, Callable[..., dict[str, float]]] = {"get": get, "put": put, "calls": calls, "talk": talk, "hold": hold}
 
 
 # ---------------------------------------------------------------------------- the peers
@@ -434,6 +463,10 @@ class Figures:
     up: list[float] = attrs.field(factory=list)
     calls: list[float] = attrs.field(factory=list)
     """Connections a second."""
+    talks: list[float] = attrs.field(factory=list)
+    """Messages and their answers a second, over connections that stay open."""
+    talk_cost: list[float] = attrs.field(factory=list)
+    """Seconds of processor time of both sides for one of them."""
     alone: list[float] = attrs.field(factory=list)
     """Seconds, the p99 of messages on held connections."""
     beside: list[float] = attrs.field(factory=list)
@@ -503,6 +536,11 @@ def measure(peer: Peer, port: int, figures: Figures, arguments: Sizes) -> None:
         figures.calls.append(arguments.calls / found["took"])
         figures.call_cost.append((_processor_time(forwarding) - spent) / arguments.calls)
         figures.wrong += int(found["wrong"])
+        spent = _processor_time(forwarding)
+        found = called("talk", forwarding.port, arguments.talks, CALLERS)
+        figures.talks.append(arguments.talks / found["took"])
+        figures.talk_cost.append((_processor_time(forwarding) - spent) / arguments.talks)
+        figures.wrong += int(found["wrong"])
         if arguments.held:
             _hold(forwarding, figures, arguments)
         for process in forwarding.processes:
@@ -563,6 +601,9 @@ class Sizes:
     rounds: int = 3
     bulk: int = 1024
     calls: int = 2000
+    """Connections for one message each, one after the other."""
+    talks: int = 16_000
+    """Messages over connections that stay open."""
     held: int = 998
     large: int = 10_240
     seconds: float = 10.0
@@ -597,20 +638,36 @@ def is_right(peers: dict[str, Figures]) -> bool:
 def table(peers: dict[str, Figures]) -> str:
     """Write the medians as a table."""
     rows = [
-        ("forward", "down", "up", "cost", "calls", "cost", "held", "beside", "large", "calls", "memory", "wrong"),
-        ("", "MiB/s", "MiB/s", "s/GiB", "1/s", "ms", "p99 ms", "p99 ms", "MiB/s", "1/s", "MiB", ""),
+        (
+            "forward",
+            "down",
+            "up",
+            "cost",
+            "calls",
+            "cost",
+            "talk",
+            "cost",
+            "held",
+            "beside",
+            "large",
+            "calls",
+            "memory",
+            "wrong",
+        ),
+        ("", "MiB/s", "MiB/s", "s/GiB", "1/s", "ms", "1/s", "ms", "p99 ms", "p99 ms", "MiB/s", "1/s", "MiB", ""),
     ]
     for name, each in peers.items():
         lists = (
             *(each.down, each.up, each.cost, each.calls, each.call_cost),
-            *(each.alone, each.beside, each.large, each.crowded),
+            *(each.talks, each.talk_cost, each.alone, each.beside, each.large, each.crowded),
         )
-        down, up, cost, rate, call, alone, beside, large, crowded = (
+        down, up, cost, rate, call, talks, talk_cost, alone, beside, large, crowded = (
             statistics.median(values) if values else 0.0 for values in lists
         )
         rows.append(
             (
                 *(name, f"{down:.0f}", f"{up:.0f}", f"{cost:.2f}", f"{rate:.0f}", f"{call * 1e3:.2f}"),
+                *(f"{talks:.0f}", f"{talk_cost * 1e3:.3f}"),
                 *(f"{alone * 1e3:.1f}", f"{beside * 1e3:.1f}", f"{large:.0f}", f"{crowded:.0f}"),
                 *(f"{each.memory / MIB:.0f}", f"{each.wrong}"),
             )
@@ -629,6 +686,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=plain.rounds)
     parser.add_argument("--bulk", type=int, default=plain.bulk)
     parser.add_argument("--calls", type=int, default=plain.calls)
+    parser.add_argument("--talks", type=int, default=plain.talks)
     parser.add_argument("--held", type=int, default=plain.held)
     parser.add_argument("--large", type=int, default=plain.large)
     parser.add_argument("--seconds", type=float, default=plain.seconds)

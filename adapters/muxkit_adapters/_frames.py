@@ -1,0 +1,253 @@
+"""The frames of a WebSocket that carries bytes (RFC 6455, section 5): reading them within limits, and writing them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from wsproto.frame_protocol import LOCAL_ONLY_CLOSE_REASONS, MAX_CLOSE_REASON, MAX_PROTOCOL_CLOSE_REASON, CloseReason
+
+PIECE_SIZE = 65_536  # bytes, the largest message that is sent
+FRAGMENTS_MOST = 1024  # frames per message
+FRAMES_AT_ONCE = (
+    128  # frames to read in one step; a peer's frame of a few bytes costs a thousand times its size in time
+)
+CONTROL_MOST = 125  # bytes of a control frame
+CLOSE_TEXT_MOST = CONTROL_MOST - 2
+BRIEF = 512  # bytes, up to which a number is the faster way to mask
+
+CONTINUATION, TEXT, BINARY, CONTROL, CLOSE, PING, PONG = 0, 1, 2, 8, 8, 9, 10  # opcodes; from 8 on of control frames
+FINAL, RESERVED, MASKED = 0x80, 0x70, 0x80
+
+_XORED: Final = [bytes(byte ^ key for byte in range(256)) for key in range(256)]
+
+Buffers = Sequence[bytes | memoryview]
+
+
+class Violation(Exception):
+    """The peer broke a rule or a limit; `code` is that of the close frame which says so."""
+
+    def __init__(self, text: str, code: int = CloseReason.PROTOCOL_ERROR) -> None:
+        super().__init__(text)
+        self.code: int = code
+
+
+class FrameReader:
+    """Reads the frames of one direction; `is_masked` for those of a client.
+
+    Payload is given out as it comes, also of a frame that is not whole. What comes in between stands in `controls`.
+    """
+
+    def __init__(self, *, is_masked: bool, message_most: int) -> None:
+        self._is_masked = is_masked
+        self._message_most = message_most
+        self._data = b""  # received
+        self._at = 0  # where the part of it begins that was not looked at
+        self._left = 0  # bytes missing of the payload of a data frame
+        self._key = b""  # of that payload, for the next byte on
+        self._size = 0  # of the message
+        self._fragments = 0
+        self._is_inside = False  # a message has begun, and its last frame has not
+        self.controls: list[tuple[int, bytes]] = []
+        """Pings and the close frame, as opcode and payload; the reader of these removes them."""
+        self.may_hold_more: bool = False
+        """True if the last `take` left something that it could have read."""
+        self.is_closed: bool = False
+        """True after a close frame, behind which nothing is looked at."""
+
+    def feed(self, data: bytes) -> None:
+        """Receive bytes."""
+        self._data = self._data[self._at :] + data if self._at < len(self._data) else data
+        self._at = 0
+
+    def take(self, most: int) -> bytes:
+        """Return payload that has come, at most so many bytes; raises `Violation`."""
+        data, at, end = self._data, self._at, len(self._data)
+        pieces: list[bytes] = []
+        frames = 0
+        self.may_hold_more = False
+        while at < end and not self.is_closed:
+            if self._left:
+                size = min(self._left, end - at, most)
+                if not size:
+                    self.may_hold_more = True
+                    break
+                piece = data[at : at + size]
+                if self._is_masked:
+                    piece = masked(piece, self._key)
+                    turned = size & 3
+                    self._key = self._key[turned:] + self._key[:turned]
+                pieces.append(piece)
+                at += size
+                most -= size
+                self._left -= size
+                continue
+            if frames == FRAMES_AT_ONCE:
+                self.may_hold_more = True
+                break
+            start = self._begin_frame(data, at, end)
+            if start is None:
+                break
+            at = start
+            frames += 1
+        self._at = at
+        if at == end:
+            self._data, self._at = b"", 0
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _begin_frame(self, data: bytes, at: int, end: int) -> int | None:
+        """Read the header at `at`, and the whole frame if it is a control frame; None when more bytes are needed."""
+        if end - at < 2:
+            return None
+        first, second = data[at], data[at + 1]
+        opcode, size, start = first & 0x0F, second & 0x7F, at + 2
+        if first & RESERVED:
+            raise Violation("a reserved bit is set, although no extension was agreed on")
+        if bool(second & MASKED) is not self._is_masked:
+            raise Violation("a client's frame is not masked" if self._is_masked else "a server's frame is masked")
+        if size > CONTROL_MOST:
+            width = 2 if size == 126 else 8
+            if end < start + width:
+                return None
+            size, start = int.from_bytes(data[start : start + width], "big"), start + width
+            if size <= CONTROL_MOST or (width == 8 and size < 65_536):
+                raise Violation(f"a size of {size} written in {width} bytes")
+        self._check(opcode, bool(first & FINAL), size)
+        if self._is_masked:
+            start += 4
+        if opcode < CONTROL:
+            if end < start:
+                return None
+            self._count(opcode, bool(first & FINAL), size)
+            self._left, self._key = size, data[start - 4 : start] if self._is_masked else b""
+            return start
+        if end < start + size:
+            return None
+        payload = data[start : start + size]
+        self._control(opcode, masked(payload, data[start - 4 : start]) if self._is_masked else payload)
+        return start + size
+
+    def _check(self, opcode: int, is_final: bool, size: int) -> None:
+        """Check a header; it may be seen again, when the frame could not be begun."""
+        if opcode >= CONTROL:
+            if opcode > PONG:
+                raise Violation(f"a frame of the unknown kind {opcode:#x}")
+            if size > CONTROL_MOST:
+                raise Violation(f"a control frame of {size} bytes, where {CONTROL_MOST} are allowed")
+            if not is_final:
+                raise Violation("a control frame in fragments")
+            return
+        if opcode == TEXT:
+            text = "a text frame came; only binary messages carry this byte stream"
+            raise Violation(text, CloseReason.UNSUPPORTED_DATA)
+        if opcode > BINARY:
+            raise Violation(f"a frame of the unknown kind {opcode:#x}")
+        if self._is_inside is not (opcode == CONTINUATION):
+            raise Violation(
+                "a message within another" if self._is_inside else "the rest of a message that has not begun"
+            )
+        if self._size + size > self._message_most:
+            text = f"a message of {self._size + size} bytes or more, against message_most={self._message_most}"
+            raise Violation(text, CloseReason.MESSAGE_TOO_BIG)
+        if self._fragments >= FRAGMENTS_MOST:
+            raise Violation(f"a message in more than {FRAGMENTS_MOST} fragments", CloseReason.POLICY_VIOLATION)
+
+    def _count(self, opcode: int, is_final: bool, size: int) -> None:
+        self._is_inside = not is_final
+        if is_final:
+            self._size = self._fragments = 0
+        else:
+            self._size += size
+            self._fragments += 1
+
+    def _control(self, opcode: int, payload: bytes) -> None:
+        if opcode == PONG:
+            return
+        self.controls.append((opcode, payload))
+        self.is_closed = opcode == CLOSE
+
+
+def read_close(payload: bytes) -> tuple[int, str]:
+    """Return code and text of a close frame; raises `Violation`."""
+    if not payload:
+        return CloseReason.NO_STATUS_RCVD, ""
+    if len(payload) == 1:
+        raise Violation("a close frame of 1 byte")
+    code = int.from_bytes(payload[:2], "big")
+    is_known = code > MAX_PROTOCOL_CLOSE_REASON or code in CloseReason.__members__.values()
+    if not (CloseReason.NORMAL_CLOSURE <= code <= MAX_CLOSE_REASON and is_known) or code in LOCAL_ONLY_CLOSE_REASONS:
+        raise Violation(f"a close frame with the code {code}, which cannot be sent")
+    try:
+        return code, payload[2:].decode()
+    except UnicodeDecodeError:
+        raise Violation("the text of a close frame is not UTF-8", CloseReason.INVALID_FRAME_PAYLOAD_DATA) from None
+
+
+def control_frame(opcode: int, payload: bytes, *, is_masked: bool) -> bytes:
+    """Write a control frame."""
+    head = bytes((FINAL | opcode, len(payload) | (MASKED if is_masked else 0)))
+    if not is_masked:
+        return head + payload
+    key = os.urandom(4)
+    return head + key + masked(payload, key)
+
+
+def close_payload(code: int, text: str) -> bytes:
+    """Write the payload of a close frame; a long text is cut."""
+    if code == CloseReason.NO_STATUS_RCVD:
+        return b""
+    cut = text.encode()[:CLOSE_TEXT_MOST].decode(errors="ignore")
+    return code.to_bytes(2, "big") + cut.encode()
+
+
+def data_frames(buffers: Buffers, *, is_masked: bool) -> list[bytes | memoryview]:
+    """Put bytes into binary messages of one frame each; without a mask they are not copied."""
+    total = sum(map(len, buffers))
+    if is_masked:
+        data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
+        frames: list[bytes | memoryview] = []
+        for begin in range(0, total, PIECE_SIZE):
+            key = os.urandom(4)
+            piece = bytes(data[begin : begin + PIECE_SIZE]) if total > PIECE_SIZE else bytes(data)
+            frames += (_head(len(piece), MASKED) + key, masked(piece, key))
+        return frames
+    frames = []
+    room = 0  # in the frame that was begun
+    for buffer in buffers:
+        rest = buffer
+        while size := len(rest):
+            if not room:
+                room = min(total, PIECE_SIZE)
+                total -= room
+                frames.append(_head(room, 0))
+            if size <= room:
+                frames.append(rest)
+                room -= size
+                break
+            view = memoryview(rest)
+            frames.append(view[:room])
+            rest, room = view[room:], 0
+    return frames
+
+
+def _head(size: int, mask: int) -> bytes:
+    if size <= CONTROL_MOST:
+        return bytes((FINAL | BINARY, mask | size))
+    if size < 65_536:
+        return bytes((FINAL | BINARY, mask | 126)) + size.to_bytes(2, "big")
+    return bytes((FINAL | BINARY, mask | 127)) + size.to_bytes(8, "big")
+
+
+def masked(data: bytes, key: bytes) -> bytes:
+    """Mask, or unmask, bytes whose first one meets the first of the key."""
+    size = len(data)
+    if size <= BRIEF:
+        repeated = (key * (size // 4 + 1))[:size]
+        return (int.from_bytes(data, "big") ^ int.from_bytes(repeated, "big")).to_bytes(size, "big")
+    out = bytearray(size)
+    out[::4] = data[::4].translate(_XORED[key[0]])
+    out[1::4] = data[1::4].translate(_XORED[key[1]])
+    out[2::4] = data[2::4].translate(_XORED[key[2]])
+    out[3::4] = data[3::4].translate(_XORED[key[3]])
+    return bytes(out)
