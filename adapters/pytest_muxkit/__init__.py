@@ -1,0 +1,1 @@
+"""Fixtures for pytest: programs on a simulated network, on virtual time."""
