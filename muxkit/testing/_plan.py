@@ -293,18 +293,21 @@ def _ways(fault: Fault) -> list[tuple[str, str]]:
     return [there, there[::-1]] if fault.both_ways and fault.source != fault.target else [there]
 
 
-class _Order(random.Random):
+class TaskOrder(random.Random):
     """What Trio shuffles the tasks of a pass with: their age decides, and in chosen passes a number."""
 
-    def __init__(self, wakes: Mapping[int, int]) -> None:
-        super().__init__(0)
+    def __init__(self, wakes: Mapping[int, int], seed: int | None) -> None:
+        super().__init__(0 if seed is None else f"muxkit wakes/{seed}")
         self.passes = 0
+        self._is_shuffling = seed is not None
         self._wakes = wakes
 
     def shuffle(self, x: Any) -> None:  # noqa: ANN401 - as in `random.Random`
         """Order a batch, of which Trio takes the last task first."""
         x.reverse()
-        if len(x) > 1:
+        if self._is_shuffling:
+            super().shuffle(x)
+        elif len(x) > 1:
             by = self._wakes.get(self.passes)
             self.passes += 1
             if by is not None:
@@ -312,15 +315,16 @@ class _Order(random.Random):
 
 
 @contextmanager
-def determined(seed: int, wakes: Mapping[int, int] | None = None) -> Iterator[_Order]:
+def determined(seed: int, wakes: Mapping[int, int] | None = None, *, shuffled: bool = False) -> Iterator[TaskOrder]:
     """Inside, runs of Trio depend on the seed alone: the order of tasks, `random`, `secrets` and `uuid.uuid4`.
 
-    One at a time in a process. Threads and processor time are not covered.
+    Tasks that become ready together run in the order of their age, but in the passes that `wakes` names; if `shuffled`
+    in one that the seed decides. One block at a time in a process. Threads and processor time are not covered.
     """
     # Trio has no public way to decide the order of tasks. Without these names runs differ in it, and in no more.
     from trio._core import _run
 
-    order = _Order(wakes or {})
+    order = TaskOrder(wakes or {}, seed if shuffled else None)
     dice = random.Random(f"muxkit bytes/{seed}")
     state = random.getstate()
     changes: list[tuple[dict[str, Any], str, object]] = []

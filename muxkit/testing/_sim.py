@@ -271,7 +271,8 @@ class SimNetwork:
         """What has happened: connections, their ends, and what was done to the network; not each message."""
         self.routes: dict[tuple[str, str], SimRoute] = {}
         """The routes that were used, by source and target."""
-        self._weather = weather or SimWeather()
+        self.weather: SimWeather = weather or SimWeather()
+        """Of routes for which no other was set."""
         self._rules: list[tuple[str, str, Change]] = []
         self._servers: dict[tuple[str, LinkKind], trio.MemorySendChannel[SimLink]] = {}
         self._connections: dict[SimLink, _Connection] = {}
@@ -373,7 +374,7 @@ class SimNetwork:
         """Return the route from one host to another."""
         found = self.routes.get((source, target))
         if found is None:
-            found = self.routes[source, target] = SimRoute(self, source, target, self._weather)
+            found = self.routes[source, target] = SimRoute(self, source, target, self.weather)
             for one, other, change in self._rules:
                 if _matches(one, other, source, target):
                     change(found)
