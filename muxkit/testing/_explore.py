@@ -59,6 +59,8 @@ class Run:
     """How often Trio had the choice which task to run first."""
     length: float
     """Seconds of virtual time."""
+    moments: tuple[float, ...]
+    """When data was sent, in seconds of virtual time."""
     fingerprint: str
     """Of all that happened on the network; equal for equal runs."""
 
@@ -154,6 +156,7 @@ def explore(
             kinds=kinds,
             most=most,
             passes=reference.passes,
+            moments=reference.moments,
         )
         run = attempt(plan)
         if run.error is not None:
@@ -226,6 +229,7 @@ def run_plan(
         routes=frozenset(network.routes),
         passes=order.passes,
         length=length,
+        moments=tuple(network.moments()),
         fingerprint=network.fingerprint(),
     )
 

@@ -34,6 +34,7 @@ FaultKind = Literal["delay", "throttle", "partition", "cut", "wake"]
 FAULT_KINDS: Final[frozenset[FaultKind]] = frozenset({"delay", "throttle", "partition", "cut", "wake"})
 LASTING: Final = ("delay", "throttle", "partition")
 WAKES: Final = (0, 4, 16, 64)  # how many passes of the loop a drawn plan reorders
+SHARES: Final = (1.0, 0.5, 0.7, 1.5, 2.0, 3.0)  # of what several faults last, for one that does the same
 SMALLEST: Final = 0.001  # s; no number of a plan is made smaller than this, other than 0
 CALM: Final = SimWeather(delay=0.01)
 HEAD: Final = re.compile(r"muxkit plan 1, seed (-?\d+)")
@@ -140,13 +141,23 @@ class Plan:
         kinds: Collection[FaultKind] = FAULT_KINDS,
         most: int = 6,
         passes: int = 0,
+        moments: Sequence[float] = (),
     ) -> Plan:
-        """Draw a plan for a run of `length` seconds over these routes, with at most so many faults."""
+        """Draw a plan for a run of `length` seconds over these routes, with at most so many faults.
+
+        Each plan has only some of the kinds: a cut in every plan would hide what delays alone bring out. `moments` are
+        times at which data was sent; about half of the faults begin there.
+        """
         dice = random.Random(f"muxkit plan/{seed}")
         pairs = sorted(routes)
-        usable = sorted(set(kinds) - {"wake"})
+        lasting = sorted(set(kinds) - {"wake"})
+        usable = [kind for kind in lasting if dice.random() < 0.5] or lasting
         count = dice.randint(1, most) if pairs and usable and most else 0
-        faults = [_draw_fault(dice, dice.choice(usable), *dice.choice(pairs), length) for _ in range(count)]
+        faults = []
+        for _ in range(count):
+            is_aimed = dice.random() < 0.5 and bool(moments)
+            at = math.floor(1000 * dice.choice(moments)) / 1000 if is_aimed else round(dice.uniform(0.0, length), 3)
+            faults.append(_draw_fault(dice, dice.choice(usable), *dice.choice(pairs), at, length))
         wakes: list[Wake] = []
         if "wake" in kinds and passes:
             chosen = dice.sample(range(passes), min(passes, dice.choice(WAKES)))
@@ -154,10 +165,9 @@ class Plan:
         return cls(seed=seed, weather=weather).with_events([*faults, *wakes])
 
 
-def _draw_fault(dice: random.Random, what: str, source: str, target: str, length: float) -> Fault:
+def _draw_fault(dice: random.Random, what: str, source: str, target: str, at: float, length: float) -> Fault:
     """Draw a fault whose size fits a run of `length` seconds; short and long ones are as likely."""
     span = max(length, 0.1)
-    at = round(dice.uniform(0.0, length), 3)
     seconds = round(span * 10 ** dice.uniform(-2, 0.3), 3)
     amount = round(span * 10 ** dice.uniform(-2, 0.3), 3)
     both = dice.random() < 0.3
@@ -370,6 +380,7 @@ def smaller(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
         while True:
             before = best[0]
             _fewer(best, try_)
+            _merged(best, try_)
             _calmer(best, try_)
             _simpler(best, try_)
             if best[0] == before:
@@ -396,6 +407,21 @@ def _fewer(best: list[Plan], try_: Callable[[Plan], bool]) -> None:
             parts = min(len(events), 2 * parts)
     if best[0].events:
         try_(best[0].with_events(()))
+
+
+def _merged(best: list[Plan], try_: Callable[[Plan], bool]) -> None:
+    """Let one fault do what several do, by lasting as long and delaying as much as all of them."""
+    lasting = [fault for fault in best[0].faults if fault.what in LASTING]
+    if len(best[0].events) < 2 or not lasting:
+        return
+    total = sum(fault.seconds + fault.amount * (fault.what == "delay") for fault in lasting)
+    for share in SHARES:
+        seconds = float(f"{share * total:.2g}")
+        for fault in lasting:
+            amount = seconds if fault.what == "delay" else fault.amount
+            merged = attrs.evolve(fault, seconds=seconds, amount=amount)
+            if any(try_(best[0].with_events([attrs.evolve(merged, at=at)])) for at in dict.fromkeys((fault.at, 0.0))):
+                return
 
 
 def _calmer(best: list[Plan], try_: Callable[[Plan], bool]) -> None:

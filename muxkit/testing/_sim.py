@@ -37,6 +37,7 @@ RESEND_LEAST: Final = 0.2  # s until a lost segment of a stream is sent again, a
 RESEND_MOST: Final = 6  # times that one segment is lost in a row
 FORGOTTEN: Final = 60.0  # s after which a packet link ends whose peer has gone without a word
 BACKLOG: Final = 128  # connections that a server has not accepted yet; more wait
+MOMENTS: Final = 10_000  # times of sending that are remembered
 QUEUE_SECONDS: Final = 1.0  # of packets that a throttled line queues; more are lost
 
 _log = logging.getLogger("muxkit.testing")
@@ -279,6 +280,7 @@ class SimNetwork:
         self._count = 0
         self._began = 0.0
         self._sum = hashlib.blake2b(digest_size=16)
+        self._moments: list[float] = []
 
     # --- the block
 
@@ -359,9 +361,16 @@ class SimNetwork:
         """Return a hash of all that has happened, when, and of the size of each piece; equal for equal runs."""
         return self._sum.hexdigest()
 
+    def moments(self) -> list[float]:
+        """Return when data was sent, in seconds since the network began; the first thousands of times."""
+        return [*self._moments]
+
     def weigh(self, route: SimRoute, size: int) -> None:
         """Add a piece of data to the fingerprint."""
-        self._sum.update(f"{self.now():.9f} {route.source}>{route.target} {size}\n".encode())
+        now = self.now()
+        self._sum.update(f"{now:.9f} {route.source}>{route.target} {size}\n".encode())
+        if len(self._moments) < MOMENTS and (not self._moments or self._moments[-1] != now):
+            self._moments.append(now)
 
     def _note(self, what: str, source: str, target: str, detail: str = "") -> None:
         event = SimEvent(self.now(), what, source, target, detail)
