@@ -34,7 +34,6 @@ FaultKind = Literal["delay", "throttle", "partition", "cut", "wake"]
 FAULT_KINDS: Final[frozenset[FaultKind]] = frozenset({"delay", "throttle", "partition", "cut", "wake"})
 LASTING: Final = ("delay", "throttle", "partition")
 WAKES: Final = (0, 4, 16, 64)  # how many passes of the loop a drawn plan reorders
-SHARES: Final = (1.0, 0.5, 0.7, 1.5, 2.0, 3.0)  # of what several faults last, for one that does the same
 SMALLEST: Final = 0.001  # s; no number of a plan is made smaller than this, other than 0
 CALM: Final = SimWeather(delay=0.01)
 HEAD: Final = re.compile(r"muxkit plan 1, seed (-?\d+)")
@@ -146,7 +145,7 @@ class Plan:
         """Draw a plan for a run of `length` seconds over these routes, with at most so many faults.
 
         Each plan has only some of the kinds: a cut in every plan would hide what delays alone bring out. `moments` are
-        times at which data was sent; about half of the faults begin there.
+        times at which data was sent; about half of the faults begin there, and some of these last until another one.
         """
         dice = random.Random(f"muxkit plan/{seed}")
         pairs = sorted(routes)
@@ -157,7 +156,13 @@ class Plan:
         for _ in range(count):
             is_aimed = dice.random() < 0.5 and bool(moments)
             at = math.floor(1000 * dice.choice(moments)) / 1000 if is_aimed else round(dice.uniform(0.0, length), 3)
-            faults.append(_draw_fault(dice, dice.choice(usable), *dice.choice(pairs), at, length))
+            fault = _draw_fault(dice, dice.choice(usable), *dice.choice(pairs), at, length)
+            later = [moment for moment in moments if moment > at]
+            if is_aimed and later and fault.what in LASTING and dice.random() < 0.5:
+                # Bugs are where two things meet: what is sent now comes when something else is sent.
+                span = round(dice.choice(later) - at, 3)
+                fault = attrs.evolve(fault, seconds=span, amount=span if fault.what == "delay" else fault.amount)
+            faults.append(fault)
         wakes: list[Wake] = []
         if "wake" in kinds and passes:
             chosen = dice.sample(range(passes), min(passes, dice.choice(WAKES)))
@@ -266,15 +271,15 @@ class PlanRun:
         """Carry the plan out, and return when its last fault is over."""
         moments: list[tuple[float, int, int, Fault]] = []
         for index, fault in enumerate(self.plan.faults):
-            moments.append((fault.at, 1, index, fault))
+            moments.append((fault.at, 0, index, fault))
             if fault.what in LASTING:
-                moments.append((fault.at + fault.seconds, 0, index, fault))
-        for when, begins, _, fault in sorted(moments, key=lambda moment: moment[:3]):
+                moments.append((fault.at + fault.seconds, 1, index, fault))
+        for when, ends, _, fault in sorted(moments, key=lambda moment: moment[:3]):
             await trio.sleep(max(0.0, when - self._network.now()))
             if fault.what == "cut":
                 self._network.cut(fault.source, fault.target, how=fault.how)
                 self.done.append(fault)
-            elif begins:
+            elif not ends:
                 self._active.append(fault)
                 self.done.append(fault)
                 self._renew(fault)
@@ -380,7 +385,6 @@ def smaller(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
         while True:
             before = best[0]
             _fewer(best, try_)
-            _merged(best, try_)
             _calmer(best, try_)
             _simpler(best, try_)
             if best[0] == before:
@@ -409,21 +413,6 @@ def _fewer(best: list[Plan], try_: Callable[[Plan], bool]) -> None:
         try_(best[0].with_events(()))
 
 
-def _merged(best: list[Plan], try_: Callable[[Plan], bool]) -> None:
-    """Let one fault do what several do, by lasting as long and delaying as much as all of them."""
-    lasting = [fault for fault in best[0].faults if fault.what in LASTING]
-    if len(best[0].events) < 2 or not lasting:
-        return
-    total = sum(fault.seconds + fault.amount * (fault.what == "delay") for fault in lasting)
-    for share in SHARES:
-        seconds = float(f"{share * total:.2g}")
-        for fault in lasting:
-            amount = seconds if fault.what == "delay" else fault.amount
-            merged = attrs.evolve(fault, seconds=seconds, amount=amount)
-            if any(try_(best[0].with_events([attrs.evolve(merged, at=at)])) for at in dict.fromkeys((fault.at, 0.0))):
-                return
-
-
 def _calmer(best: list[Plan], try_: Callable[[Plan], bool]) -> None:
     """Let the weather have less that is left to chance."""
     usual = SimWeather()
@@ -441,9 +430,10 @@ def _simpler(best: list[Plan], try_: Callable[[Plan], bool]) -> None:
         for name in names:
             for _ in range(40):
                 event = best[0].events[index]
-                if not any(
-                    try_(_replaced(best[0], index, name, value)) for value in _simpler_numbers(getattr(event, name))
-                ):
+                numbers = _simpler_numbers(getattr(event, name))
+                if isinstance(event, Fault) and event.what == "throttle" and name == "amount":
+                    numbers = [each for each in numbers if each >= 1 and len(number(each)) < len(number(event.amount))]
+                if not any(try_(_replaced(best[0], index, name, value)) for value in numbers):
                     break
                 if best[0].events[index] == event:  # it moved to another place in the order
                     break
@@ -469,8 +459,6 @@ def _simpler_numbers(value: float) -> Sequence[float]:
 
 def _replaced(plan: Plan, index: int, name: str, value: float) -> Plan:
     event = plan.events[index]
-    if isinstance(event, Fault) and event.what == "throttle" and name == "amount" and value <= 0:
-        return plan
     change: dict[str, Any] = {name: value}
     changed: Fault | Wake = type(event)(**(attrs.asdict(event, recurse=False) | change))
     return _with(plan, index, changed)
