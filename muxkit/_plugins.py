@@ -63,6 +63,9 @@ def load_transport(name: str, protocol: str, links: frozenset[LinkKind] = STREAM
     loaded: object = None
     try:
         loaded = load(TRANSPORTS, name)
+        several = getattr(loaded, "for_links", None)
+        if several is not None:  # it can carry more than one kind
+            loaded = several(links)
         kind = link_kind(loaded)
     except PluginError as error:
         # Before anything is installed that would not do either.

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -31,6 +32,7 @@ from muxkit.cli.serve import send_back
 from muxkit.cli.terminal import CommandFailed, Exit, in_options, printable, say
 from muxkit.protocols import restream
 from muxkit.runtime import HandshakeFailed, leaves_of, looks_like
+from muxkit.testing import SimNetwork
 
 TEST_SECONDS: Final = 20.0  # for one protocol over one transport
 STEP_SECONDS: Final = 10.0
@@ -165,7 +167,7 @@ def _carries(protocol: Plugin, transport: Plugin) -> bool:
 async def _try(protocol: str, transport: str, folder: Path, tls: muxkit.TLS | None, without: str) -> Result:
     """Send messages from this process to itself, through the real thing."""
     name = f"{protocol}+{transport}"
-    address = {"unix": str(folder / protocol), "mem": f"doctor-{protocol}"} | LOOPBACK
+    address = {"unix": str(folder / protocol), "mem": f"doctor-{protocol}", "sim": "doctor"} | LOOPBACK
     if transport not in address:
         return Result(name, None, "not tried: only the package that brings it knows its addresses")
     if transport in CERTIFIED and tls is None:
@@ -174,7 +176,7 @@ async def _try(protocol: str, transport: str, folder: Path, tls: muxkit.TLS | No
     url = f"{name}://{address[transport]}"
     began = trio.current_time()
     try:
-        with trio.fail_after(TEST_SECONDS):
+        with trio.fail_after(TEST_SECONDS), SimNetwork() if transport == "sim" else nullcontext():
             text = await (_try_restream if protocol == "restream" else _try_channel)(url, options)
     except Exception as error:
         texts = ", ".join(f"{type(leaf).__name__}: {leaf}" for leaf in leaves_of(error))

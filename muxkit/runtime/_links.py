@@ -267,6 +267,9 @@ class Transport(Protocol):
         async def serve(self, handler: Callable[[Link], Awaitable[None]], address: str, *,
                         limits: Limits, task_status: trio.TaskStatus[list[str]], **options) -> None
 
+    A transport with connections of several kinds has a method `for_links(links: frozenset[LinkKind]) -> Transport`,
+    which returns the one for a protocol that speaks over these kinds.
+
     `connect` opens one connection, closed with its block. `serve` listens until it is cancelled, and starts with
     the addresses that clients can use.
     """

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from muxkit.testing._chaos import chaos_dial as chaos_dial
     from muxkit.testing._chaos import chaos_url as chaos_url
     from muxkit.testing._checks import cancel_sweep as cancel_sweep
+    from muxkit.testing._explore import Exploration as Exploration
+    from muxkit.testing._explore import Run as Run
+    from muxkit.testing._explore import Stuck as Stuck
+    from muxkit.testing._explore import explore as explore
+    from muxkit.testing._explore import run_plan as run_plan
     from muxkit.testing._links import check_link as check_link
     from muxkit.testing._network import AimdReceiver as AimdReceiver
     from muxkit.testing._network import AimdSender as AimdSender
@@ -30,6 +35,11 @@ if TYPE_CHECKING:
     from muxkit.testing._pair import EnginePair as EnginePair
     from muxkit.testing._pair import check_every_split as check_every_split
     from muxkit.testing._pair import check_stream_engine as check_stream_engine
+    from muxkit.testing._plan import Fault as Fault
+    from muxkit.testing._plan import Plan as Plan
+    from muxkit.testing._plan import PlanRun as PlanRun
+    from muxkit.testing._plan import Wake as Wake
+    from muxkit.testing._plan import determined as determined
     from muxkit.testing._relay import ChaosRelay as ChaosRelay
     from muxkit.testing._relay import chaos_relay as chaos_relay
     from muxkit.testing._relay import parse_place as parse_place
@@ -40,6 +50,14 @@ if TYPE_CHECKING:
     from muxkit.testing._sessions import check_pressure as check_pressure
     from muxkit.testing._sessions import check_reading as check_reading
     from muxkit.testing._sessions import check_session as check_session
+    from muxkit.testing._sim import SimEvent as SimEvent
+    from muxkit.testing._sim import SimNetwork as SimNetwork
+    from muxkit.testing._sim import SimPackets as SimPackets
+    from muxkit.testing._sim import SimRoute as SimRoute
+    from muxkit.testing._sim import SimStream as SimStream
+    from muxkit.testing._sim import SimTransport as SimTransport
+    from muxkit.testing._sim import SimWeather as SimWeather
+    from muxkit.testing._sim import sim_transport as sim_transport
     from muxkit.testing._weather import PacketChannel as PacketChannel
     from muxkit.testing._weather import PacketWeather as PacketWeather
     from muxkit.testing._weather import WeatherStream as WeatherStream
@@ -59,13 +77,27 @@ __all__ = [
     "CutReport",
     "EngineCase",
     "EnginePair",
+    "Exploration",
     "Fate",
+    "Fault",
     "Journey",
     "Network",
     "PacketChannel",
     "PacketWeather",
     "PathWeather",
+    "Plan",
+    "PlanRun",
+    "Run",
     "SessionPair",
+    "SimEvent",
+    "SimNetwork",
+    "SimPackets",
+    "SimRoute",
+    "SimStream",
+    "SimTransport",
+    "SimWeather",
+    "Stuck",
+    "Wake",
     "Way",
     "WeatherStream",
     "cancel_sweep",
@@ -82,8 +114,12 @@ __all__ = [
     "check_reading",
     "check_session",
     "check_stream_engine",
+    "determined",
+    "explore",
     "parse_place",
     "replay",
+    "run_plan",
+    "sim_transport",
     "weather_pair",
 ]
 
@@ -92,12 +128,15 @@ _LAZY = {
     "cancel_sweep": "_checks",
     "ChaosDial ChaosPlan ChaosStats ChaosURL Cut CutReport Way chaos_dial chaos_url": "_chaos",
     "ChaosRelay chaos_relay parse_place": "_relay",
+    "Exploration Run Stuck explore run_plan": "_explore",
+    "Fault Plan PlanRun Wake determined": "_plan",
     "check_link": "_links",
     "AimdReceiver AimdSender Bottleneck Fate Journey Network PathWeather": "_network",
     "check_packet_link": "_packet_links",
     "EngineCase EnginePair check_every_split check_stream_engine": "_pair",
     "SessionPair check_cancellation check_leaving check_openings": "_sessions",
     "check_pressure check_reading check_session": "_sessions",
+    "SimEvent SimNetwork SimPackets SimRoute SimStream SimTransport SimWeather sim_transport": "_sim",
     "PacketChannel PacketWeather WeatherStream replay weather_pair": "_weather",
 }
 

@@ -63,7 +63,7 @@ class Line:
 
 
 @attrs.define(eq=False, kw_only=True)
-class _Way(Line):
+class StreamWay(Line):
     """One direction of a `weather_pair`, with its faults."""
 
     dice: random.Random
@@ -137,7 +137,7 @@ class _Way(Line):
 class WeatherStream(trio.abc.HalfCloseableStream):
     """One end of `weather_pair`; its methods beyond those of a stream are for the test that makes the weather."""
 
-    def __init__(self, outgoing: _Way, incoming: _Way, peer: str) -> None:
+    def __init__(self, outgoing: StreamWay, incoming: StreamWay, peer: str) -> None:
         self._outgoing = outgoing
         self._incoming = incoming
         self._ways = (outgoing, incoming)
@@ -288,7 +288,7 @@ def weather_pair(
     directions without a sign, `reset_at_byte` breaks the connection, `cut_at_byte` ends the stream. With
     `splits` what is sent arrives in pieces of random size.
     """
-    make = partial(_Way, delay=latency, jitter=jitter, rate=bandwidth, buffer=buffer, splits=splits)
+    make = partial(StreamWay, delay=latency, jitter=jitter, rate=bandwidth, buffer=buffer, splits=splits)
     there = make(
         dice=random.Random(f"{seed}/there"),
         stall_after=stall_after,
@@ -336,24 +336,25 @@ class PacketWeather(PathWeather):
 
     def pair(self, seed: int) -> tuple[PacketChannel, PacketChannel]:
         """Two connected channels; the same seed and the same packets give the same weather."""
-        there, back = _PacketWay(self, f"{seed}/there"), _PacketWay(self, f"{seed}/back")
+        there, back = PacketWay(self, f"{seed}/there"), PacketWay(self, f"{seed}/back")
         return PacketChannel(there, back), PacketChannel(back, there)
 
 
-class _PacketWay:
+class PacketWay:
     """One direction: packets under way, by the moment of their arrival."""
 
     def __init__(self, weather: PacketWeather, seed: str) -> None:
-        self._path = Path("", weather, None, seed)
+        self.path: Final = Path("", weather, None, seed)
         self._queue = weather.queue
         self._count = count()
         self.under_way: list[tuple[float, int, bytes]] = []
-        self.is_over = False
+        self.over_at = math.inf  # when its receiver is told that no more will come
+        self.unwanted = False  # the receiver is gone, without a word
         self.changed: Final = trio.lowlevel.ParkingLot()
 
     def put(self, packet: bytes) -> None:
         journey = Journey(next(self._count), "", len(packet), trio.current_time())
-        for arrives, copy in self._path.send(packet, journey):
+        for arrives, copy in self.path.send(packet, journey):
             if len(self.under_way) < self._queue:
                 heapq.heappush(self.under_way, (arrives, next(self._count), copy))
         self.changed.unpark_all()
@@ -362,7 +363,7 @@ class _PacketWay:
 class PacketChannel(trio.abc.Channel[bytes]):
     """One end: what arrives is whole or does not arrive at all."""
 
-    def __init__(self, outgoing: _PacketWay, incoming: _PacketWay) -> None:
+    def __init__(self, outgoing: PacketWay, incoming: PacketWay) -> None:
         self._outgoing = outgoing
         self._incoming = incoming
         self._closed = False
@@ -371,9 +372,10 @@ class PacketChannel(trio.abc.Channel[bytes]):
         await trio.lowlevel.checkpoint()
         if self._closed:
             raise trio.ClosedResourceError("this channel was closed")
-        if self._outgoing.is_over:
+        if self._outgoing.over_at <= trio.current_time():
             raise trio.BrokenResourceError("the other end was closed")
-        self._outgoing.put(bytes(value))
+        if not self._outgoing.unwanted:
+            self._outgoing.put(bytes(value))
 
     async def receive(self) -> bytes:
         await trio.lowlevel.checkpoint()
@@ -384,14 +386,14 @@ class PacketChannel(trio.abc.Channel[bytes]):
             arrival = path.under_way[0][0] if path.under_way else math.inf
             if arrival <= trio.current_time():
                 return heapq.heappop(path.under_way)[2]
-            if not path.under_way and path.is_over:
+            if not path.under_way and path.over_at <= trio.current_time():
                 raise trio.EndOfChannel
-            with trio.move_on_at(arrival):
+            with trio.move_on_at(arrival if path.under_way else path.over_at):
                 await path.changed.park()
 
     async def aclose(self) -> None:
         self._closed = True
         for path in (self._incoming, self._outgoing):
-            path.is_over = True
+            path.over_at = -math.inf
             path.changed.unpark_all()
         await trio.lowlevel.checkpoint()

@@ -21,11 +21,11 @@ pytestmark = [
 ]
 
 PAIRS = {
-    *(f"bpmux+{name}" for name in ("mem", "tcp", "tls", "unix", "ws", "wss")),
-    *(f"relink+{name}" for name in ("mem", "tcp", "tls", "unix", "ws", "wss")),
-    *(f"restream+{name}" for name in ("mem", "tcp", "tls", "unix", "ws", "wss")),
-    *(f"aqueduct+{name}" for name in ("mem", "tcp", "tls", "unix", "ws", "wss", "quic")),
-    *(f"e3x+{name}" for name in ("mem", "tcp", "tls", "unix", "ws", "wss", "udp", "dtls")),
+    *(f"bpmux+{name}" for name in ("mem", "sim", "tcp", "tls", "unix", "ws", "wss")),
+    *(f"relink+{name}" for name in ("mem", "sim", "tcp", "tls", "unix", "ws", "wss")),
+    *(f"restream+{name}" for name in ("mem", "sim", "tcp", "tls", "unix", "ws", "wss")),
+    *(f"aqueduct+{name}" for name in ("mem", "sim", "tcp", "tls", "unix", "ws", "wss", "quic")),
+    *(f"e3x+{name}" for name in ("mem", "sim", "tcp", "tls", "unix", "ws", "wss", "udp", "dtls")),
 }
 
 

@@ -108,6 +108,16 @@ def test_a_program_that_takes_a_url_meets_bad_weather_on_virtual_time() -> None:
     assert int(found[2]) >= 100
 
 
+def test_a_lost_update_is_found_and_its_plan_made_one_step() -> None:
+    lines = run("lost_update")
+    found = re.fullmatch(r"failed with seed \d+, the \d+\w\w that was tried \(\d+ runs in \d+\.\d s\)", lines[0])
+    assert found
+    assert re.fullmatch(r"AssertionError: the balance is (5|10), and not 15", lines[1])
+    assert re.fullmatch(r"\d+ events \(.*\) were made 1:", lines[2])
+    assert lines[-2] == f"run again from its text: {lines[1].removeprefix('AssertionError: ')}"
+    assert re.fullmatch(r"mended: no failure under 100 seeds \(101 runs in \d+\.\d s\)", lines[-1])
+
+
 def test_a_slow_reader_delays_nobody_else() -> None:
     fast, slow, ping, late = run("slow_reader")
     assert fast == "fast: 2000 messages read, while slow was not read at all"

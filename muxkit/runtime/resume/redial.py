@@ -53,6 +53,16 @@ def _seconds(default: float) -> float:
     return number
 
 
+class _ModuleRandom(random.Random):
+    """Draws what the module `random` draws, so that `random.seed` repeats the pauses of a program."""
+
+    def random(self) -> float:
+        return random.random()
+
+    def getrandbits(self, k: int, /) -> int:
+        return random.getrandbits(k)
+
+
 @attrs.frozen(kw_only=True)
 class Backoff:
     """How long to wait after a failed attempt: `least` and a random part, whose bound doubles up to `most` in all.
@@ -72,8 +82,8 @@ class Backoff:
     brief: float = _seconds(1.0)
     """A connection that was only lost, sooner than this, counts as a failure: otherwise a server that hangs up on
     every client would be dialled without a pause."""
-    random: random.Random = attrs.field(factory=random.Random, eq=False, repr=False)
-    """Where the random part comes from; a seeded one repeats it."""
+    random: random.Random = attrs.field(factory=_ModuleRandom, eq=False, repr=False)
+    """Where the random part comes from; a seeded one repeats it, and so does `random.seed`."""
 
     def __attrs_post_init__(self) -> None:
         if self.most < self.least:
