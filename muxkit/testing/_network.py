@@ -120,9 +120,11 @@ class Path:
         """May be changed while the network runs."""
         self.via = via
         self.fates: Counter[Fate] = Counter()
-        self.doubled = self.late = self.corrupt = 0
-        self.bytes_sent = 0
-        self.bytes_arrived = 0
+        self.doubled: int = 0
+        self.late: int = 0
+        self.corrupt: int = 0
+        self.bytes_sent: int = 0
+        self.bytes_arrived: int = 0
         self._random = random.Random(seed)
         self._burst_until = float("-inf")
 

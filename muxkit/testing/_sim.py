@@ -79,14 +79,14 @@ class SimRoute:
     """The way from one host to another: its weather, and what was done to it since."""
 
     def __init__(self, network: SimNetwork, source: str, target: str, weather: SimWeather) -> None:
-        self.network: Final = network
+        self.network: SimNetwork = network
         self.source: str = source
         self.target: str = target
         self.weather: SimWeather = weather
         self.extra_delay: float = 0.0
         self.throttled: float | None = None
         self.is_partitioned: bool = False
-        self.changed: Final = trio.lowlevel.ParkingLot()
+        self.changed: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
         self.ways: list[_SimWay] = []
         self.packet_ways: list[_SimPacketWay] = []
         self._dice = random.Random(f"{network.seed}/{source}>{target}")
@@ -131,6 +131,12 @@ class _SimWay(StreamWay):
     """One direction of a stream on a route, whose weather may change at any time."""
 
     route: SimRoute
+    # The same as in `Line`, said again because they are assigned here.
+    delay: float = 0.0
+    rate: float | None = None
+    arrived_at: float = -math.inf
+    free_at: float = -math.inf
+    ended_at: float | None = None
 
     def add(self, piece: bytes, late: float) -> None:
         route = self.route

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from typing import Final
 
 import attrs
 import trio
@@ -344,13 +343,13 @@ class PacketWay:
     """One direction: packets under way, by the moment of their arrival."""
 
     def __init__(self, weather: PacketWeather, seed: str) -> None:
-        self.path: Final = Path("", weather, None, seed)
+        self.path: Path = Path("", weather, None, seed)
         self._queue = weather.queue
         self._count = count()
         self.under_way: list[tuple[float, int, bytes]] = []
-        self.over_at = math.inf  # when its receiver is told that no more will come
-        self.unwanted = False  # the receiver is gone, without a word
-        self.changed: Final = trio.lowlevel.ParkingLot()
+        self.over_at: float = math.inf  # when its receiver is told that no more will come
+        self.unwanted: bool = False  # the receiver is gone, without a word
+        self.changed: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
 
     def put(self, packet: bytes) -> None:
         journey = Journey(next(self._count), "", len(packet), trio.current_time())
