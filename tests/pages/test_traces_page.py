@@ -20,8 +20,8 @@ pytestmark = [
 ]
 
 
-def said(text: str, folder: Path) -> str:
-    done = run(text, folder)
+def said(words: str | list[str], folder: Path) -> str:
+    done = run(words, folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -32,7 +32,7 @@ def test_sessions_are_traced_and_their_traces_are_read(tmp_path: Path) -> None:
         pipe = free_ports(command(PAGE, "echo tea"), free)
     with running(serve, tmp_path, "serve") as server:
         until(lambda: "listening on" in (tmp_path / "serve").read_text(), server)
-        said(pipe, tmp_path)
+        said(["bash", "-c", pipe], tmp_path)
         until(lambda: len([*tmp_path.glob("traces/*.sqlog")]) == 2, server)
         server.send_signal(signal.SIGINT)
         server.wait()
