@@ -32,6 +32,7 @@ from muxkit.runtime import (
     protected_manager,
     run_interruptible,
 )
+from muxkit.trace import traced
 
 _log = logging.getLogger("muxkit")
 _numbers = count(1)  # of the sessions of this process, for its log
@@ -126,11 +127,11 @@ class Door:
     async def session_to(self) -> AsyncGenerator[Session, None]:
         self._check_options("client")
         if isinstance(self.protocol, ResumingPlugin):
-            observer = for_connection(self._observer, f"client {self.address}")
+            observer = self._observer_of(f"client {self.address}")
             async with self.protocol.link(
                 self.dial, endpoint=self._endpoint, observer=observer, **self._session_options
             ) as session:
-                with _lifetime(session.info, self._observer):
+                with _lifetime(session.info, self._observer, observer):
                     yield session
         else:
             async with self.dial() as link, self.session_on(link, "client") as session:
@@ -139,12 +140,17 @@ class Door:
     @protected_manager
     async def session_on(self, link: Link, role: Literal["client", "server"]) -> AsyncGenerator[Session, None]:
         with ExitStack() as stack:
-            async with self._session(link, role) as session:
-                stack.enter_context(_lifetime(session.info, self._observer))
+            observer = self._observer_of(f"{role} {peer_of(link) or self.address}")
+            async with self._session(link, role, observer) as session:
+                stack.enter_context(_lifetime(session.info, self._observer, observer))
                 yield session
 
-    def _session(self, link: Link, role: Literal["client", "server"]) -> AbstractAsyncContextManager[Session]:
-        observer = for_connection(self._observer, f"{role} {peer_of(link) or self.address}")
+    def _observer_of(self, name: str) -> Observer | None:
+        return traced(for_connection(self._observer, name), name)
+
+    def _session(
+        self, link: Link, role: Literal["client", "server"], observer: Observer | None
+    ) -> AbstractAsyncContextManager[Session]:
         return self.protocol.session(link, role=role, address=self.address, observer=observer, **self._session_options)
 
     def listener(self, handler: SessionHandler) -> AbstractAsyncContextManager[Listening] | None:
@@ -209,13 +215,15 @@ async def connect(
 
 
 @contextmanager
-def _lifetime(info: SessionInfo, observer: Observer | None) -> Iterator[None]:
-    """Tell the log and the observer that a session begins, and how it ends."""
+def _lifetime(info: SessionInfo, observer: Observer | None, own: Observer | None = None) -> Iterator[None]:
+    """Tell the log, the observer, and that of the session, that a session begins and how it ends."""
+    observers = (observer,) if own is None or own is observer else (observer, own)
     fields = {"connection": next(_numbers), "peer": info.peer}
     began = trio.current_time()
     who = f"{info.protocol} session {fields['connection']} with {info.peer or 'a peer'}"
     _log.info("%s opened", who, extra=fields)
-    _tell(observer, "session_opened", info)
+    for each in observers:
+        _tell(each, "session_opened", info)
     error: BaseException | None = None
     try:
         yield
@@ -225,7 +233,8 @@ def _lifetime(info: SessionInfo, observer: Observer | None) -> Iterator[None]:
     finally:
         how = "" if error is None else f", {_why(error)}"
         _log.info("%s closed after %.1f s%s", who, trio.current_time() - began, how, extra=fields)
-        _tell(observer, "session_closed", info, error)
+        for each in observers:
+            _tell(each, "session_closed", info, error)
         del error  # or it and this frame would hold each other
 
 

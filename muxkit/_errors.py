@@ -35,7 +35,8 @@ class RemoteProtocolError(ProtocolError):
     """The peer broke a rule or a limit; the connection is over.
 
     `rule` is the id of the clause that was broken, `offset` the position in the received bytes where the
-    offending frame begins, `limit` the field of `muxkit.Limits` to raise if the peer was in the right.
+    offending frame begins, `limit` the field of `muxkit.Limits` to raise if the peer was in the right. `recent` has the
+    last events of a session that was traced.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class RemoteProtocolError(ProtocolError):
         self.rule = rule
         self.offset = offset
         self.limit = limit
+        self.recent: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         where = [part for part in (self.rule, None if self.offset is None else f"byte {self.offset}") if part]

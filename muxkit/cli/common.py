@@ -21,6 +21,7 @@ import muxkit
 from muxkit.cli.terminal import CommandFailed, Exit, in_options, printable, say
 from muxkit.forward import Address
 from muxkit.runtime import leaves_of
+from muxkit.trace import FOLDER
 
 TOKEN: Final = "MUXKIT_TOKEN"
 FILE: Final = click.Path(exists=True, dir_okay=False)
@@ -29,7 +30,7 @@ CONNECT_SECONDS: Final = 10.0
 FIRST_SOCKET: Final = 3  # the descriptor of the first socket that a service manager passes on
 
 # Of this process alone: a program that it starts must not have them.
-OURS: Final = (TOKEN, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+OURS: Final = (TOKEN, FOLDER, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 
 
 @attrs.frozen(kw_only=True)
@@ -81,6 +82,12 @@ _CERT = (
     click.option("--key", type=FILE, help="The key, if it is not in the same file."),
 )
 _CA = click.option("--ca", type=FILE, help="Trusted certificates of servers, PEM. [default: those of the system]")
+_TRACE = click.option(
+    "--trace",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help=f"Write a trace of each session into this folder. [default: the environment's {FOLDER}]",
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
 
@@ -108,8 +115,11 @@ def _with_options(*options: Callable[..., Any]) -> CommandDecorator:
             as_json: bool,
             ca: str | None = None,
             client_ca: str | None = None,
+            trace: str | None = None,
             **given: Any,
         ) -> int:
+            if trace is not None:
+                os.environ[FOLDER] = trace
             if client_ca is not None and given.get("serve") is False:
                 raise click.UsageError("--client-ca goes with --serve")
             try:
@@ -135,7 +145,12 @@ def _with_options(*options: Callable[..., Any]) -> CommandDecorator:
 
 
 client_options: CommandDecorator = _with_options(
-    _TOKEN_OF_CLIENT, *_CERT, _CA, _insecure("Allow plaintext beyond this machine, and servers of any name."), _JSON
+    _TOKEN_OF_CLIENT,
+    *_CERT,
+    _CA,
+    _insecure("Allow plaintext beyond this machine, and servers of any name."),
+    _TRACE,
+    _JSON,
 )
 """Give a command the options of a client; its function gets `LinkOptions` as the first argument."""
 
@@ -144,6 +159,7 @@ server_options: CommandDecorator = _with_options(
     *_CERT,
     _client_ca(""),
     _insecure("Allow plaintext beyond this machine, and every client to come in."),
+    _TRACE,
     _JSON,
 )
 """Give a command the options of a server; its function gets `LinkOptions` as the first argument."""
@@ -154,6 +170,7 @@ either_options: CommandDecorator = _with_options(
     _CA,
     _client_ca("With --serve: "),
     _insecure("Allow plaintext beyond this machine, and a server that lets in every client."),
+    _TRACE,
     _JSON,
 )
 """Give a command the options of both sides, of which `--serve` says which one it is."""

@@ -103,6 +103,8 @@ class Carrier:
         return len(self._held) - self._held_from if self._is_bounded else 0
 
     def receive_bytes(self, data: bytes, now: float) -> None:
+        if self.engine.observer is not None and data:
+            self.engine.observer.transport("in", data)
         if self.engine.over:
             return
         self._now = now

@@ -38,6 +38,7 @@ from muxkit.runtime import (
     protected_manager,
 )
 from muxkit.runtime import Session as CommonSession
+from muxkit.trace import traced
 
 Side = Literal["client", "server"]
 
@@ -91,6 +92,7 @@ def connection(
     if isinstance(link, MultistreamLink) and link.role != role:
         raise ValueError(f"role={role!r} on the {link.role}'s end of a link")
     kind, side = (Client, Role.CLIENT) if role == "client" else (Server, Role.SERVER)
+    observer = traced(observer, f"{role} aqueduct")
     make_core = partial(Core, link, side, headers=headers, config=config, limits=limits, observer=observer)
     return _run(kind, make_core, linger)
 

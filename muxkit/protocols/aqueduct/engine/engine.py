@@ -73,7 +73,7 @@ class Engine:
         handshake = frames.encode_frame(frames.ConnectionHeaders(tuple(headers)))
         self._check_headers(handshake, headers, self.config.connection_headers)
         self.most_streams: int = 2 * self.limits.channels + self.config.streams
-        self._observer = observer
+        self.observer: Observer | None = observer
         self._registry = Registry(role, self.config, self.limits, observer)
         self._connection = self._registry.connection
         self._streams = self._registry.streams
@@ -206,8 +206,8 @@ class Engine:
     def fail(self, error: RemoteProtocolError) -> None:
         """End the connection: the peer broke a rule, of Aqueduct or of the link."""
         if not self.over:
-            if self._observer is not None:
-                self._observer.error(error)
+            if self.observer is not None:
+                self.observer.error(error)
             self._stop(Failed(error))
 
     def _stop(self, last: Event) -> None:
@@ -259,8 +259,8 @@ class Engine:
         self._connection.now = max(now, self._connection.now)
         try:
             for timer in registry.deadlines.expired(now):
-                if self._observer is not None:
-                    self._observer.timer(timer.value)
+                if self.observer is not None:
+                    self.observer.timer(timer.value)
                 match timer:
                     case Timer.FLUSH:
                         registry.flush()

@@ -61,6 +61,7 @@ from muxkit.runtime import (
     turns,
 )
 from muxkit.runtime import Session as CommonSession
+from muxkit.trace import traced
 
 MadeT = TypeVar("MadeT", Duplex, Sink, Source, Request)
 Half = Sink | Source | Request
@@ -90,7 +91,7 @@ async def session(
     `linger` seconds. It raises `LinkLost` if the peer may not have received everything. Leaving by an error or a
     cancellation hangs up at once.
     """
-    mux = Session(stream, config or Config(), limits or Limits(), observer)
+    mux = Session(stream, config or Config(), limits or Limits(), traced(observer, "bpmux session"))
     async with background() as nursery:
         nursery.start_soon(mux._connection.pump.run)
         try:

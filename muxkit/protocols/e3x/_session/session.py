@@ -44,6 +44,7 @@ from muxkit.runtime import (
 )
 from muxkit.runtime import Session as CommonSession
 from muxkit.runtime import SessionStats as CommonStats
+from muxkit.trace import traced
 
 LINGER = 5.0  # s to leave in order
 FAREWELL_TIMEOUT = 1.0  # s to wait for the peer's ends, and again for its answer to the goodbye
@@ -78,7 +79,7 @@ async def session(
     all within `linger` seconds. It raises `LinkLost` if the peer may not have processed everything. Leaving by an error
     or a cancellation hangs up at once.
     """
-    mux = Session(link, role, config or Config(), limits or Limits(), observer)
+    mux = Session(link, role, config or Config(), limits or Limits(), traced(observer, f"e3x {role}"))
     connection = mux._connection
     async with background() as nursery:
         nursery.start_soon(connection.pump.run)

@@ -52,6 +52,7 @@ from muxkit.runtime import (
     protected_manager,
     redial,
 )
+from muxkit.trace import traced
 
 READ: Final = 64 * 1024  # bytes to ask for; packets may follow the answer at once
 SHORT_PAUSE = 0.1  # s; the most between short connections in a row, each of which brought something forward
@@ -87,6 +88,7 @@ def link(
     outage is a warning in the log. Other keyword arguments are options of the transport.
     """
     dial, named = dial_of(where, options)
+    observer = traced(observer, f"client {where if isinstance(where, str) else 'relink'}")
     outage = Outage()
     engine = LinkEngine(config_for(config, endpoint, named), is_connector=True, limits=limits, observer=observer)
     mux = Link(engine, on_changed=on_changed, outage=outage)
@@ -230,6 +232,7 @@ async def session(
     A listener gives every connector a new link. `link` and `listen` are for links that outlive their connections.
     Raises `LinkLost` if the handshake fails.
     """
+    observer = traced(observer, "client relink" if role == "connector" else "server relink")
     engine = LinkEngine(config_for(config), is_connector=role == "connector", limits=limits, observer=observer)
     try:
         stream, epoch, link_id = await (_ask if role == "connector" else _answer)(stream, engine)

@@ -44,6 +44,7 @@ from muxkit.runtime import (
     protected_manager,
     run_interruptible,
 )
+from muxkit.trace import traced
 
 LinkHandler = Callable[[Link], Awaitable[object]]
 Identify = Callable[[trio.abc.Stream], bytes | None]
@@ -320,7 +321,8 @@ class Listener:
     async def _begin(self, stream: trio.abc.Stream, reader: RequestReader, endpoint: Endpoint, who: bytes) -> None:
         link_id = new_link_id()
         key = self._key(link_id)
-        observer = for_connection(self._observer, endpoint.config.endpoint or "link")
+        name = endpoint.config.endpoint or "link"
+        observer = traced(for_connection(self._observer, name), f"server {name}")
         link = Link(LinkEngine(endpoint.config, is_connector=False, limits=self._limits, observer=observer))
         link._core.on_weight = lambda: self._links.reweigh(key)
         kept = _Kept(link, link_id, endpoint.config.endpoint, who)

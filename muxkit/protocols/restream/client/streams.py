@@ -39,6 +39,7 @@ from muxkit.protocols.restream.engine import (
 from muxkit.protocols.restream.plugin import transport_of
 from muxkit.protocols.restream.wire import INLINE_DIGITS, Json, JsonObject, Message, Status, new_uuid, parse_integer
 from muxkit.runtime import Dial, Ended, LinkLost, Outage, background, protect_package, protected_manager
+from muxkit.trace import traced
 
 Item = Received | ReceivedValue | StatusReceived
 ItemT = TypeVar("ItemT")
@@ -277,6 +278,7 @@ def numbers(
     gets the error of each failed attempt and the seconds until the next. Other keyword arguments are options of the
     transport.
     """
+    observer = traced(observer, "client restream")
     if resume is not None:
         if count is not None or uuid is not None:
             raise ValueError("a stream that is resumed has its count and uuid already")
@@ -318,6 +320,7 @@ def stream(
     if verifier is not None and final_key is not None:
         raise ValueError("a verifier knows by itself what is final: there can be no final_key beside it")
     checks = verifier or Unverified(final_key)
+    observer = traced(observer, "client restream")
     if resume is not None:
         if params is not None or uuid is not None:
             raise ValueError("a stream that is resumed has its params and uuid already")
@@ -347,6 +350,7 @@ def integers(
 
     After a reconnect any server continues after the last integer that came.
     """
+    observer = traced(observer, "client restream")
     if resume is not None:
         engine = ClientEngine.restore(resume, config=config, limits=limits, observer=observer)
         _check_mode(engine, Mode.STATELESS)
@@ -369,6 +373,7 @@ async def status(
 
     This extends the specification: a server without `ServerConfig(status=True)` refuses it with `StreamRefused`.
     """
+    observer = traced(observer, "client restream")
     engine = ClientEngine.status(uuid, limits=limits, observer=observer)
     dial = dial_of(where, options)
     async with _reading(engine, _as_status, dial, policy or ClientPolicy(), observer, on_failed) as reader:

@@ -70,6 +70,7 @@ from muxkit.protocols.restream.wire import (
     parse_integer,
 )
 from muxkit.runtime import StreamPump, background, close_at_once, protect_package
+from muxkit.trace import traced
 
 Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
 Handler = Callable[[trio.abc.Stream], Awaitable[None]]
@@ -315,7 +316,8 @@ class ClientConnection:
         self.number = number
         """Higher for connections that came later."""
         self._service = service
-        self._engine = ServerEngine(service._config, limits=service.limits, observer=service._observer)
+        observer = traced(service._observer, "server restream")
+        self._engine = ServerEngine(service._config, limits=service.limits, observer=observer)
         self._pump: StreamPump[ServerEvent] = StreamPump(
             stream,
             self._engine,
@@ -323,7 +325,7 @@ class ClientConnection:
             on_written=self._wake,
             on_lost=self._on_lost,
             queued=lambda: self._engine.outbox,
-            observer=service._observer,
+            observer=observer,
         )
         self._session: ServerSession | None = None
         self._request: ServerEvent | None = None

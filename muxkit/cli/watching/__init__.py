@@ -1,0 +1,1 @@
+"""Commands that watch sessions and read what they left."""

@@ -1,0 +1,129 @@
+"""One self-contained page about one trace or two: nothing is loaded, and nothing that a peer chose is markup."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from muxkit.trace.reading import Event, Recording, blocked, summary
+
+PAGE: Final = Path(__file__).parent / "page"
+KINDS: Final = {
+    "frame_sent": 0,
+    "frame_received": 1,
+    "credit_granted": 2,
+    "credit_received": 3,
+    "state": 4,
+    "timer": 5,
+    "error": 6,
+    "bytes_sent": 7,
+    "bytes_received": 8,
+    "session_opened": 9,
+    "session_closed": 10,
+}
+OTHER: Final = 11  # kinds that this version does not know
+
+
+class _Texts:
+    """Numbers for texts, so that each is on the page once."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        found = self._numbers.get(text)
+        if found is None:
+            found = self._numbers[text] = len(self.all)
+            self.all.append(visible(text))
+        return found
+
+
+def visible(text: str) -> str:
+    """Escape the characters that are not shown, or that turn the direction of writing."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
+
+
+def page(recordings: Sequence[Recording]) -> str:
+    """Return the page, as HTML, about one trace, or about the two ends of one session, which share the axis of time."""
+    style, script = ((PAGE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    start = min(recording.began for recording in recordings)
+    data = json.dumps([_packed(recording, recording.began - start) for recording in recordings], separators=(",", ":"))
+    # Inside a script element, `<` could begin its end or a comment; JSON can say it in another way.
+    data = data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    sources = f"script-src '{_hash(script)}'; style-src '{_hash(style)}'"
+    policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
+    title = html.escape(" and ".join(visible(recording.title) or "trace" for recording in recordings))
+    parts = {"policy": policy, "title": title, "style": style, "script": script, "data": data}
+    template = (PAGE / "page.html").read_text(encoding="utf-8")
+    # In one pass: what was filled in is not searched for names again.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+
+
+def _packed(recording: Recording, shift: float) -> dict[str, Any]:
+    """Return a trace as columns: times in microseconds since the event before, numbers of texts, sizes."""
+    texts = _Texts()
+    columns: dict[str, list[int]] = {"t": [], "k": [], "c": [], "n": [], "s": []}
+    last = 0
+    for event in recording.events:
+        at = max(last, round((event.time + shift) * 1000))
+        columns["t"].append(at - last)
+        last = at
+        columns["k"].append(KINDS.get(event.name, OTHER))
+        columns["c"].append(texts.number(str(event.data.get("channel", ""))))
+        columns["n"].append(texts.number(_label(event)))
+        size = event.data.get("size", event.data.get("amount", 0))
+        columns["s"].append(size if isinstance(size, int) and abs(size) < 2**53 else 0)
+    waits = [
+        [texts.number(channel), round((begin + shift) * 1000), round((end + shift) * 1000)]
+        for channel, begin, end in blocked(recording.events)
+    ]
+    found = summary(recording)
+    channels = {visible(name): attrs.asdict(one) for name, one in found.channels.items()}
+    return {
+        "title": visible(recording.title),
+        "broken": recording.broken,
+        "texts": texts.all,
+        "blocked": waits,
+        "channels": channels,
+        "errors": [visible(text) for text in found.errors],
+        "sent": found.transport_sent,
+        "received": found.transport_received,
+        **columns,
+    }
+
+
+def _label(event: Event) -> str:
+    data = event.data
+    match event.name:
+        case "frame_sent" | "frame_received":
+            return str(data.get("frame", ""))
+        case "state":
+            return str(data.get("state", ""))
+        case "timer":
+            return str(data.get("timer", ""))
+        case "error" | "session_closed":
+            error = data.get("error")
+            return "in order" if error is None else f"{error}: {data.get('text', '')}"
+        case "session_opened":
+            return f"{data.get('protocol', '')} with {data.get('peer', '')}"
+        case "credit_granted" | "credit_received":
+            return "credit"
+        case "bytes_sent" | "bytes_received":
+            return "bytes"
+        case _:
+            return event.name

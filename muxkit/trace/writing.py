@@ -1,0 +1,338 @@
+"""The observer that writes a trace file for each session: JSON-SEQ (RFC 7464) in the envelope of qlog."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import re
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from muxkit._errors import MuxError, RemoteProtocolError
+from muxkit._info import SessionInfo
+from muxkit._observer import BaseObserver, Direction, Observer
+
+FOLDER: Final = "MUXKIT_TRACE_DIR"
+"""The environment variable that names a folder, and so turns on traces of every session of a program."""
+
+FLUSH_BYTES: Final = 64 * 1024  # text that is kept in memory, at most
+FLUSH_SECONDS: Final = 1.0  # after which the next event also writes what was kept
+MOST_BYTES: Final = 1 << 30  # of a file
+RECENT: Final = 50  # events that an error shows
+LABELS: Final = 4096  # texts that are kept in their escaped form
+
+_DIRECTIONS: Final = {"in": "received", "out": "sent"}
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9.-]+")
+_log: Final = logging.getLogger("muxkit")
+_numbers: Final = count(1)  # of the files of this process
+
+
+class _File:
+    """A file of records that is written in large parts; after a failure it takes nothing more."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        self.path = path
+        self.on = True
+        self.parts: list[str] = []
+        self.size = 0
+        self.due = 0.0
+        self._left = most
+        self._descriptor: int | None = None
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+            self._descriptor = os.open(path, flags, 0o600)
+        except OSError as error:
+            self._fail(error)
+
+    def put(self, text: str, now: float) -> None:
+        self.parts.append(text)
+        self.size += len(text)
+        if self.size >= FLUSH_BYTES or now >= self.due:
+            self.flush()
+            self.due = now + FLUSH_SECONDS
+
+    def flush(self) -> None:
+        data = "".join(self.parts).encode("ascii")
+        self.parts.clear()
+        self.size = 0
+        if not self.on or self._descriptor is None:
+            return
+        if len(data) > self._left:
+            self._fail(f"it reached its limit of {MOST_BYTES} bytes")
+            return
+        self._left -= len(data)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        if self.on:
+            self.flush()
+        self._release()
+
+    def _fail(self, why: object) -> None:
+        """Turn the trace off; the session goes on without it."""
+        self.on = False
+        self.parts.clear()
+        _log.warning("the trace %s ends: %s", self.path, why)
+        self._release()
+
+    def _release(self) -> None:
+        self.on = False
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            try:
+                os.close(descriptor)
+            except OSError as error:
+                _log.warning("the trace %s was not closed: %s", self.path, error)
+
+
+def _said(error: BaseException) -> str:
+    """Return the text of an error; texts of others are left out, since they may hold payload."""
+    return str(error) if isinstance(error, (MuxError, OSError)) else ""
+
+
+class SessionTrace(BaseObserver):
+    """The observer of one session; it writes the file `path` and keeps the last events in memory.
+
+    The file is complete once `close` was called, which the end of a session does. Sizes are written; the bytes of the
+    transport only with `payloads`.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        name: str = "",
+        payloads: bool = False,
+        most: int = MOST_BYTES,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.path: Path = Path(path)
+        self._clock = clock
+        self._payloads = payloads
+        self._recent: deque[tuple[float, str, str, str, int]] = deque(maxlen=RECENT)
+        self._labels: dict[str, str] = {}
+        self._began = clock()
+        self._file = file = _File(self.path, most)
+        side = name.partition(" ")[0]
+        header = {
+            "file_schema": "urn:ietf:params:qlog:file:sequential",
+            "serialization_format": "application/qlog+json-seq",
+            "qlog_version": "0.3",
+            "qlog_format": "JSON-SEQ",
+            "title": name,
+            "trace": {
+                "title": name,
+                "vantage_point": {"name": "muxkit", "type": side if side in ("client", "server") else "unknown"},
+                "common_fields": {
+                    "time_format": "relative",
+                    "reference_time": time.time() * 1000,
+                    "process": os.getpid(),
+                },
+                "event_schemas": ["urn:muxkit:trace:1"],
+            },
+        }
+        file.put(f"\x1e{json.dumps(header)}\n", self._began)
+        # Also runs at the exit of the program, for a session that nothing closed.
+        self._finalizer = weakref.finalize(self, file.close)
+
+    @property
+    def recent(self) -> tuple[str, ...]:
+        """The last events as lines of text, the oldest first."""
+        return tuple(
+            f"{at * 1000:.3f} ms {kind} {channel} {name} {size}".rstrip()
+            for at, kind, channel, name, size in self._recent
+        )
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        self._finalizer()
+
+    # --- what happens
+
+    def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
+        kind = "frame_sent" if direction == "out" else "frame_received"
+        now = self._note(kind, channel, name, size)
+        data = f'"channel":{self._text(channel)},"frame":{self._text(name)},"size":{size}'
+        self._write(now, kind, data)
+
+    def credit(self, direction: Direction, channel: str, amount: int) -> None:
+        kind = "credit_granted" if direction == "out" else "credit_received"
+        now = self._note(kind, channel, "", amount)
+        self._write(now, kind, f'"channel":{self._text(channel)},"amount":{amount}')
+
+    def state(self, channel: str, state: str) -> None:
+        now = self._note("state", channel, state, 0)
+        self._write(now, "state", f'"channel":{self._text(channel)},"state":{self._text(state)}')
+
+    def timer(self, name: str) -> None:
+        now = self._note("timer", "", name, 0)
+        self._write(now, "timer", f'"timer":{self._text(name)}')
+
+    def error(self, error: BaseException) -> None:
+        recent = self.recent
+        name = type(error).__name__
+        now = self._note("error", "", name, 0)
+        self._write(now, "error", f'"error":{self._text(name)},"text":{json.dumps(_said(error))}')
+        self._file.flush()
+        if isinstance(error, RemoteProtocolError) and not error.recent:
+            error.recent = recent
+            if recent:
+                error.add_note("the last events of this session:\n" + "\n".join(f"  {line}" for line in recent))
+
+    def transport(self, direction: Direction, data: bytes | memoryview) -> None:
+        kind = "bytes_sent" if direction == "out" else "bytes_received"
+        now = self._clock() - self._began  # not among the recent events: frames say more
+        fields = f'"size":{len(data)}'
+        if self._payloads:
+            fields += f',"payload":"{base64.b64encode(data).decode("ascii")}"'
+        self._write(now, kind, fields)
+
+    def session_opened(self, info: SessionInfo) -> None:
+        now = self._note("session_opened", "", info.protocol, 0)
+        fields = {"protocol": info.protocol, "transport": info.transport, "peer": info.peer, "local": info.local}
+        self._write(now, "session_opened", json.dumps(fields)[1:-1])
+
+    def session_closed(self, info: SessionInfo, error: BaseException | None) -> None:
+        now = self._note("session_closed", "", info.protocol, 0)
+        fields = {"error": None if error is None else type(error).__name__}
+        if error is not None:
+            fields["text"] = _said(error)
+        self._write(now, "session_closed", json.dumps(fields)[1:-1])
+        self.close()
+
+    # --- writing
+
+    def _note(self, kind: str, channel: str, name: str, size: int) -> float:
+        now = self._clock() - self._began
+        self._recent.append((now, kind, channel, name, size))
+        return now
+
+    def _text(self, text: str) -> str:
+        """Return the text as JSON; there are few different ones, and escaping costs more than finding them."""
+        found = self._labels.get(text)
+        if found is None:
+            if len(self._labels) >= LABELS:  # a peer may open any number of channels
+                self._labels.clear()
+            found = self._labels[text] = json.dumps(text)
+        return found
+
+    def _write(self, now: float, kind: str, data: str) -> None:
+        if self._file.on:
+            record = f'\x1e{{"time":{now * 1000:.4f},"name":"muxkit:{kind}","data":{{{data}}}}}\n'
+            self._file.put(record, now + self._began)
+
+
+class Trace:
+    """Writes one file for each session into a folder: `muxkit.connect(url, observer=muxkit.trace.Trace("traces"))`.
+
+    It is an observer of many connections, so one will do for a server. `payloads` adds the bytes of the transport.
+    """
+
+    def __init__(self, folder: str | Path, *, payloads: bool = False, most: int = MOST_BYTES) -> None:
+        self.folder: Path = Path(folder)
+        self.payloads: bool = payloads
+        self.most: int = most
+        self._own: SessionTrace | None = None
+        self._was_logged = False
+
+    def connection(self, name: str = "") -> SessionTrace:
+        """Make the observer of the session that begins now; `name` begins with `client` or `server`."""
+        if not self._was_logged:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                self._was_logged = True
+                _log.warning("no traces in %s: %s", self.folder, error)
+        plain = _UNSAFE.sub("-", name).strip("-.")[:60] or "session"
+        stamp = time.strftime("%Y%m%dT%H%M%S")
+        file = f"{stamp}-{os.getpid()}-{next(_numbers)}-{plain}.sqlog"
+        return SessionTrace(self.folder / file, name=name, payloads=self.payloads, most=self.most)
+
+    # --- as the observer of a single connection, which is not asked for one of its own
+
+    @property
+    def _single(self) -> SessionTrace:
+        if self._own is None:
+            self._own = self.connection()
+        return self._own
+
+    def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
+        self._single.frame(direction, channel, name, size)
+
+    def credit(self, direction: Direction, channel: str, amount: int) -> None:
+        self._single.credit(direction, channel, amount)
+
+    def state(self, channel: str, state: str) -> None:
+        self._single.state(channel, state)
+
+    def timer(self, name: str) -> None:
+        self._single.timer(name)
+
+    def error(self, error: BaseException) -> None:
+        self._single.error(error)
+
+    def transport(self, direction: Direction, data: bytes | memoryview) -> None:
+        self._single.transport(direction, data)
+
+
+class _Both(BaseObserver):
+    """Tells two observers: that of the program first, then the trace."""
+
+    def __init__(self, first: Observer, trace: SessionTrace) -> None:
+        self._observers = (first, trace)
+        self._trace = trace
+
+    def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
+        for observer in self._observers:
+            observer.frame(direction, channel, name, size)
+
+    def credit(self, direction: Direction, channel: str, amount: int) -> None:
+        for observer in self._observers:
+            observer.credit(direction, channel, amount)
+
+    def state(self, channel: str, state: str) -> None:
+        for observer in self._observers:
+            observer.state(channel, state)
+
+    def timer(self, name: str) -> None:
+        for observer in self._observers:
+            observer.timer(name)
+
+    def error(self, error: BaseException) -> None:
+        for observer in self._observers:
+            observer.error(error)
+
+    def transport(self, direction: Direction, data: bytes | memoryview) -> None:
+        for observer in self._observers:
+            observer.transport(direction, data)
+
+    # The door tells the observer of the program by itself.
+    def session_opened(self, info: SessionInfo) -> None:
+        self._trace.session_opened(info)
+
+    def session_closed(self, info: SessionInfo, error: BaseException | None) -> None:
+        self._trace.session_closed(info, error)
+
+
+def traced(observer: Observer | None, name: str) -> Observer | None:
+    """Return the observer of a session that begins now, with a trace if the environment asks for one.
+
+    An observer that traces already is returned as it is.
+    """
+    folder = os.environ.get(FOLDER)
+    if not folder or isinstance(observer, (_Both, SessionTrace, Trace)):
+        return observer
+    trace = Trace(folder).connection(name)
+    return trace if observer is None else _Both(observer, trace)
