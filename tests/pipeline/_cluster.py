@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from muxkit.pipeline import java_home
+from tests._pages import everything
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).with_name("_cluster_job.py")
 HOST = "127.0.0.1"
+PAGE = "docs/how-to/clusters.md"
+COMMANDS = [item.name for item in everything() if (item.page, item.kind) == (PAGE, "command")][2:]
+"""Unpack the environment, name its Python, submit; the two before are for one path on all machines."""
 START_TIMEOUT = 240.0  # s that a process of the cluster may take until it says what is waited for
 OURS = ("muxkit", "pyspark_muxkit", "muxkit_adapters", "muxkit_bench")
 SMALL = {
@@ -45,7 +49,7 @@ def until(answer: Callable[[], object], what: str, *processes: subprocess.Popen[
     deadline = time.monotonic() + START_TIMEOUT
     while not answer():
         for process in processes:
-            assert process.poll() is None, f"{process.args} ended with {process.returncode} before {what}"
+            assert process.poll() is None, f"{process.args!r} ended with {process.returncode} before {what}"
         assert time.monotonic() < deadline, f"{what}: not within {START_TIMEOUT} s"
         time.sleep(0.05)
 
@@ -196,21 +200,21 @@ class Cluster:
 
     @contextmanager
     def submitted(self, task: Mapping[str, object], **config: str) -> Iterator[Submitted]:
-        """Run a job by the documented command, its driver in a process of its own, ended with the block."""
+        """Run a job by the commands of the page, its driver in a process of its own, ended with the block."""
         place = self.driver / f"job-{len(list(self.driver.iterdir()))}"
-        (place / "env").mkdir(parents=True)
-        with tarfile.open(self.archive) as packed:
-            packed.extractall(place / "env", filter="fully_trusted")
+        place.mkdir()
         shutil.copy(JOB, place / "job.py")
+        shutil.copy(self.archive, place)
         (place / "task.json").write_text(json.dumps(task), encoding="utf-8")
-        settings = [f"--conf={name}={value}" for name, value in (SMALL | config).items()]
-        command = [f"{self.home}/bin/spark-submit", "--master", self.url, "--archives", f"{self.archive}#env"]
+        settings = "".join(f"{name} {value}\n" for name, value in (SMALL | config).items())
+        (place / "spark-defaults.conf").write_text(settings, encoding="utf-8")
+        text = "\n".join(["set -e", *COMMANDS]).replace("spark://master:7077", self.url)
         with (place / "log").open("wb") as output:
             process = subprocess.Popen(
-                [*command, *settings, "job.py"],
+                ["sh", "-c", text],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=self.environment(PYSPARK_PYTHON="./env/bin/python"),
+                env=self.environment(SPARK_CONF_DIR=str(place), PATH=f"{self.home}/bin:{os.environ['PATH']}"),
                 cwd=place,
                 start_new_session=True,
             )

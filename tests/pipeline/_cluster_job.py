@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def source(spark: SparkSession, task: dict[str, Any], *, stream: bool = False) -> DataFrame:
     reader: Any = spark.readStream if stream else spark.read
-    return reader.format("muxkit").options(**task["source"]).load()
+    frame: DataFrame = reader.format("muxkit").options(**task["source"]).load()
+    return frame
 
 
 def look(batches: Iterator[pa.RecordBatch], *, driver: str) -> Iterator[pa.RecordBatch]:

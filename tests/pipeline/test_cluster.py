@@ -14,7 +14,7 @@ import trio
 
 from muxkit.pipeline import Staging
 from tests.pipeline._captures import record_sessions
-from tests.pipeline._cluster import Cluster, ancestors, cluster, until
+from tests.pipeline._cluster import COMMANDS, PAGE, Cluster, ancestors, cluster, until
 from tests.pipeline._source_servers import ONE, TWO, hall
 from tests.pipeline._staging_thread import staging_thread
 
@@ -40,6 +40,8 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def test_source_sink_captures_and_fleet_run_where_the_driver_s_python_is_not(machines: Cluster, tmp_path: Path) -> None:
+    assert PAGE == "docs/how-to/clusters.md"
+    assert len(COMMANDS) == 3
     trio.run(record_sessions, tmp_path / "captures")
     with hall() as there, staging_thread() as staging:
         for uuid in (ONE, TWO):
