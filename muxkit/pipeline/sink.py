@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from muxkit.pipeline.concurrency import run_bare
-from muxkit.pipeline.errors import OptionError, PipelineError
+from muxkit.pipeline.errors import OptionError, PipelineError, StagingError
 from muxkit.pipeline.options import RowEncoding, SinkOptions, link_options
 from muxkit.pipeline.staging.client import StagingClient
 from muxkit.pipeline.staging.records import Block, Encoding, Key, make_block
@@ -176,7 +176,7 @@ def write_partition(
                 for send in ends:
                     send.close()
 
-    run_bare(main)
+    _run(main)
     return Staged(key=key, batch=target.batch, rows=maker.rows, txn=txn, urls=options.urls)
 
 
@@ -233,7 +233,17 @@ def _on_all(options: SinkOptions, act: Callable[[StagingClient], Awaitable[None]
             for url in options.urls:
                 nursery.start_soon(act, _client(options, url))
 
-    run_bare(main)
+    _run(main)
+
+
+def _run(main: Callable[[], Awaitable[None]]) -> None:
+    """Run the work of a task or of the driver; what is wrong with the address is told in the words of options."""
+    try:
+        run_bare(main)
+    except StagingError as error:
+        if isinstance(error.__cause__, ValueError):  # the transport does not take the address as it is
+            raise OptionError("url", f"{error}; for plaintext beyond loopback set option insecure=true") from error
+        raise
 
 
 def _client(options: SinkOptions, url: str) -> StagingClient:

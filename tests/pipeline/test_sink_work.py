@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from muxkit.pipeline import Encoding, Key, SinkOptions
-from muxkit.pipeline.errors import NotCommitted, PipelineError, StagingError, StagingUnavailable
+from muxkit.pipeline.errors import NotCommitted, OptionError, PipelineError, StagingError, StagingUnavailable
 from muxkit.pipeline.sink import Staged, Target, abort_batch, commit_batch, write_partition
 from tests.pipeline._staging_thread import StagingThread, staging_thread
 from tests.pipeline._staging_world import everything, rows
@@ -111,6 +111,12 @@ def test_a_commit_that_fails_says_which_batch_it_was(options: SinkOptions) -> No
     abort_batch(options, [staged], 4)
     with pytest.raises(NotCommitted, match=r"stream 'main', application 'query', batch 4: transaction 4-0-0-"):
         commit_batch(options, [staged], 4)
+
+
+def test_plaintext_beyond_loopback_is_told_with_its_option() -> None:
+    far = SinkOptions.parse({"url": "bpmux+tcp://192.0.2.1:7000", "txnId": "one"}, streaming=False)
+    with pytest.raises(OptionError, match=r"option url: .* is plaintext .*set option insecure=true"):
+        write(far, 0, [b"row"])
 
 
 def test_a_message_of_another_batch_is_refused(options: SinkOptions) -> None:

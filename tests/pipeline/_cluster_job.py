@@ -1,0 +1,142 @@
+"""The job that test_cluster.py submits: what to do is in `task.json`, what came of it in `result.json`.
+
+It runs with the packed environment, so it imports nothing of the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def source(spark: SparkSession, task: dict[str, Any], *, stream: bool = False) -> DataFrame:
+    reader: Any = spark.readStream if stream else spark.read
+    frame: DataFrame = reader.format("muxkit").options(**task["source"]).load()
+    return frame
+
+
+def look(batches: Iterator[pa.RecordBatch], *, driver: str) -> Iterator[pa.RecordBatch]:
+    """Tell for each task where it ran, and whether it sees the driver's files."""
+    import pyarrow as pa
+
+    import muxkit
+
+    rows = sum(batch.num_rows for batch in batches)
+    told = {
+        "cwd": os.getcwd(),
+        "python": sys.executable,
+        "muxkit": str(Path(muxkit.__file__)),
+        "sees": Path(driver, "job.py").exists(),
+        "rows": rows,
+    }
+    yield pa.RecordBatch.from_pylist([{"told": json.dumps(told)}])
+
+
+def hold(batches: Iterator[pa.RecordBatch], *, gate: str) -> Iterator[pa.RecordBatch]:
+    """Pass rows on, but wait in the middle of a task until the file `open` has a number above that of the batch."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    number = int(context.getLocalProperty("streaming.sql.batchId") or -1)
+    place = Path(gate)
+    for batch in batches:
+        held = place / f"held-{number}-{os.getpid()}"
+        held.touch()
+        while int((place / "open").read_text(encoding="utf-8")) <= number:
+            time.sleep(0.02)
+        held.unlink(missing_ok=True)
+        yield batch
+
+
+def everything(spark: SparkSession, task: dict[str, Any]) -> dict[str, Any]:
+    """Source, sink, captures and fleet, each on the executors."""
+    from muxkit import pipeline
+
+    frame = source(spark, task)
+    tasks = frame.mapInArrow(partial(look, driver=os.getcwd()), "told string").collect()
+    rows = frame.count()
+    query = (
+        source(spark, task, stream=True)
+        .select("value")
+        .writeStream.format("muxkit")
+        .options(**task["sink"])
+        .option("checkpointLocation", task["checkpoint"])
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    spark.range(1000).selectExpr("string(id) as value").repartition(4).write.format("muxkit").mode("append").options(
+        **task["sink"] | {"stream": "batch", "txnId": "one"}
+    ).save()
+    frames = pipeline.decode(spark.read.parquet(f"{task['captures']}/raw"), "bpmux")
+    seeds = pipeline.run_fleet(spark, task["simulation"], range(20), partitions=4)
+    return {
+        "tasks": [json.loads(row["told"]) for row in tasks],
+        "rows": rows,
+        "frames": frames.count(),
+        "seeds": [bool(row["ok"]) for row in seeds.collect()],
+    }
+
+
+def carry(spark: SparkSession, task: dict[str, Any]) -> dict[str, Any]:
+    """From source to sink in many batches, held at a gate in each task."""
+    query = (
+        source(spark, task, stream=True)
+        .select("value")
+        .mapInArrow(partial(hold, gate=task["gate"]), "value binary")
+        .writeStream.format("muxkit")
+        .options(**task["sink"])
+        .option("checkpointLocation", task["checkpoint"])
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return {"batches": query.lastProgress["batchId"] + 1 if query.lastProgress else 0}
+
+
+def read(spark: SparkSession, task: dict[str, Any]) -> dict[str, Any]:
+    """How long one pass over the source takes, some times, warm."""
+    frame = source(spark, task)
+    frame.count()
+    seconds, rows = [], []
+    for _ in range(task["rounds"]):
+        began = time.perf_counter()
+        rows.append(
+            sum(
+                row["rows"]
+                for row in source(spark, task)
+                .groupBy("stream")
+                .agg({"value": "max", "id": "count"})
+                .selectExpr("`count(id)` as rows")
+                .collect()
+            )
+        )
+        seconds.append(time.perf_counter() - began)
+    return {"seconds": seconds, "rows": rows}
+
+
+def main() -> None:
+    from pyspark.sql import SparkSession
+
+    task = json.loads(Path("task.json").read_text(encoding="utf-8"))
+    spark = SparkSession.builder.appName("muxkit cluster").getOrCreate()
+    try:
+        result = {"everything": everything, "carry": carry, "read": read}[task["do"]](spark, task)
+    finally:
+        spark.stop()
+    Path("result.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
