@@ -23,7 +23,7 @@ from muxkit_adapters.packets.sockets import PacketSocket, open_socket
 from muxkit_adapters.udp import PeerLink, ServerCounters, UdpLink
 
 from ._links import NEVER, PATIENCE, port_of, serving
-from ._packets import LINUX, Link, Plain, echo, paired, until
+from ._packets import LINUX, Link, Plain, echo, paired, refusing_port, until
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -265,6 +265,25 @@ async def test_an_inbox_that_nobody_empties_is_bounded_and_what_is_too_much_is_c
             await there.receive()
         await here.send(b"there is room again")
         assert await there.receive() == b"there is room again"
+
+
+@LINUX
+async def test_reports_about_other_peers_do_not_take_the_place_of_a_packet() -> None:
+    """Up to three reports follow one another, each raised by the kernel instead of sending."""
+    reports: list[object] = []
+    with refusing_port() as port, open_socket(socket.AF_INET, bind=("127.0.0.1", 0)) as bound:
+
+        def refused(address: object, _: OSError) -> None:
+            reports.append(address)
+            if len(reports) < 3:  # the next report comes while this one is read
+                bound.sendto(b"nobody takes this", ("127.0.0.1", port))
+
+        wire = PacketSocket(bound, PacketOptions(), refused=refused)
+        with open_socket(socket.AF_INET, bind=("127.0.0.1", 0)) as peer:
+            bound.sendto(b"nobody takes this", ("127.0.0.1", port))
+            assert wire.send([b"for the peer"], peer.getsockname()) == 1
+            assert (wire.lost, reports) == (0, [("127.0.0.1", port)] * 3)
+            assert peer.recv(100) == b"for the peer"
 
 
 @pytest.mark.requirement("R-27")

@@ -215,14 +215,19 @@ class PacketSocket:
             self._runs = could
 
     def _send_run(self, packets: Sequence[bytes], address: Address) -> None:
-        try:
-            self._call(packets, address)
-        except OSError as error:
-            if error.errno not in UNREACHABLE:
-                raise
-            # The error was about an earlier packet; the next one is about this packet.
-            self._failed(error)
-            self._call(packets, address)
+        """Send one run; errors about earlier packets are taken in, and each is followed by another attempt.
+
+        The kernel raises such an error instead of sending, one after another while reports keep coming.
+        """
+        attempts = 1 if self.peer is not None else TURN_PACKETS
+        for _ in range(attempts):
+            try:
+                return self._call(packets, address)
+            except OSError as error:
+                if error.errno not in UNREACHABLE:
+                    raise
+                self._failed(error)
+        self._call(packets, address)
 
     def _call(self, packets: Sequence[bytes], address: Address) -> None:
         notes = [kernel.run_note(len(packets[0]))] if len(packets) > 1 else []
