@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -18,6 +18,7 @@ from OpenSSL import SSL
 from muxkit import Limits
 from muxkit_adapters import dtls
 from muxkit_adapters.dtls import DtlsLink, HandshakeFailed, ServerCounters
+from muxkit_adapters.packets.dtls_links import EndpointSocket
 from muxkit_adapters.packets.sockets import open_socket
 
 from ._links import PATIENCE, comes_down_to, descriptors_and_tasks, port_of, serving
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Operation = Callable[[], Awaitable[object]]
 
 LIMITS = Limits()
+NEW_SESSION_TICKET = 4
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +215,25 @@ async def test_a_client_that_vanishes_in_its_handshake_does_not_stop_the_server(
         await until(lambda: counters.finished == counters.refused == 5)
         async with dtls.transport.connect(address, ssl_context=good.client()) as link:
             await until_answered(link)
+
+
+async def test_data_that_came_while_the_last_packet_of_the_handshake_was_repeated_is_received(
+    good: Authority, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mock_clock.rate = 1.0
+    send = EndpointSocket.sendto
+
+    async def send_as_time_runs_out(wire: EndpointSocket, *arguments: Any) -> int:
+        if arguments[0][13] == NEW_SESSION_TICKET:  # the first message of the server's last packet
+            mock_clock.jump(1.5)
+        return await send(wire, *arguments)
+
+    monkeypatch.setattr(EndpointSocket, "sendto", send_as_time_runs_out)
+    async with serving(partial(dtls.serve, ssl_context=good.server()), echo) as (address,):
+        async with dtls.transport.connect(address, ssl_context=good.client()) as link:
+            await link.send(b"hello")
+            with trio.fail_after(PATIENCE):
+                assert await link.receive() == b"hello"
 
 
 async def until_answered(link: DtlsLink) -> None:

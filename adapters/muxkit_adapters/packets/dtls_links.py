@@ -54,6 +54,7 @@ class DtlsLink(PacketLink):
         self._handshake = trio.CancelScope()
         self._identity: Identity | None = None
         self._is_over = False
+        self._early: deque[bytes] = deque()
         channel.set_ciphertext_mtu(self._room())
 
     async def shake_hands(self, *, within: float, retransmit: float) -> None:
@@ -84,6 +85,21 @@ class DtlsLink(PacketLink):
             raise HandshakeFailed(f"{peer}: speaks {self._ssl.get_protocol_version_name()}, and DTLS 1.2 is the least")
         self._limit = self._channel.get_cleartext_mtu()
         self._identity = identity_of(self._ssl) if verifies(context) else None
+        self._keep_early_packets()
+
+    def _keep_early_packets(self) -> None:
+        """Keep what Trio's handshake took from the peer after its own last packet.
+
+        If a retransmission is due in the very moment in which that packet goes out, Trio waits for one more packet and
+        leaves it unread; it may be the peer's first data.
+        """
+        try:
+            while True:
+                self._early.append(self._ssl.read(LARGEST_RECORD))
+        except SSL.ZeroReturnError:
+            self._is_over = True
+        except SSL.Error:
+            pass  # nothing more; a broken record is as good as lost
 
     # Called by the socket and the listener
 
@@ -170,6 +186,10 @@ class DtlsLink(PacketLink):
 
         Raises EndOfChannel after the peer's close_notify, BrokenResourceError once the peer is known to be gone.
         """
+        if self._early and not self._is_closed:
+            await trio.lowlevel.checkpoint()
+            if early := self.receive_nowait(1):
+                return early[0]
         self._check_receivable()
         try:
             packet = await self._channel.receive()
@@ -183,8 +203,13 @@ class DtlsLink(PacketLink):
 
     def receive_nowait(self, limit: int) -> list[bytes]:
         """Return what has been received already, at most `limit` packets."""
-        self._check_receivable()
         packets: list[bytes] = []
+        while self._early and not self._is_closed and len(packets) < limit:
+            self._came(packet := self._early.popleft())
+            packets.append(packet)
+        if packets:
+            return packets
+        self._check_receivable()
         while len(packets) < limit:
             try:
                 self._ssl.bio_write(self._channel._q.r.receive_nowait())
