@@ -13,7 +13,7 @@ from tests.forward._targets import PATIENCE, dial, echo, names, pair, read_all, 
 
 URL = "bpmux+mem://allow"
 LOCAL = ("127.0.0.1", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "::127.0.0.1", "0.0.0.0", "::")
-PRIVATE = ("10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "169.254.169.254", "fe80::1", "fd00::1")
+PRIVATE = ("10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "169.254.169.254", "fe80::1", "fd00::1", "fec0::1")
 
 
 def allows(rules: list[str], host: str, port: int, name: str | None = None) -> bool:
@@ -50,6 +50,20 @@ def test_a_name_that_leads_to_an_address_that_is_not_public_needs_a_rule_that_sa
     assert not allows(["*.example.com@any:*", f"![{address}]:*"], address, 80, "www.example.com")
 
 
+@pytest.mark.parametrize("form", ["64:ff9b::{}", "2002:{}::1", "::{}"])
+def test_a_rule_about_this_machine_or_a_private_network_is_not_about_a_translator(form: str) -> None:
+    """`64:ff9b::127.0.0.1` is not reached here: a packet to it leaves this machine."""
+    for network, embedded in (("loopback", "7f00:1"), ("10.0.0.0/8", "a00:1"), ("private", "c0a8:1")):
+        address = form.format(embedded)
+        assert not allows([f"{network}:*"], address, 5432)
+        assert not allows(["any:*", f"!{network}:*"], address, 5432)
+
+
+def test_a_rule_about_a_public_address_is_about_its_translated_form() -> None:
+    for rule in ("*:443", "8.8.8.0/24:443"):
+        assert allows([rule], "64:ff9b::8.8.8.8", 443)
+
+
 def test_what_is_denied_is_not_allowed_whatever_else_is() -> None:
     rules = ["any:*", "!10.0.0.0/8:*", "!evil.example.com:*"]
     assert not allows(rules, "10.0.0.1", 80)
@@ -78,10 +92,14 @@ def test_a_faulty_rule_says_what_was_expected(rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host:0", "host:x", "::1:80", "[db]:80", "a b:80", "/run/../x", "/run/a\nb", "x" * 300 + ":80"]
+    "text",
+    [
+        *("", "host:0", "host:x", "::1:80", "[db]:80", "a b:80", "/run/../x", "/run/a\nb", "x" * 300 + ":80"),
+        *("[fe80::1%\x1b[31mred\nroot: fine]:80", "[::1%" + "x" * 1500 + "]:80", "[::1%a b]:80"),
+    ],
 )
 def test_a_faulty_address_says_what_is_wrong(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expected|no \.\.|must be|control"):
+    with pytest.raises(ValueError, match=r"expected|no \.\.|must be|control|interface"):
         forward.parse_address(text)
 
 
