@@ -14,7 +14,7 @@ from muxkit.forward.addresses import LOOPBACK, Address, parse_address
 from muxkit.forward.allow import AllowList
 from muxkit.forward.datagrams import DatagramRelay, read_datagrams
 from muxkit.forward.relay import ForwardLimits, ForwardStats, Relay, Tally, log
-from muxkit.forward.sockets import Listeners, dial, dial_udp, listening, peer_of
+from muxkit.forward.sockets import Listeners, Lookups, Reach, dial, dial_udp, listening, peer_of
 from muxkit.forward.streams import CarriedStream
 from muxkit.forward.wire import (
     NAME,
@@ -87,15 +87,17 @@ class _Client:
 
     session: Session
     tally: Tally
+    reach: Reach
     channels: int = 0
+    listening: int = 0
+    """Listeners, and those that are about to be."""
     listeners: dict[int, _Listener] = attrs.field(factory=dict)
     datagrams: dict[int, DatagramRelay] = attrs.field(factory=dict)
     numbers: count[int] = attrs.field(factory=lambda: count(1))
 
     @property
     def user(self) -> str | None:
-        identity = self.session.info.identity
-        return None if identity is None else identity.user or identity.subject
+        return _user_of(self.session)
 
     @property
     def is_absent(self) -> bool:
@@ -112,6 +114,7 @@ class ForwardHandler:
         self._limits = limits
         self._clients: dict[Session, _Client] = {}
         self._all = Tally(limits.connections)
+        self._lookups = Lookups(limits.lookups)
 
     def stats(self) -> ForwardStats:
         """Return the gauges and counters of all clients together."""
@@ -129,7 +132,8 @@ class ForwardHandler:
         session = channel.session
         client = self._clients.get(session)
         if client is None:
-            client = self._clients[session] = _Client(session, Tally(self._limits.connections))
+            reach = Reach(self._allow, self._lookups, _user_of(session) or session)
+            client = self._clients[session] = _Client(session, Tally(self._limits.connections), reach)
         client.channels += 1
         try:
             if getattr(channel, "is_reliable", True):
@@ -164,7 +168,7 @@ class ForwardHandler:
         self._enter(client)
         number = next(client.numbers)
         try:
-            with await dial_udp(target, self._allow, seconds=self._limits.connect) as sock:
+            with await dial_udp(target, client.reach, seconds=self._limits.connect) as sock:
                 relay = client.datagrams[number] = DatagramRelay(channel, self._all, sock.send, idle=self._limits.idle)
                 await channel.send(encode(Done(str(target), number)))
                 await relay.run(partial(read_datagrams, sock, relay.push))
@@ -187,7 +191,7 @@ class ForwardHandler:
     async def _connect(self, channel: Channel, client: _Client, target: Address) -> None:
         self._enter(client)
         try:
-            stream = await dial(target, self._allow, seconds=self._limits.connect)
+            stream = await dial(target, client.reach, seconds=self._limits.connect)
             await self._carry(stream, channel, client, str(target))
         finally:
             client.tally.leave()
@@ -229,14 +233,17 @@ class ForwardHandler:
 
     async def _listen(self, channel: Channel, client: _Client, bind: Address) -> None:
         self._check_bind(bind)
-        if len(client.listeners) >= self._limits.listeners:
-            raise ForwardRefused(f"this client has {len(client.listeners)} listeners", Code.TOO_MANY)
-        await self._close_listeners_of_absent(client, bind)
+        if client.listening >= self._limits.listeners:
+            raise ForwardRefused(f"this client has {client.listening} listeners", Code.TOO_MANY)
+        client.listening += 1
         try:
+            await self._close_listeners_of_absent(client, bind)
             async with listening(bind) as opened:
                 await self._run_listener(channel, client, bind, opened)
         except OSError as error:
             raise ForwardRefused(str(error.strerror or error), Code.IN_USE) from error
+        finally:
+            client.listening -= 1
 
     def _check_bind(self, bind: Address) -> None:
         rules = self._listen_allow
@@ -310,6 +317,11 @@ class ForwardHandler:
                     stream.reset()
 
         await opened.accept_for_ever(waiting, offer, nursery)
+
+
+def _user_of(session: Session) -> str | None:
+    identity = session.info.identity
+    return None if identity is None else identity.user or identity.subject
 
 
 def _parsed(text: str, *, any_port: bool = False) -> Address:

@@ -8,6 +8,7 @@ import trio.testing
 
 import muxkit
 from muxkit import forward
+from muxkit.forward.sockets import Lookups
 from muxkit.forward.wire import Connect, Listen, Take, ask, encode
 from tests.forward._targets import PATIENCE, dial, echo, names, pair, read_all, target, until_refused
 
@@ -171,6 +172,55 @@ async def test_a_name_that_no_rule_is_about_is_not_even_looked_up() -> None:
     assert "secret.attacker.test" not in resolver.asked
 
 
+async def test_names_that_no_name_server_answers_leave_room_for_other_clients() -> None:
+    resolver = names()
+    resolver.silent = {f"name-{number}.example.com" for number in range(100)}
+    resolver.known["app.test"] = ["127.0.0.1"]
+    limits = forward.ForwardLimits(lookups=3)
+    with trio.fail_after(PATIENCE):
+        async with target() as port:
+            handler = forward.handler(["*:443", f"app.test@loopback:{port}"], limits=limits)
+            async with (
+                muxkit.open_server(handler, URL) as server,
+                muxkit.connect(server.url) as hostile,
+                muxkit.connect(server.url) as other,
+                trio.open_nursery() as nursery,
+            ):
+
+                async def ask_for(name: str) -> None:
+                    with pytest.raises(forward.ForwardRefused, match="not found"):
+                        await ask(hostile, Connect(f"{name}:443"))
+
+                for name in resolver.silent:
+                    nursery.start_soon(ask_for, name)
+                while handler.stats().connections < len(resolver.silent):
+                    await trio.testing.wait_all_tasks_blocked()
+                await ask(other, Connect(f"app.test:{port}"))
+                waiting = resolver.waiting
+                resolver.answer.set()
+    assert waiting == 3
+
+
+async def test_a_lookup_counts_until_its_thread_is_done() -> None:
+    resolver = names()
+    resolver.silent = {"silent.test"}
+    resolver.known["app.test"] = ["127.0.0.1"]
+    lookups = Lookups(3)
+    silent, known = forward.Address("silent.test", 443), forward.Address("app.test", 443)
+    with trio.fail_after(PATIENCE):
+        for _ in range(3):
+            async with trio.open_nursery() as nursery:
+                for _ in range(10):
+                    nursery.start_soon(lookups.look_up, silent, "hostile")
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+        waiting = resolver.waiting
+        assert await lookups.look_up(known, "other") == ["127.0.0.1"]
+        resolver.answer.set()
+        assert waiting == 3
+        assert await lookups.look_up(known, "hostile") == ["127.0.0.1"]
+
+
 async def test_a_server_without_rules_reaches_nothing_and_listens_nowhere() -> None:
     with trio.fail_after(PATIENCE):
         async with target() as port, pair(URL) as there:
@@ -225,6 +275,26 @@ async def test_a_client_has_so_many_connections_and_listeners_and_no_more() -> N
             while there.handler.stats().connections or there.handler.listeners:
                 await trio.testing.wait_all_tasks_blocked()
             await ask(there.session, Connect(str(port)))
+
+
+async def test_listeners_that_are_asked_for_at_once_are_counted_at_once() -> None:
+    limits = forward.ForwardLimits(listeners=2)
+    granted: list[str] = []
+    refused: list[int] = []
+    with trio.fail_after(PATIENCE):
+        async with pair(URL, listen=["*"], limits=limits) as there:
+
+            async def listen() -> None:
+                try:
+                    granted.append((await ask(there.session, Listen("0")))[1].address)
+                except forward.ForwardRefused as error:
+                    refused.append(error.code)
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(20):
+                    nursery.start_soon(listen)
+            assert (len(granted), len(there.handler.listeners)) == (2, 2)
+            assert refused == [forward.Code.TOO_MANY] * 18
 
 
 async def test_a_connection_of_another_client_cannot_be_taken() -> None:
