@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import attrs
-import outcome
 import trio
 
 from muxkit.forward.addresses import Address, IPAddress, ip_of
@@ -184,18 +183,25 @@ class Lookups:
         except BaseException:
             self._release(client, limiter, lookup)
             raise
-        found: list[outcome.Outcome[list[str]]] = []
+        found: list[str] = []
+        failures: list[Exception] = []
         is_over = trio.Event()
 
         async def run() -> None:
-            found.append(await outcome.acapture(_looked_up, target))
-            self._all.release_on_behalf_of(lookup)
-            self._release(client, limiter, lookup)
-            is_over.set()
+            try:
+                found.extend(await _looked_up(target))
+            except Exception as error:  # raised where it is waited for: this task belongs to the whole run
+                failures.append(error)
+            finally:
+                self._all.release_on_behalf_of(lookup)
+                self._release(client, limiter, lookup)
+                is_over.set()
 
         trio.lowlevel.spawn_system_task(run, name=f"lookup of {target.host}")
         await is_over.wait()
-        return found[0].unwrap()
+        if failures:
+            raise failures[0]
+        return found
 
     def _release(self, client: object, limiter: trio.CapacityLimiter, lookup: object) -> None:
         limiter.release_on_behalf_of(lookup)

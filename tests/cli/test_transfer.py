@@ -450,6 +450,31 @@ async def test_a_client_that_lies_reads_and_writes_nothing_outside_of_the_folder
     assert (tmp_path / "secret").read_text() == "mine"
 
 
+async def test_a_deep_path_costs_no_more_descriptors_than_a_short_one(there: Path) -> None:
+    """Or a client that may upload could take those that others need, with a few transfers that it stalls."""
+    async with own_server(there) as (session, _):
+        before = len(os.listdir("/dev/fd"))
+        for path in (b"one", b"a/" * 200 + b"one"):
+            channel = await session.open(files.NAME)
+            await files.tell(channel, Request("put", path))
+            await files.tell(channel, Offer(6, 0, executable=False))
+            await files.hear(channel, files.Answer)
+        assert len(os.listdir("/dev/fd")) - before == 2 * 2  # the folder and the unfinished file
+
+
+def test_what_is_removed_while_a_folder_is_listed_is_left_out(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_bytes(b"tea")
+    (tmp_path / "folder").mkdir()
+    folder = Folder(tmp_path)
+    found = folder.entries()
+    first = next(found)
+    (tmp_path / "b").unlink()
+    (tmp_path / "folder").rmdir()
+    assert [entry.path for entry in (first, *found)] == [b"a", b"c"]
+    folder.close()
+
+
 async def test_a_wrong_checksum_stores_nothing(there: Path) -> None:
     async with own_server(there) as (session, _):
         wrong = End(bytes(32))

@@ -171,17 +171,20 @@ class Folder:
 
     @contextmanager
     def open_folder(self, parts: Parts, *, create: bool = False) -> Iterator[int]:
-        """Open a folder inside this one."""
-        with ExitStack() as stack, _refusals():
-            current = self._root
-            for part in parts:
-                if create:
-                    with suppress(FileExistsError):
-                        os.mkdir(part, 0o777, dir_fd=current)
-                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                current = os.open(part, flags, dir_fd=current)
-                stack.callback(os.close, current)
-            yield current
+        """Open a folder inside this one; it holds one descriptor, however deep the folder is."""
+        current = os.dup(self._root)
+        try:
+            with _refusals():
+                for part in parts:
+                    if create:
+                        with suppress(FileExistsError):
+                            os.mkdir(part, 0o777, dir_fd=current)
+                    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                    above, current = current, os.open(part, flags, dir_fd=current)
+                    os.close(above)
+                yield current
+        finally:
+            os.close(current)
 
     def make(self, parts: Parts) -> None:
         """Make a folder inside this one, and those that it is in."""
@@ -213,8 +216,15 @@ class Folder:
         while waiting:
             current = waiting.pop()
             is_empty = True
-            with self.open_folder(current) as folder, _refusals(), os.scandir(folder) as inside:
-                for each in sorted(inside, key=lambda each: each.name):
+            with ExitStack() as stack:
+                stack.enter_context(_refusals())
+                try:
+                    folder = stack.enter_context(self.open_folder(current))
+                except FileRefused as refused:
+                    if current != parts and isinstance(refused.__cause__, FileNotFoundError):
+                        continue  # it was removed meanwhile
+                    raise
+                for each in sorted(stack.enter_context(os.scandir(folder)), key=lambda each: each.name):
                     name = os.fsencode(each.name)
                     if name.endswith(SUFFIX):
                         continue
@@ -222,8 +232,9 @@ class Folder:
                     if each.is_dir(follow_symlinks=False):
                         waiting.append((*current, name))
                     elif each.is_file(follow_symlinks=False):
-                        size = each.stat(follow_symlinks=False).st_size
-                        yield Entry(b"/".join((*current, name)), size, is_folder=False)
+                        with suppress(FileNotFoundError):
+                            size = each.stat(follow_symlinks=False).st_size
+                            yield Entry(b"/".join((*current, name)), size, is_folder=False)
             if is_empty and current:
                 yield Entry(b"/".join(current), 0, is_folder=True)
 
