@@ -12,7 +12,7 @@ import trio
 
 from muxkit.forward.addresses import LOOPBACK, Address, parse_address
 from muxkit.forward.allow import AllowList
-from muxkit.forward.datagrams import DatagramRelay, read_datagrams
+from muxkit.forward.datagrams import Backlog, DatagramRelay, read_datagrams
 from muxkit.forward.relay import ForwardLimits, ForwardStats, Relay, Tally, log
 from muxkit.forward.sockets import Listeners, Lookups, Reach, dial, dial_udp, listening, peer_of
 from muxkit.forward.streams import CarriedStream
@@ -93,6 +93,7 @@ class _Client:
     """Listeners, and those that are about to be."""
     listeners: dict[int, _Listener] = attrs.field(factory=dict)
     datagrams: dict[int, DatagramRelay] = attrs.field(factory=dict)
+    backlog: Backlog = attrs.field(factory=Backlog)
     numbers: count[int] = attrs.field(factory=lambda: count(1))
 
     @property
@@ -169,7 +170,9 @@ class ForwardHandler:
         number = next(client.numbers)
         try:
             with await dial_udp(target, client.reach, seconds=self._limits.connect) as sock:
-                relay = client.datagrams[number] = DatagramRelay(channel, self._all, sock.send, idle=self._limits.idle)
+                relay = client.datagrams[number] = DatagramRelay(
+                    channel, self._all, client.backlog, sock.send, idle=self._limits.idle
+                )
                 await channel.send(encode(Done(str(target), number)))
                 await relay.run(partial(read_datagrams, sock, relay.push))
         finally:

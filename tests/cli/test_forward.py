@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -30,9 +30,10 @@ pytestmark = [
 class Command:
     """`muxkit forward` at work, and the lines that it says as JSON."""
 
-    def __init__(self, *arguments: str, **changes: str) -> None:
+    def __init__(self, *arguments: str, files: int | None = None, **changes: str) -> None:
+        limited = [] if files is None else ["bash", "-c", f'ulimit -S -n {files}; exec "$@"', "bash"]
         self.process = subprocess.Popen(
-            [*MUXKIT, "forward", *arguments, "--json"],
+            [*limited, *MUXKIT, "forward", *arguments, "--json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -70,8 +71,9 @@ class Command:
 
 
 @contextmanager
-def command(*arguments: str, **changes: str) -> Iterator[Command]:
-    running = Command(*arguments, **changes)
+def command(*arguments: str, files: int | None = None, **changes: str) -> Iterator[Command]:
+    """Run it; `files` is how many open files its environment suggests."""
+    running = Command(*arguments, files=files, **changes)
     try:
         yield running
     finally:
@@ -295,6 +297,22 @@ def test_what_cannot_be_meant_is_a_usage_error_that_speaks_of_options(arguments:
     assert said in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
     assert "insecure=" not in done.stderr
+
+
+def test_more_connections_are_open_than_the_soft_limit_of_files(echo: int) -> None:
+    """It is 1,024 in most places, and a client may have 4,096 connections: it would keep out all others."""
+    url = f"bpmux+tcp://127.0.0.1:{free_port()}"
+    with (
+        command(url, "--serve", "--allow", str(echo), files=64) as server,
+        server.started(),
+        command(url, "-L", f"0:{echo}", files=64) as client,
+    ):
+        port = int(str(client.next("listening")["address"]).rpartition(":")[2])
+        with ExitStack() as stack:
+            opened = [stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE)) for _ in range(150)]
+            for each in opened:
+                each.sendall(b"tea")
+            assert [each.recv(3) for each in opened] == [b"tea"] * len(opened)
 
 
 def test_datagrams_go_through_and_need_a_rule_of_their_own() -> None:

@@ -13,7 +13,8 @@ import trustme
 
 import muxkit
 from muxkit import forward
-from muxkit.forward.datagrams import WAITING
+from muxkit.forward.datagrams import WAITING, WAITING_BYTES, Backlog, DatagramRelay
+from muxkit.forward.relay import Tally
 from muxkit.forward.wire import Datagrams, ask
 from muxkit.protocols import e3x
 from muxkit.runtime import Backoff
@@ -213,6 +214,37 @@ async def test_datagrams_that_find_the_queue_full_are_dropped_and_no_memory_grow
                 await sock.send(b"last")
                 while len(there.senders) == WAITING:
                     await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+async def test_large_datagrams_of_many_senders_are_dropped_once_they_are_many_bytes() -> None:
+    """Each may have a queue, and all of them together cannot have as much as that allows."""
+    size = 60_000
+    many = WAITING_BYTES // (WAITING * size) + 5
+    backlog = Backlog()
+    tally = Tally(most=many)
+
+    async def deliver(data: bytes) -> None:
+        """Drop what comes back."""
+
+    with trio.fail_after(PATIENCE):
+        async with target() as there, pair("bpmux+mem://large", [f"{there.port}/udp"]) as peers:
+            relays = []
+            for _ in range(many):
+                channel, _done = await ask(peers.session, Datagrams(f"127.0.0.1:{there.port}"))
+                relays.append(DatagramRelay(channel, tally, backlog, deliver, idle=60))
+            for _ in range(WAITING):
+                for relay in relays:
+                    relay.push(bytes(size))
+            assert WAITING_BYTES - size < backlog.bytes <= WAITING_BYTES
+            assert tally.bytes_in == backlog.bytes
+            assert sum(relay.dropped for relay in relays) == many * WAITING - backlog.bytes // size
+            async with trio.open_nursery() as nursery:
+                for relay in relays:
+                    nursery.start_soon(relay.run)
+                while backlog.bytes > WAITING_BYTES // 2:
+                    await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+            assert backlog.bytes == 0  # what was sent, and what was given up
 
 
 async def test_a_target_that_is_not_there_costs_datagrams_and_nothing_else() -> None:
