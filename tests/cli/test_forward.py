@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -30,10 +30,9 @@ pytestmark = [
 class Command:
     """`muxkit forward` at work, and the lines that it says as JSON."""
 
-    def __init__(self, *arguments: str, files: int | None = None, **changes: str) -> None:
-        limited = [] if files is None else ["bash", "-c", f'ulimit -S -n {files}; exec "$@"', "bash"]
+    def __init__(self, *arguments: str, before: Sequence[str] = (), **changes: str) -> None:
         self.process = subprocess.Popen(
-            [*limited, *MUXKIT, "forward", *arguments, "--json"],
+            [*before, *MUXKIT, "forward", *arguments, "--json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -71,9 +70,13 @@ class Command:
 
 
 @contextmanager
-def command(*arguments: str, files: int | None = None, **changes: str) -> Iterator[Command]:
-    """Run it; `files` is how many open files its environment suggests."""
-    running = Command(*arguments, files=files, **changes)
+def command(*arguments: str, **changes: str) -> Iterator[Command]:
+    with killed(Command(*arguments, **changes)) as running:
+        yield running
+
+
+@contextmanager
+def killed(running: Command) -> Iterator[Command]:
     try:
         yield running
     finally:
@@ -302,10 +305,11 @@ def test_what_cannot_be_meant_is_a_usage_error_that_speaks_of_options(arguments:
 def test_more_connections_are_open_than_the_soft_limit_of_files(echo: int) -> None:
     """It is 1,024 in most places, and a client may have 4,096 connections: it would keep out all others."""
     url = f"bpmux+tcp://127.0.0.1:{free_port()}"
+    few = ("bash", "-c", 'ulimit -S -n 64; exec "$@"', "bash")
     with (
-        command(url, "--serve", "--allow", str(echo), files=64) as server,
+        killed(Command(url, "--serve", "--allow", str(echo), before=few)) as server,
         server.started(),
-        command(url, "-L", f"0:{echo}", files=64) as client,
+        killed(Command(url, "-L", f"0:{echo}", before=few)) as client,
     ):
         port = int(str(client.next("listening")["address"]).rpartition(":")[2])
         with ExitStack() as stack:
