@@ -397,6 +397,22 @@ async def test_a_server_that_lies_writes_nothing_outside_of_the_folder(tmp_path:
     assert (back / "dangling").is_symlink()
 
 
+async def test_a_listing_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LISTING_MOST", 1000)
+    sent = 0
+
+    async def handle(channel: library.Channel) -> None:
+        nonlocal sent
+        while True:
+            await channel.send(msgspec.msgpack.encode([Entry(b"%d" % sent, 1, is_folder=False)] * 100))
+            sent += 100
+
+    async with library.open_server(library.by_name({files.NAME: handle}), "bpmux+mem://lists") as server:
+        async with library.connect(server.url) as session:
+            with pytest.raises(FileRefused, match="more than 1,000 files"), trio.fail_after(PATIENCE):
+                await files.list_files(session, b"")
+
+
 async def test_names_of_a_server_do_not_command_the_terminal(tmp_path: Path) -> None:
     async with lying([Entry(b"\x1b[2Jclear", 5, is_folder=False)]) as url:
         done = await trio.to_thread.run_sync(partial(muxkit, "recv", url, str(tmp_path / "back"), "-v"))

@@ -43,6 +43,8 @@ SUFFIX: Final = b".muxkit-part"
 PIECE: Final = 65_536  # bytes in one message
 BLOCK: Final = 1 << 20  # bytes that are read, hashed or written at a time
 BATCH: Final = 500  # entries of a listing in one message
+LISTING_MOST: Final = 1_000_000  # entries that a client takes
+LISTING_BYTES: Final = 256 << 20  # bytes of the paths in them
 PATH_MOST: Final = 4096  # bytes
 NAME_MOST: Final = 255  # bytes, of one part of a path
 
@@ -574,11 +576,19 @@ async def list_files(session: muxkit.Session, path: bytes) -> list[Entry]:
     async with session.open(NAME) as channel:
         await tell(channel, Request("list", path))
         found: list[Entry] = []
+        size = 0
         async for message in channel:
             try:
-                found += msgspec.msgpack.decode(message, type=list[Entry])
+                batch = msgspec.msgpack.decode(message, type=list[Entry])
             except msgspec.MsgspecError as error:
                 raise FileRefused("a message is no list of files", BROKEN) from error
+            size += sum(len(entry.path) for entry in batch)
+            if len(found) + len(batch) > LISTING_MOST or size > LISTING_BYTES:
+                raise FileRefused(
+                    f"the server lists more than {LISTING_MOST:,} files, or {LISTING_BYTES >> 20} MiB of their paths: "
+                    "ask for folders in it"
+                )
+            found += batch
         return found
 
 
