@@ -1,7 +1,8 @@
 """Forwards of UDP: each address that sends to a listener has a channel of its own, and may lose datagrams as UDP does.
 
 Over e3x datagrams travel on an unreliable channel beside the one that was asked for, if they fit into its packets; over
-everything else each is a message of that channel, and those that find its queue full are dropped.
+Aqueduct each is an unreliable message of that channel, and over everything else a message. Those that find its queue
+full are dropped.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class DatagramRelay:
         self._queue: deque[bytes] = deque()
         self._queued = trio.Event()
         self._unreliable: Channel | None = None
+        self._send: Callable[[bytes], Awaitable[None]] = getattr(channel, "send_unreliable", channel.send)
         self._prefix = b""
         self.dropped: int = 0
 
@@ -124,7 +126,7 @@ class DatagramRelay:
                 if unreliable is not None and len(self._prefix) + len(data) <= getattr(unreliable, "quota", 0):
                     await unreliable.send(self._prefix + data)
                 else:
-                    await self._channel.send(data)
+                    await self._send(data)
                 self._backlog.remove(self._queue.popleft())
         self._scope.cancel()
 

@@ -29,7 +29,13 @@ LEAST_ATTEMPT = 2.0  # s for one address of several
 LOOKUP_SHARES = 4  # clients that may have all of their lookups under way at once
 
 _UNDER_WAY = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK})
-_GONE = frozenset({errno.ECONNABORTED, errno.EPERM, errno.EPROTO})  # the connection, before it was accepted
+# What `accept` says of a connection that is gone before it was accepted, as the manual of Linux has it; the listener
+# is well. Not every system has all of them.
+_GONE_NAMES = (
+    *("ECONNABORTED", "ECONNRESET", "EPERM", "EPROTO", "ENETDOWN", "ENETUNREACH", "EHOSTDOWN", "EHOSTUNREACH"),
+    *("ENONET", "ENOPROTOOPT", "EOPNOTSUPP", "ENOSR", "ETIMEDOUT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT"),
+)
+_GONE = frozenset(getattr(errno, name) for name in _GONE_NAMES if hasattr(errno, name))
 _REFUSED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOENT})
 
 

@@ -15,8 +15,8 @@ import muxkit
 from muxkit import forward
 from muxkit.forward.datagrams import WAITING, WAITING_BYTES, Backlog, DatagramRelay
 from muxkit.forward.relay import Tally
-from muxkit.forward.wire import Datagrams, ask
-from muxkit.protocols import e3x
+from muxkit.forward.wire import Datagrams, Done, ask, encode
+from muxkit.protocols import aqueduct, e3x
 from muxkit.runtime import Backoff
 from tests.forward._targets import PATIENCE, PROTOCOLS, names, pair, port_of
 
@@ -108,6 +108,45 @@ async def test_over_e3x_datagrams_that_fit_travel_unreliably(monkeypatch: pytest
                     assert await heard(sock, b"x" * size) == b"x" * size
     # There behind the number of the sender, back without it.
     assert {*sent} == {(104, False), (100, False), (20_000, True)}
+
+
+async def test_over_aqueduct_datagrams_are_messages_that_may_be_lost(tmp_path: Path) -> None:
+    """Where the transport has packets, in both directions."""
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    theirs, ours = muxkit.TLS(cert=tmp_path / "server.pem"), muxkit.TLS(ca=authority.cert_pem.bytes())
+    came: list[tuple[bytes, bool]] = []
+
+    async def serve(channel: muxkit.Channel) -> None:
+        """Grant the request, and note how each datagram comes."""
+        assert isinstance(channel, aqueduct.Channel)
+        await channel.send(encode(Done("", 1)))
+        async for message in channel.receiver:
+            came.append((message.payload, message.is_unreliable))
+
+    url = "aqueduct+quic://127.0.0.1:0"
+    with trio.fail_after(PATIENCE):
+        async with (
+            muxkit.open_server(serve, url, tls=theirs, linger=0.5) as server,
+            muxkit.connect(server.url, tls=ours, linger=0.5) as session,
+            forward.open_datagrams(session, "0", "9") as opened,
+            sender(opened) as sock,
+        ):
+            for said in (b"tea", bytes(40_000)):
+                while (said, len(said) < 1000) not in came:
+                    await sock.send(said)
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+        async with target() as there, pair(url, [f"{there.port}/udp"], tls=(theirs, ours)) as joined:
+            channel, _done = await ask(joined.session, Datagrams(f"127.0.0.1:{there.port}"))
+            assert isinstance(channel, aqueduct.Channel)
+            heard: list[tuple[bytes, bool]] = []
+            while not heard:
+                await channel.send(b"milk")
+                with trio.move_on_after(1.0):  # said again until it is answered, as it is with UDP
+                    message = await channel.receiver.receive()
+                    heard.append((message.payload, message.is_unreliable))
+            assert heard == [(b"milk", True)]
+            channel.abort()
 
 
 @pytest.mark.parametrize(
