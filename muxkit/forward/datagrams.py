@@ -66,7 +66,7 @@ class DatagramRelay:
         self._queue: deque[bytes] = deque()
         self._queued = trio.Event()
         self._unreliable: Channel | None = None
-        self._send: Callable[[bytes], Awaitable[None]] = getattr(channel, "send_unreliable", channel.send)
+        self._send_unreliable: Callable[[bytes], Awaitable[None]] | None = getattr(channel, "send_unreliable", None)
         self._prefix = b""
         self.dropped: int = 0
 
@@ -125,8 +125,10 @@ class DatagramRelay:
                 unreliable = self._unreliable
                 if unreliable is not None and len(self._prefix) + len(data) <= getattr(unreliable, "quota", 0):
                     await unreliable.send(self._prefix + data)
+                elif self._send_unreliable is not None:
+                    await self._send_unreliable(data)
                 else:
-                    await self._send(data)
+                    await self._channel.send(data)
                 self._backlog.remove(self._queue.popleft())
         self._scope.cancel()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
@@ -35,6 +36,8 @@ from muxkit.forward.wire import (
 )
 from muxkit.runtime import Channel, Session, bare_nursery
 
+LOGGED_MOST = 50  # refusals that are logged in a row; a client could fill a disk with them
+LOGGED_EVERY = 0.2  # s until another one may be
 PATIENCE_FOR_OLD = 1.0  # s that a listener of a client without a connection gets to close for a new one
 
 
@@ -106,6 +109,29 @@ class _Client:
         return getattr(self.session, "is_connected", True) is False
 
 
+@attrs.define(eq=False)
+class _RefusalLog:
+    """Logs refusals, as long as they are not too frequent, and how many it left out."""
+
+    room: float = LOGGED_MOST
+    left_out: int = 0
+    _looked_at: float = -math.inf
+
+    def note(self, session: Session, refused: ForwardRefused) -> None:
+        now = trio.current_time()
+        self.room = min(LOGGED_MOST, self.room + (now - self._looked_at) / LOGGED_EVERY)
+        self._looked_at = now
+        if self.room < 1:
+            self.left_out += 1
+            return
+        self.room -= 1
+        if self.left_out:
+            log.warning("%d refusals were too many to log each of them", self.left_out)
+            self.left_out = 0
+        fields = {"event": "refused", "fields": {"code": int(refused.code)}}
+        log.info("refused %s: %s", session.info.peer or "a client", refused.reason, extra=fields)
+
+
 class ForwardHandler:
     """A handler of channels, made by `handler`."""
 
@@ -116,6 +142,7 @@ class ForwardHandler:
         self._clients: dict[Session, _Client] = {}
         self._all = Tally(limits.connections)
         self._lookups = Lookups(limits.lookups)
+        self._refusals = _RefusalLog()
 
     def stats(self) -> ForwardStats:
         """Return the gauges and counters of all clients together."""
@@ -143,7 +170,7 @@ class ForwardHandler:
                 await self._take_datagrams(channel, client)
         except ForwardRefused as refused:
             self._all.refused += 1
-            log.info("refused %s: %s", session.info.peer or "a client", refused.reason, extra=_fields(refused))
+            self._refusals.note(session, refused)
             await channel.send(encode(Refusal(refused.reason, int(refused.code))))
             await channel.aclose()
         finally:
@@ -332,7 +359,3 @@ def _parsed(text: str, *, any_port: bool = False) -> Address:
         return parse_address(text, any_port=any_port)
     except ValueError as error:
         raise ForwardRefused(str(error), Code.MALFORMED) from None
-
-
-def _fields(refused: ForwardRefused) -> dict[str, object]:
-    return {"event": "refused", "fields": {"code": int(refused.code)}}

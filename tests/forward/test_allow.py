@@ -8,6 +8,7 @@ import trio.testing
 
 import muxkit
 from muxkit import forward
+from muxkit.forward.server import LOGGED_EVERY, LOGGED_MOST
 from muxkit.forward.sockets import Lookups
 from muxkit.forward.wire import Connect, Listen, Take, ask, encode
 from tests.forward._targets import PATIENCE, dial, echo, names, pair, read_all, target, until_refused
@@ -275,6 +276,26 @@ async def test_a_client_has_so_many_connections_and_listeners_and_no_more() -> N
             while there.handler.stats().connections or there.handler.listeners:
                 await trio.testing.wait_all_tasks_blocked()
             await ask(there.session, Connect(str(port)))
+
+
+async def test_a_client_that_asks_again_and_again_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
+) -> None:
+    caplog.set_level("INFO", "muxkit.forward")
+
+    async def ask_for_it() -> None:
+        with pytest.raises(forward.ForwardRefused):
+            await ask(there.session, Connect("127.0.0.1:9"))
+
+    async with pair(URL) as there:
+        for _ in range(4 * LOGGED_MOST):
+            await ask_for_it()
+        refused = [record for record in caplog.records if getattr(record, "event", "") == "refused"]
+        assert len(refused) == LOGGED_MOST
+        await trio.sleep(2 * LOGGED_EVERY)
+        await ask_for_it()
+        assert f"{3 * LOGGED_MOST} refusals" in caplog.text
+        assert there.handler.stats().refused == 4 * LOGGED_MOST + 1
 
 
 async def test_listeners_that_are_asked_for_at_once_are_counted_at_once() -> None:

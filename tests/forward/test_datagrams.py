@@ -121,7 +121,8 @@ async def test_over_aqueduct_datagrams_are_messages_that_may_be_lost(tmp_path: P
         """Grant the request, and note how each datagram comes."""
         assert isinstance(channel, aqueduct.Channel)
         await channel.send(encode(Done("", 1)))
-        async for message in channel.receiver:
+        while True:
+            message = await channel.receiver.receive()
             came.append((message.payload, message.is_unreliable))
 
     url = "aqueduct+quic://127.0.0.1:0"
