@@ -128,7 +128,7 @@ def _fields(channel: Channel) -> dict[str, object]:
 
 
 def takes_channel(handler: Callable[..., Any], kind: type) -> bool:
-    """Return True if the first parameter is annotated as such a channel, or has no annotation and is named `channel`."""
+    """Return True if the first parameter is annotated as a `kind`, or is named `channel` and not annotated."""
     try:
         first = next(iter(inspect.signature(handler).parameters.values()))
     except (ValueError, TypeError, StopIteration):

@@ -96,14 +96,7 @@ def connect(
     Time limits are yours to set (`asyncio.timeout`); leaving the block takes at most `linger` seconds.
     """
     make = partial(
-        muxkit._door.connect,
-        url,
-        tls=tls,
-        token=token,
-        limits=limits,
-        observer=observer,
-        linger=linger,
-        **options,
+        muxkit._door.connect, url, tls=tls, token=token, limits=limits, observer=observer, linger=linger, **options
     )
     return _AsyncioBlock(Session, Block(lambda _: make()))
 

@@ -212,14 +212,18 @@ class Guest:
         """Run a coroutine of asyncio as a task there; a cancellation of the Trio task cancels it and waits for it."""
         waiting = trio.lowlevel.current_task()
         task: asyncio.Task[T] | None = None
+        failure: Exception | None = None
         is_unwanted = False
 
         def begin() -> None:  # not within Trio's tick, as a loop may run the first step of a new task at once
-            nonlocal task
-            if is_unwanted:
+            nonlocal task, failure
+            try:
+                task = None if is_unwanted else self.loop.create_task(function())
+            except Exception as error:  # a handler that is no coroutine function
+                failure = error
+            if task is None:
                 trio.lowlevel.reschedule(waiting)
             else:
-                task = self.loop.create_task(function())
                 task.add_done_callback(lambda _: trio.lowlevel.reschedule(waiting))
 
         def abort(_: object) -> trio.lowlevel.Abort:
@@ -233,6 +237,8 @@ class Guest:
 
         self.loop.call_soon(begin)
         await trio.lowlevel.wait_task_rescheduled(abort)
+        if failure is not None:
+            raise failure
         if task is None or task.cancelled():
             if is_unwanted:
                 await trio.lowlevel.checkpoint_if_cancelled()

@@ -28,8 +28,7 @@ def test_a_cancelled_send_has_sent_nothing(loop: Loop) -> None:
 
         async def collect(channel: muxkit.asyncio.Channel) -> None:
             await may_read.wait()
-            async for message in channel:
-                received.append(message)
+            received.extend([message async for message in channel])
             over.set()
 
         async def keep_sending(channel: muxkit.asyncio.Channel, sent: list[bytes]) -> None:
@@ -129,9 +128,7 @@ def test_a_result_that_was_quicker_than_the_cancellation_comes_before_it(loop: L
                 await asyncio.sleep(0)
                 await channel.send(b"question")
                 waits_for = task._fut_waiter  # type: ignore[attr-defined]  # the call, as only the task knows it
-                while not waits_for.done():
-                    await asyncio.sleep(0)
-                task.cancel("too late")  # the task has not run since
+                waits_for.add_done_callback(lambda _: task.cancel("too late"))
                 with pytest.raises(asyncio.CancelledError, match="too late"):
                     await task
                 assert seen == [b"question", "after"]

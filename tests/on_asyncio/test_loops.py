@@ -6,7 +6,6 @@ import asyncio
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -49,17 +48,7 @@ def test_sessions_of_one_loop_share_a_run_and_those_of_two_threads_do_not(loop: 
             await asyncio.gather(*(say_hello(server.url) for _ in range(20)))
             assert guest._LOCAL.guest is shared
 
-            def elsewhere() -> None:
-                run(loop, lambda: say_hello(server.url))
-                ended.append(True)
-
-            ended: list[bool] = []
-            thread = threading.Thread(target=elsewhere)
-            thread.start()
-            while not ended and thread.is_alive():
-                await asyncio.sleep(0.001)
-            thread.join()
-            assert ended == [True]
+            await asyncio.to_thread(run, loop, lambda: say_hello(server.url))
             assert guest._LOCAL.guest is shared
 
     run(loop, main)
@@ -171,6 +160,8 @@ def test_trio_has_no_place_for_a_loop_inside(loop: Loop) -> None:
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="asyncio has eager tasks since Python 3.12")
 def test_handlers_may_be_eager_tasks(loop: Loop) -> None:
     async def main() -> None:
+        if loop.__module__ == "uvloop":
+            pytest.skip("uvloop calls the factory as Pythons later than this one have it")
         factory = getattr(asyncio, "eager_task_factory")  # noqa: B009 - unknown to the oldest Python
         asyncio.get_running_loop().set_task_factory(factory)
         await serve_and_say_hello()

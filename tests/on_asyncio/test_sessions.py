@@ -106,7 +106,7 @@ def test_a_fast_sender_waits_for_a_slow_reader(loop: Loop) -> None:
             async with muxkit.asyncio.connect(server.url) as session, session.open() as channel:
                 task = asyncio.create_task(push(channel))
                 while channel.stats().waiting_since is None:
-                    await asyncio.sleep(0)
+                    await session.ping()
                 assert not task.done()
                 may_read.set()
                 await task
@@ -117,13 +117,14 @@ def test_a_fast_sender_waits_for_a_slow_reader(loop: Loop) -> None:
 
 def test_a_loop_around_sends_that_need_no_wait_lets_other_tasks_run(loop: Loop) -> None:
     async def main() -> None:
+        passes = 0
+
         async def count() -> None:
             nonlocal passes
             while True:
                 passes += 1
                 await asyncio.sleep(0)
 
-        passes = 0
         async with muxkit.asyncio.open_server(echo, URL) as server:
             async with muxkit.asyncio.connect(server.url) as session, session.open() as channel:
                 counting = asyncio.create_task(count())
@@ -181,6 +182,22 @@ def test_a_handler_that_raises_ends_its_own_channel(loop: Loop, caplog: pytest.L
     assert "KeyError" in caplog.text
 
 
+def test_a_handler_that_is_no_coroutine_function_ends_its_channel(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        def handle(channel: muxkit.asyncio.Channel) -> None:
+            pass
+
+        wrong: muxkit.asyncio.ChannelHandler = handle  # type: ignore[assignment]  # which the type checker sees
+        async with muxkit.asyncio.open_server(wrong, URL) as server:
+            async with muxkit.asyncio.connect(server.url) as session, session.open() as channel:
+                with pytest.raises(muxkit.ChannelCancelled, match="the handler of this channel failed"):
+                    await channel.receive()
+
+    with caplog.at_level(logging.ERROR, "muxkit"):
+        run(loop, main)
+    assert "TypeError" in caplog.text
+
+
 def test_handlers_have_names_and_the_server_a_gate(loop: Loop) -> None:
     async def main() -> None:
         async def authorize(info: muxkit.SessionInfo, token: str | None) -> str:
@@ -221,7 +238,7 @@ def test_errors_come_out_bare(loop: Loop) -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01), muxkit.asyncio.connect(url) as session, session.open() as channel:
                     await channel.receive()
-        with pytest.raises(OSError, match="refused|connect"):
+        with pytest.raises(OSError, match=r"refused|connect"):
             async with muxkit.asyncio.connect(url):
                 pass
         with pytest.raises(ValueError, match="is no URL"):
@@ -238,12 +255,15 @@ def test_a_lost_connection_is_an_error_at_each_call(loop: Loop) -> None:
                 await channel.receive()
                 raise muxkit.Refused("enough")
 
+        async def converse(url: str) -> None:
+            async with muxkit.asyncio.connect(url) as session:
+                channel = await session.open()
+                await channel.send(b"x")
+                await channel.receive()
+
         async with muxkit.asyncio.open_server(hang_up, URL) as server:
             with pytest.raises(muxkit.LinkLost, match="enough"):
-                async with muxkit.asyncio.connect(server.url) as session:
-                    channel = await session.open()
-                    await channel.send(b"x")
-                    await channel.receive()
+                await converse(server.url)
 
     run(loop, main)
 
@@ -257,14 +277,17 @@ def test_a_task_group_is_left_by_the_error_of_one_call(loop: Loop) -> None:
         async def fail() -> None:
             raise LookupError("one of them")
 
+        async def together(session: muxkit.asyncio.Session) -> None:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(10):
+                    group.create_task(wait_for_ever(session))
+                await session.ping()
+                group.create_task(fail())
+
         async with muxkit.asyncio.open_server(echo, URL) as server:
             async with muxkit.asyncio.connect(server.url) as session:
                 with pytest.raises(ExceptionGroup) as caught:
-                    async with asyncio.TaskGroup() as group:
-                        for _ in range(10):
-                            group.create_task(wait_for_ever(session))
-                        await session.ping()
-                        group.create_task(fail())
+                    await together(session)
                 assert [type(error) for error in caught.value.exceptions] == [LookupError]
                 assert await session.ping() >= 0
 
