@@ -3,6 +3,7 @@
 from muxkit._info import Identity as Identity
 from muxkit._info import Request as Request
 from muxkit._info import SessionInfo as SessionInfo
+from muxkit._observer import turned_away as turned_away
 from muxkit.core import Reason as Reason
 from muxkit.core import StartPace as StartPace
 from muxkit.core import TokenBucket as TokenBucket

@@ -404,6 +404,7 @@ class ClientEngine(LineEngine[ClientEvent]):
         check = verifier.follow(self._last_check, data)
         final = verifier.is_final(data)
         self.last_id, self._last_check = id, check
+        self.messages_received += 1
         self._events.append(Received(id, data, message.time, final, check))
         if self._observer is not None:
             self._observer.frame("in", "restream", "message", len(line))
@@ -417,6 +418,7 @@ class ClientEngine(LineEngine[ClientEvent]):
             self._refuse(value)
             return
         self.last_value = value
+        self.messages_received += 1
         self._events.append(ReceivedValue(value))
         if self._observer is not None:
             self._observer.frame("in", "restream", "value", len(line))

@@ -144,11 +144,19 @@ class LineEngine(ABC, Generic[EventT]):
     def __init__(self, line: int, limit_name: str, limits: Limits | None, observer: Observer | None) -> None:
         self.limits: Limits = limits or Limits()
         self._observer = observer
+        self.messages_received: int = 0
+        self.messages_sent: int = 0
+        """Messages of sessions and values of other streams, since the engine was made."""
         self._events: list[EventT] = []
         self._lines = Lines(line, limit_name)
         self._deadlines: Deadlines[Timer] = Deadlines()
         self._stall = StallWatch(self._deadlines, Timer.STALL, seconds=self.limits.stall, least=self.limits.stall_bytes)
         self._started = True  # False: the first line has a deadline, which is set when the engine is told the time
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes that came, on the present connection or the last one."""
+        return self._lines.received
 
     @property
     def unparsed(self) -> int:

@@ -157,6 +157,7 @@ class ServerEngine(LineEngine[ServerEvent]):
             raise LocalProtocolError(
                 f"a value of {count_digits(text)} digits; ServerConfig(digits={self.config.digits}) allows no more"
             )
+        self.messages_sent += 1
         self._push(messages.encode_value(text))
 
     def send_message(self, id: int, data: Json, time: float | None = None, *, final: bool = False) -> None:
@@ -168,6 +169,7 @@ class ServerEngine(LineEngine[ServerEvent]):
         line = messages.encode_message(id, data, time)
         self._queued = id
         self._queue.append((id, line))
+        self.messages_sent += 1
         self.outbox += len(line)
         if self._observer is not None:
             self._observer.frame("out", "restream", self.phase.value, len(line) - 1)
