@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import ClassVar, Final, Literal, TypeAlias
 
@@ -207,6 +207,10 @@ class SessionMeter(BaseObserver):
             self._sums.round_trips = [0] * (len(bounds) + 1)
         self._sums.round_trips[bisect_left(bounds, seconds)] += 1
         self._sums.round_trip_sum += seconds
+        if self._metrics.on_round_trip and self.session is not None:
+            labels = self._place(self.session.info)
+            for tell in self._metrics.on_round_trip:
+                tell(seconds, labels)
 
     def limit(self, name: str) -> None:
         self._sums.limits[name] += 1
@@ -226,7 +230,10 @@ class SessionMeter(BaseObserver):
 
     def _count(self, session: Counted) -> None:
         """Read the counters of the session."""
-        stats, sums = session.stats(), self._sums
+        try:
+            stats, sums = session.stats(), self._sums
+        except RuntimeError:  # it changed while another thread read it; then what was read before counts
+            return
         sums.bytes_in, sums.bytes_out = stats.bytes_received, stats.bytes_sent
         sums.messages_in, sums.messages_out = stats.messages_received, stats.messages_sent
         self.channels = stats.channels
@@ -255,6 +262,8 @@ class Metrics(BaseObserver):
         self.round_trips: tuple[float, ...] = tuple(round_trips)
         self.labels: tuple[str, ...] = ("protocol", "transport", "peer") if label_peers else ("protocol", "transport")
         """The names of the labels that all metrics have."""
+        self.on_round_trip: list[Callable[[float, Labels], None]] = []
+        """Called with each round trip and the labels of its session, for a backend that has histograms of its own."""
         self._label_peers = label_peers
         self._peers: set[str] = set()
         self._live: dict[SessionMeter, None] = {}
