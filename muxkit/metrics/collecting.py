@@ -174,8 +174,8 @@ class SessionMeter(BaseObserver):
         self.session: Counted | None = None
         """The session while it lives."""
         self._is_broken = False
-        self.channels = 0
-        self.queued = 0
+        self.channels: int = 0
+        self.queued: int = 0
 
     def session_began(self, session: Counted) -> None:
         self.session = session

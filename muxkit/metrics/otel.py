@@ -13,8 +13,8 @@ from muxkit.runtime import ExtraNeeded
 
 try:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
-except ImportError as error:
-    raise ExtraNeeded("opentelemetry-api", "otel") from error
+except ImportError as _missing:
+    raise ExtraNeeded("opentelemetry-api", "otel") from _missing
 
 FRESH_SECONDS: Final = 0.1  # for which one collection serves all instruments
 UNITS: Final = {"seconds": "s", "bytes": "By"}

@@ -13,8 +13,8 @@ try:
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
     from prometheus_client.openmetrics import exposition as openmetrics
     from prometheus_client.registry import Collector, CollectorRegistry
-except ImportError as error:
-    raise ExtraNeeded("prometheus-client", "prometheus") from error
+except ImportError as _missing:
+    raise ExtraNeeded("prometheus-client", "prometheus") from _missing
 
 
 class PrometheusCollector(Collector):

@@ -12,7 +12,7 @@ import trio
 
 from muxkit._errors import MuxError
 from muxkit._info import SessionInfo
-from muxkit._observer import Observer, facts_of, frames_of, measured
+from muxkit._observer import Facts, Observer, facts_of, frames_of, measured
 from muxkit.core import printable
 from muxkit.protocols.restream.engine import (
     ClientEngine,
@@ -143,9 +143,9 @@ class ClientDriver:
         """The other end of the last connection."""
         self.task = task
         self.policy = policy
-        self.observer = frames_of(observer)
+        self.observer: Observer | None = frames_of(observer)
         self.info: SessionInfo = SessionInfo(protocol="restream", peer="")
-        self.facts = facts_of(observer)
+        self.facts: Facts | None = facts_of(observer)
         self._counts = [0, 0, 0, 0]  # of connections that are over: bytes and messages received, then sent
         self._lost_at: float | None = None  # the connection before, while there is none
         self.read_bytes = read_bytes

@@ -156,6 +156,8 @@ class ClientEngine(LineEngine[ClientEvent]):
         limits: Limits | None = None,
         observer: Observer | None = None,
     ) -> None:
+        self.messages_received: int = 0
+        """Messages of a session or values of another stream, since the engine was made."""
         self.mode = mode
         self.uuid = uuid
         """The uuid of the session, in lower case; empty for a stateless stream."""

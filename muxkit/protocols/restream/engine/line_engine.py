@@ -144,9 +144,6 @@ class LineEngine(ABC, Generic[EventT]):
     def __init__(self, line: int, limit_name: str, limits: Limits | None, observer: Observer | None) -> None:
         self.limits: Limits = limits or Limits()
         self._observer = observer
-        self.messages_received: int = 0
-        self.messages_sent: int = 0
-        """Messages of sessions and values of other streams, since the engine was made."""
         self._events: list[EventT] = []
         self._lines = Lines(line, limit_name)
         self._deadlines: Deadlines[Timer] = Deadlines()

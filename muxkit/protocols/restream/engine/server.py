@@ -104,6 +104,8 @@ class ServerEngine(LineEngine[ServerEvent]):
         """Bytes that are queued for the transport."""
         self._queue: deque[tuple[int, bytes]] = deque()  # (id, line); id 0 for lines that are no messages
         self._failed = False
+        self.messages_sent: int = 0
+        """Messages of a session or values of another stream."""
         self._queued = 0  # the highest id that was queued or skipped
         self._state = 0  # the id of the first line
         self._early = 0  # the last ack before `accept`

@@ -363,7 +363,7 @@ class ClientConnection:
         return SessionStats(
             bytes_received=engine.bytes_received,
             bytes_sent=self._pump.bytes_sent,
-            messages_received=engine.messages_received,
+            messages_received=0,
             messages_sent=engine.messages_sent,
             channels=0 if self._pump.is_lost else 1,
             queued=engine.outbox + self._pump.unsent,
