@@ -28,6 +28,7 @@ TOKEN: Final = "MUXKIT_TOKEN"
 FILE: Final = click.Path(exists=True, dir_okay=False)
 UNAUTHORISED: Final = muxkit.Refused().code  # some protocols learn of it after they have begun
 CONNECT_SECONDS: Final = 10.0
+TIMEOUT: Final = "MUXKIT_TIMEOUT"
 FIRST_SOCKET: Final = 3  # the descriptor of the first socket that a service manager passes on
 
 # Of this process alone: a program that it starts must not have them.
@@ -99,6 +100,14 @@ _METRICS = click.option(
     "--metrics",
     metavar="HOST:PORT",
     help="Answer there by HTTP with /metrics for Prometheus, /healthz, and /sessions for `muxkit top`; or unix:PATH.",
+)
+timeout_option: CommandDecorator = click.option(
+    "--timeout",
+    type=click.FloatRange(0.001, 1e9),
+    default=CONNECT_SECONDS,
+    show_default=True,
+    envvar=TIMEOUT,
+    help=f"Seconds until the server must have answered; also the environment's {TIMEOUT}.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
