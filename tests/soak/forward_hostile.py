@@ -41,7 +41,7 @@ FORBIDDEN = (
     *("127.0.0.1:22", "[::1]:22", "[::ffff:127.0.0.1]:22", "2130706433:22", "0x7f.1:22", "0177.0.0.1:22", "127.1:22"),
     *("localhost:22", "169.254.169.254:80", "[64:ff9b::7f00:1]:22", "0.0.0.0:22", "/run/../etc/passwd", "/run/x.sock"),
 )
-LISTENERS = ("0.0.0.0:0", "[::]:0", "127.0.0.1:1", "[::ffff:0.0.0.0]:0", "/tmp/forward-hostile", "localhost:22")
+LISTENERS = ("0.0.0.0:0", "[::]:0", "127.0.0.1:1", "[::ffff:0.0.0.0]:0", "/run/forward-hostile", "localhost:22")
 WANTED: tuple[Connect | Listen, ...] = (*map(Connect, FORBIDDEN), *map(Listen, LISTENERS))
 
 
