@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+import muxkit
 from tests._pages import DOCS, ROOT
 
 CONFIG = (DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8")
@@ -67,3 +68,9 @@ def test_the_site_asks_no_other_machine_for_anything() -> None:
     assert re.findall(r"https?://\S+", CONFIG) == ["https://muxkit.readthedocs.io/"]
     for style in (DOCS / "site").glob("*.css"):
         assert "http" not in style.read_text(encoding="utf-8")
+
+
+def test_the_signatures_of_muxkit_are_complete() -> None:
+    page = (DOCS / "reference" / "api" / "muxkit.md").read_text(encoding="utf-8")
+    shown = [name for members in re.findall(r"members: \[(.*?)\]", page) for name in members.split(", ")]
+    assert sorted(shown) == sorted(muxkit.__all__)
