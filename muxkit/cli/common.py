@@ -27,6 +27,7 @@ TOKEN: Final = "MUXKIT_TOKEN"
 FILE: Final = click.Path(exists=True, dir_okay=False)
 UNAUTHORISED: Final = muxkit.Refused().code  # some protocols learn of it after they have begun
 CONNECT_SECONDS: Final = 10.0
+TIMEOUT: Final = "MUXKIT_TIMEOUT"
 FIRST_SOCKET: Final = 3  # the descriptor of the first socket that a service manager passes on
 
 # Of this process alone: a program that it starts must not have them.
@@ -87,6 +88,14 @@ _TRACE = click.option(
     type=click.Path(file_okay=False),
     metavar="DIR",
     help=f"Write a trace of each session into this folder. [default: the environment's {FOLDER}]",
+)
+timeout_option = click.option(
+    "--timeout",
+    type=click.FloatRange(0.001, 1e9),
+    default=CONNECT_SECONDS,
+    show_default=True,
+    envvar=TIMEOUT,
+    help=f"Seconds until the server must have answered; also the environment's {TIMEOUT}.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 

@@ -48,6 +48,8 @@ class ClientConfig:
     those of the reader with this name, or are ignored if it is empty. A server without it takes over as usual."""
     incarnation: str | None = None
     """With a reader: refuse a session that was made anew since it had this incarnation."""
+    until: int | None = None
+    """With a reader: the last message that is wanted. A server that does not know this sends more."""
     line: int = 64 * KIB
     """The longest line; in a stateless stream at least what the longest integer needs."""
 
@@ -489,7 +491,8 @@ class ClientEngine(LineEngine[ClientEvent]):
         if self.mode is Mode.STATUS:
             return self._status_request
         if self.last_id or self.params is None:
-            return messages.Resumed(self.uuid, self.last_id, self.config.reader, self.config.incarnation)
+            config = self.config
+            return messages.Resumed(self.uuid, self.last_id, config.reader, config.incarnation, config.until)
         return messages.Registered(self.uuid, self.params)
 
 

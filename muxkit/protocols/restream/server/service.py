@@ -418,9 +418,9 @@ class ClientConnection:
                     await self._stream_values(state)
                 case Registered(uuid, params):
                     await self._stream_session(uuid, lambda: sessions.register(uuid, params), 0)
-                case Resumed(uuid, state, reader, incarnation) if reader is not None:
+                case Resumed(uuid, state, reader, incarnation, until) if reader is not None:
                     looking = await self._look(sessions.look(uuid, state, reader, incarnation))
-                    await self._stream_messages(looking, state)
+                    await self._stream_messages(looking, state, until)
                 case Resumed(uuid=uuid, state=state):
                     await self._stream_session(uuid, lambda: sessions.resume(uuid, state), state)
                 case StatusRequested(uuid, reader, None):
@@ -459,7 +459,7 @@ class ClientConnection:
         self._session = await looking
         return self._session
 
-    async def _stream_messages(self, session: ServerSession, after: int) -> None:
+    async def _stream_messages(self, session: ServerSession, after: int, until: int | None = None) -> None:
         engine, pump = self._engine, self._pump
         if engine.closing or engine.over:
             return
@@ -470,7 +470,11 @@ class ClientConnection:
         sent = 0
         while is_accepted:
             session.sent = after
+            if until is not None and after >= until:
+                return  # the client hangs up when it has them
             most = await self._wait_for_room(sent)
+            if until is not None:
+                most = min(most, until - after)
             try:
                 messages, ends = await session.next_messages(after, most, self._high_water)
             except Superseded:
