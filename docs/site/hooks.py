@@ -39,6 +39,18 @@ PAGES: Final = {
 LINK: Final = re.compile(r"(?<=\]\()(?P<target>[^)\s]+)(?=\))")
 BLOCK: Final = re.compile(r"^(?P<fence>`{3,}).*?^(?P=fence)$", re.DOTALL | re.MULTILINE)
 DIAGRAM: Final = re.compile(r"^```mermaid\nstateDiagram-v2\n(?P<steps>.*?)^```$", re.DOTALL | re.MULTILINE)
+WEIGHTS: Final = {
+    "how-to/questions": 8.0,
+    "how-to/troubleshooting": 4.0,
+    "how-to/": 4.0,
+    "tutorial/": 2.0,
+    "reference/api/": 0.5,
+    "reference/what-the-peer-reads": 0.5,
+    "explanation/decisions/": 0.2,
+    "conformance": 0.1,
+    "project/": 0.5,
+    "examples/": 0.5,
+}
 IMAGE: Final = re.compile(r'<img[^>]* src="(?P<target>[^":]+\.svg)"[^>]*>')
 LANGUAGES: Final = {".py": "python", ".toml": "toml", ".sh": "bash"}
 
@@ -80,6 +92,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links to files above docs lead to their pages, and draw diagrams of states."""
     uri = page.file.src_uri
+    page.meta.setdefault("search", {"exclude": True} if uri.startswith("source/") else {"boost": weight(uri)})
     sources = {there: path for path, there in above().items() if there != "index.md"}
     folder = EXAMPLES if uri == "examples/index.md" else sources.get(uri, DOCS / uri).parent
     drawn = DIAGRAM.sub(lambda found: state_diagram(found["steps"]), markdown)
@@ -88,6 +101,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         kept += [relinked(drawn[at : block.start()], folder, uri), block[0]]
         at = block.end()
     return "".join([*kept, relinked(drawn[at:], folder, uri)])
+
+
+def weight(uri: str) -> float:
+    """Return how early the search shows a page: answers first, then explanations, then what is for contributors."""
+    return next((found for begin, found in WEIGHTS.items() if uri.startswith(begin)), 1.0)
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
