@@ -89,7 +89,7 @@ _TRACE = click.option(
     metavar="DIR",
     help=f"Write a trace of each session into this folder. [default: the environment's {FOLDER}]",
 )
-timeout_option = click.option(
+timeout_option: CommandDecorator = click.option(
     "--timeout",
     type=click.FloatRange(0.001, 1e9),
     default=CONNECT_SECONDS,
