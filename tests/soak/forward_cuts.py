@@ -180,7 +180,7 @@ async def cut(client: Command, ports: list[int], relay: ChaosRelay, sizes: Sizes
         for number in range(sizes.connections):
             nursery.start_soon(calls.call, ports[number % 2], sizes.seed * 1000 + number)
         for number in count():
-            if relay.cuts >= sizes.cuts:
+            if relay.cuts >= sizes.cuts or figures.broken:
                 break
             await calls.until(figures.size + BETWEEN)
             if number % 5 == 4:
