@@ -23,6 +23,7 @@ PLANTED = (
     "\x1b[31m\x00\x07",
     "{{script}}",
     "__proto__",
+    "x" * 100_000,
 )
 
 
@@ -118,6 +119,8 @@ def test_what_a_peer_chose_is_text_and_nothing_else(chromium: Browser, tmp_path:
     for sign in "\u202e\u2066\x1b\x07":
         assert sign not in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "\\u202eleft" in shown
+    assert "(100000 characters)" in shown
+    assert len(shown) < 5000
     assert chromium.run("document.getElementById('errors').children.length") == len(PLANTED)
     assert chromium.complaints == []
 

@@ -4,6 +4,7 @@ const traces = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const ROW = 20, GAP = 100000; // px; µs from which a gap is a row of its own
 const TALLEST = 3e7; // px; browsers let nothing be much taller, so more rows pass by faster
+const LONG = 200, MOST_ERRORS = 1000; // characters of a name, lines of a list
 const SENT = 0, RECEIVED = 1, GRANTED = 2, CREDITED = 3, BYTES_OUT = 7, BYTES_IN = 8, CLOSED = 10;
 const KINDS = ["sent", "received", "credit granted", "credit received", "state", "timer", "error", "bytes sent",
   "bytes received", "opened", "closed", "other"];
@@ -72,6 +73,8 @@ function factor() {
   return Math.max(1, (rows.length * ROW - height) / Math.max(1, Math.min(rows.length * ROW, TALLEST) - height));
 }
 const hiddenAbove = () => byId("scroll").scrollTop * factor();
+
+const brief = (text) => text.length > LONG ? text.slice(0, LONG) + " … (" + text.length + " characters)" : text;
 
 let waiting = false;
 function draw() {
@@ -239,20 +242,25 @@ function trips() {
 
 function begin() {
   const choices = [];
-  byId("title").textContent = traces.map((trace) => trace.title || "trace").join(" | ");
+  byId("title").textContent = traces.map((trace) => brief(trace.title) || "trace").join(" | ");
   traces.forEach((trace, which) => {
-    for (const [text, event] of trace.errors) {
+    for (const [text, event] of trace.errors.slice(0, MOST_ERRORS)) {
       const item = document.createElement("li"), button = document.createElement("button");
-      button.textContent = moment(trace.at[event]) + " " + (traces.length > 1 ? trace.title + ": " : "") + text;
+      button.textContent = moment(trace.at[event]) + " " + (traces.length > 1 ? brief(trace.title) + ": " : "") + brief(text);
       if (trace.k[event] === CLOSED && trace.texts[trace.n[event]] === "in order") button.className = "orderly";
       button.addEventListener("click", () => go(which, event));
       item.append(button); byId("errors").append(item);
     }
+    if (trace.errors.length > MOST_ERRORS) {
+      const rest = document.createElement("li");
+      rest.textContent = "and " + (trace.errors.length - MOST_ERRORS) + " more";
+      byId("errors").append(rest);
+    }
     for (const [name, one] of Object.entries(trace.channels).slice(0, 2000)) {
       const row = document.createElement("tr");
-      for (const value of [name, one.frames_sent, one.frames_received, one.bytes_sent, one.bytes_received, one.resends, one.blocked_ms.toFixed(1), one.state]) cell(row, value);
+      for (const value of [brief(name), one.frames_sent, one.frames_received, one.bytes_sent, one.bytes_received, one.resends, one.blocked_ms.toFixed(1), brief(one.state)]) cell(row, value);
       byId("channels").append(row);
-      if (one.credit_received) choices.push([one.blocked_ms, which + ":" + trace.texts.indexOf(name), (traces.length > 1 ? trace.title + ": " : "") + name]);
+      if (one.credit_received) choices.push([one.blocked_ms, which + ":" + trace.texts.indexOf(name), (traces.length > 1 ? brief(trace.title) + ": " : "") + brief(name)]);
     }
   });
   choices.sort((one, other) => other[0] - one[0]); // the longest blocked one is shown first
