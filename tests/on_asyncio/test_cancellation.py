@@ -181,6 +181,33 @@ def test_a_whole_conversation_is_cancelled_at_each_pass_of_the_loop(loop: Loop) 
     run(loop, main)
 
 
+def test_a_cancelled_open_has_opened_nothing(loop: Loop) -> None:
+    async def main() -> None:
+        seen: list[str] = []
+
+        async def note(channel: muxkit.asyncio.Channel) -> None:
+            seen.append(channel.name)
+
+        async def open_and_keep(session: muxkit.asyncio.Session, kept: list[str], passes: int) -> None:
+            while True:
+                name = f"{passes} {len(kept)}"
+                await session.open(name)
+                kept.append(name)
+
+        async with muxkit.asyncio.open_server(note, "bpmux+mem://opened") as server:
+            opened: list[str] = []
+            async with muxkit.asyncio.connect(server.url) as session:
+                for passes in range(20):
+                    kept: list[str] = []
+                    task = asyncio.create_task(open_and_keep(session, kept, passes))
+                    await cancel_after(task, passes)
+                    opened += kept
+                await session.ping()  # behind all openings
+            assert sorted(seen) == sorted(opened)
+
+    run(loop, main)
+
+
 def test_leaving_is_cut_by_a_cancellation(loop: Loop) -> None:
     async def main() -> None:
         async def never_reads(channel: muxkit.asyncio.Channel) -> None:
