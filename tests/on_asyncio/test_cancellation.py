@@ -128,7 +128,14 @@ def test_a_result_that_was_quicker_than_the_cancellation_comes_before_it(loop: L
                 await asyncio.sleep(0)
                 await channel.send(b"question")
                 waits_for = task._fut_waiter  # type: ignore[attr-defined]  # the call, as only the task knows it
-                waits_for.add_done_callback(lambda _: task.cancel("too late"))
+
+                def cancel_when_done() -> None:
+                    if waits_for.done():  # and the task has not run since: it is woken by a later callback
+                        task.cancel("too late")
+                    else:
+                        asyncio.get_running_loop().call_soon(cancel_when_done)
+
+                cancel_when_done()
                 with pytest.raises(asyncio.CancelledError, match="too late"):
                     await task
                 assert seen == [b"question", "after"]
