@@ -89,9 +89,15 @@ def _config(context: click.Context, parameter: click.Parameter, value: str | Non
             raise click.BadParameter(
                 f"{printable(value)}: there is no {printable(key)!r}; there are: {', '.join(known)}"
             )
+        several = given if found.multiple and isinstance(given, list) else [given]
+        if any(isinstance(each, (list, dict)) for each in several):
+            what = "one value or a list of them" if found.multiple else "one value"
+            raise click.BadParameter(f"{printable(value)}: {printable(key)} is {what}")
+        # Else as if it stood on the command line, where click takes everything but a flag as text.
+        texts = [each if isinstance(each, bool) else str(each) for each in several]
         if found.name in PATHS:
-            given = os.path.join(os.path.dirname(value), str(given))
-        defaults[found.name] = [given] if found.multiple and not isinstance(given, list) else given
+            texts = [os.path.join(os.path.dirname(value), str(each)) for each in texts]
+        defaults[found.name] = texts if found.multiple else texts[0]
     context.default_map = defaults
 
 

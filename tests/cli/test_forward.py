@@ -258,7 +258,16 @@ def test_options_come_from_a_file_and_the_command_line_is_stronger(echo: int, tm
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("tokens = 3", "there is no 'tokens'"), ("url = ", "Invalid value"), ('token = "x"', "there is no 'token'")],
+    [
+        ("tokens = 3", "there is no 'tokens'"),
+        ("url = ", "Invalid value"),
+        ('token = "x"', "there is no 'token'"),
+        ("json = 3", "'3' is not a valid boolean"),
+        ("patience = [1, 2]", "patience is one value"),
+        ("[local]\na = 1", "local is one value or a list of them"),
+        ('local = [["a", "b"]]', "local is one value or a list of them"),
+        ("local = [8080]", "expected BIND:TARGET"),
+    ],
 )
 def test_a_faulty_file_of_options_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "faulty.toml").write_text(text)
