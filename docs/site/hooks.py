@@ -39,6 +39,7 @@ PAGES: Final = {
 LINK: Final = re.compile(r"(?<=\]\()(?P<target>[^)\s]+)(?=\))")
 BLOCK: Final = re.compile(r"^(?P<fence>`{3,}).*?^(?P=fence)$", re.DOTALL | re.MULTILINE)
 DIAGRAM: Final = re.compile(r"^```mermaid\nstateDiagram-v2\n(?P<steps>.*?)^```$", re.DOTALL | re.MULTILINE)
+UNSEARCHED: Final = ("source/", "conformance")  # for those who work on muxkit, and long
 WEIGHTS: Final = {
     "how-to/questions": 8.0,
     "how-to/troubleshooting": 4.0,
@@ -47,7 +48,6 @@ WEIGHTS: Final = {
     "reference/api/": 0.5,
     "reference/what-the-peer-reads": 0.5,
     "explanation/decisions/": 0.2,
-    "conformance": 0.1,
     "project/": 0.5,
     "examples/": 0.5,
 }
@@ -92,7 +92,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links to files above docs lead to their pages, and draw diagrams of states."""
     uri = page.file.src_uri
-    page.meta.setdefault("search", {"exclude": True} if uri.startswith("source/") else {"boost": weight(uri)})
+    page.meta.setdefault("search", {"exclude": True} if uri.startswith(UNSEARCHED) else {"boost": weight(uri)})
     sources = {there: path for path, there in above().items() if there != "index.md"}
     folder = EXAMPLES if uri == "examples/index.md" else sources.get(uri, DOCS / uri).parent
     drawn = DIAGRAM.sub(lambda found: state_diagram(found["steps"]), markdown)

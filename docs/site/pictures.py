@@ -178,6 +178,8 @@ def frames(sender: Recording, receiver: Recording, *, is_back: bool) -> list[Arr
     received = [event for event in receiver.events if event.name == "frame_received"]
     arrows = []
     for out, came in zip(sent, received, strict=False):
+        if (out.data["frame"], out.data["size"]) != (came.data["frame"], came.data["size"]):
+            raise ValueError(f"these are no traces of both ends of one session: {out.data} was sent, {came.data} came")
         size = f", {out.data['size']} bytes" if out.data["size"] else ""
         left = sender.began + out.time
         # Two files are aligned by the time of day at which each began; a frame never arrives before it left.
