@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from muxkit.pipeline.capture.analysis import Answers as Answers
     from muxkit.pipeline.capture.analysis import Raw as Raw
     from muxkit.pipeline.capture.analysis import analyse as analyse
+    from muxkit.pipeline.capture.analysis import read_captures as read_captures
     from muxkit.pipeline.capture.decoding import decode as decode
     from muxkit.pipeline.capture.decoding import decode_batches as decode_batches
     from muxkit.pipeline.capture.decoding import decode_stream as decode_stream
     from muxkit.pipeline.capture.decoding import decoder as decoder
     from muxkit.pipeline.capture.files import Rotation as Rotation
+    from muxkit.pipeline.capture.files import Selection as Selection
     from muxkit.pipeline.capture.recorder import Capture as Capture
     from muxkit.pipeline.capture.recorder import CaptureError as CaptureError
     from muxkit.pipeline.capture.report import report as report
@@ -65,6 +67,7 @@ __all__ = [
     "PipelineError",
     "Raw",
     "Rotation",
+    "Selection",
     "SinkOptions",
     "SourceOptions",
     "Staging",
@@ -84,6 +87,7 @@ __all__ = [
     "lag",
     "make_block",
     "open_staging",
+    "read_captures",
     "report",
     "run_fleet",
     "serve_staging",
@@ -95,9 +99,9 @@ __all__ = [
 
 # Importing this must be cheap: Spark does so whenever it looks for data sources. These are imported when they are used.
 _LAZY = {
-    "Answers Raw analyse": "capture.analysis",
+    "Answers Raw analyse read_captures": "capture.analysis",
     "decode decode_batches decode_stream decoder": "capture.decoding",
-    "Rotation": "capture.files",
+    "Rotation Selection": "capture.files",
     "Capture CaptureError": "capture.recorder",
     "report": "capture.report",
     "Outcome run_fleet simulate simulate_all": "fleet",

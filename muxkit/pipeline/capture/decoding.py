@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final, Literal, TypedDict, Unpack, assert_neve
 import attrs
 import msgspec
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from muxkit import Limits, LocalProtocolError, RemoteProtocolError
 from muxkit._observer import Direction
 from muxkit.core import Cursor, NeedMore
-from muxkit.pipeline.capture.files import FRAMES, FRAMES_DDL, Found, FramesRow, row, to_batch
+from muxkit.pipeline.capture.database import database
+from muxkit.pipeline.capture.files import FRAMES, FRAMES_DDL, Found, FramesRow, Selection, row, to_batch
 from muxkit.protocols import bpmux, relink
 from muxkit.protocols.relink import Ack, AckPacket, General, MessagePacket, OperationPacket
 
@@ -514,10 +514,16 @@ def decode_batches(
         yield to_batch("frames", rows)
 
 
-def read_raw(folder: str | Path) -> Iterator[pa.RecordBatch]:
-    """Read the raw rows below a capture's folder, in the order that `decode_batches` needs; all are held in memory."""
-    table = ds.dataset(f"{folder}/raw", format="parquet").to_table()
-    yield from table.sort_by([(name, "ascending") for name in (*KEYS, "number")]).to_batches()
+def read_raw(folder: str | Path, selection: Selection | None = None) -> Iterator[pa.RecordBatch]:
+    """Read the raw rows below a capture's folder, in the order that `decode_batches` needs.
+
+    DuckDB sorts them, on the disk if they do not fit into memory.
+    """
+    wanted = selection or Selection()
+    with database() as connection:
+        connection.register("found", wanted.open(folder).rows("raw", wanted))
+        ordered = connection.sql("SELECT * FROM found ORDER BY capture, connection, number")
+        yield from ordered.to_arrow_reader(ROWS)
 
 
 def decode(

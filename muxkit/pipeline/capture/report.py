@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from muxkit.pipeline.capture.analysis import SLICES, Answers, Raw, Row, Rows, Value, analyse
+from muxkit.pipeline.capture.files import Selection
 from muxkit.pipeline.capture.page import Bar, Group, Series, bars, cell, document, lines, table
 
 if TYPE_CHECKING:
@@ -40,16 +41,19 @@ def report(
     page: str | Path | None = None,
     *,
     raw: Raw | None = None,
+    only: Selection | None = None,
     spark: SparkSession | None = None,
     title: str = "muxkit captures",
 ) -> Path:
     """Write a page about the captures below a folder, `report.html` in it unless `page` says where; return its path.
 
-    It shows what `Answers` holds. With `raw` the raw captures are decoded first. Without `spark` this process does
-    everything, with all rows in memory.
+    It shows what `Answers` holds. With `raw` the raw captures are decoded first; `only` some rows are read. Captures
+    at a URL need a `page`.
     """
+    if page is None and "://" in str(captures):
+        raise ValueError(f"{captures}: say where the page goes: report(captures, page)")
     target = Path(page) if page is not None else Path(captures) / "report.html"
-    target.write_text(render(analyse(captures, raw=raw, spark=spark), title), encoding="utf-8")
+    target.write_text(render(analyse(captures, raw=raw, only=only, spark=spark), title), encoding="utf-8")
     return target
 
 
