@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from muxkit.pipeline.fleet import run_fleet as run_fleet
     from muxkit.pipeline.fleet import simulate as simulate
     from muxkit.pipeline.fleet import simulate_all as simulate_all
+    from muxkit.pipeline.monitor import QueryLog as QueryLog
+    from muxkit.pipeline.monitor import lag_table as lag_table
+    from muxkit.pipeline.monitor import observed as observed
+    from muxkit.pipeline.monitor import query_name as query_name
     from muxkit.pipeline.options import SinkOptions as SinkOptions
     from muxkit.pipeline.options import SourceOptions as SourceOptions
     from muxkit.pipeline.source.offsets import lag as lag
@@ -65,6 +69,7 @@ __all__ = [
     "OptionError",
     "Outcome",
     "PipelineError",
+    "QueryLog",
     "Raw",
     "Rotation",
     "Selection",
@@ -85,8 +90,11 @@ __all__ = [
     "forward",
     "java_home",
     "lag",
+    "lag_table",
     "make_block",
+    "observed",
     "open_staging",
+    "query_name",
     "read_captures",
     "report",
     "run_fleet",
@@ -105,6 +113,7 @@ _LAZY = {
     "Capture CaptureError": "capture.recorder",
     "report": "capture.report",
     "Outcome run_fleet simulate simulate_all": "fleet",
+    "QueryLog lag_table observed query_name": "monitor",
     "SinkOptions SourceOptions": "options",
     "lag": "source.offsets",
     "java_home spark_session": "spark",

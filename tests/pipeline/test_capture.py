@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -274,7 +274,7 @@ def test_a_file_that_is_not_complete_is_hidden(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"bytes": 0}, {"seconds": -1.0}, {"keep": 0}], ids=str)
-def test_a_rotation_that_cannot_be_meant_is_refused(wrong: dict[str, int]) -> None:
+def test_a_rotation_that_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="above 0"):
         Rotation(**wrong)
 

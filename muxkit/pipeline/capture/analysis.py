@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from muxkit.pipeline.capture.database import database
 from muxkit.pipeline.capture.decoding import KEYS, decode, decode_batches, read_raw
-from muxkit.pipeline.capture.files import FRAMES, SCHEMAS, Kind, Selection
+from muxkit.pipeline.capture.files import DDL, FRAMES, SCHEMAS, Kind, Selection
 from muxkit.pipeline.capture.questions import MERGES, QUESTIONS, TOTALS
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ def answers(ask: Ask, *, most: int = MOST) -> Answers:
 
 
 def _width(first: int, last: int) -> int:
-    return next((width for width in WIDTHS if width * SLICES >= last - first), WIDTHS[-1])
+    width: int = next((width for width in WIDTHS if width * SLICES >= last - first), WIDTHS[-1])
+    return width
 
 
 def _made(totals: Row, width: int, rows: Mapping[str, Rows]) -> Answers:
@@ -147,8 +148,6 @@ def ask(connection: duckdb.DuckDBPyConnection) -> Ask:
 
 def _answers_of_spark(spark: SparkSession, folder: str | Path, raw: Raw | None, wanted: Selection) -> Answers:
     found = read_captures(spark, folder, "frames" if raw is None else "raw", wanted)
-    if found is None:
-        return _nothing()
     (ends,) = found.selectExpr("unix_micros(min(time)) AS first_us", "unix_micros(max(time)) AS last_us").collect()
     width = _width(ends.first_us or 0, ends.last_us or 0)
     frames = found.repartition(*KEYS) if raw is None else decode(found, **attrs.asdict(raw))
@@ -170,10 +169,8 @@ def _nothing() -> Answers:
         return answers(ask(connection))
 
 
-def read_captures(
-    spark: SparkSession, folder: str | Path, kind: Kind, only: Selection | None = None
-) -> DataFrame | None:
-    """Read captures with Spark, without the folders that cannot have wanted rows; None if there are no files.
+def read_captures(spark: SparkSession, folder: str | Path, kind: Kind, only: Selection | None = None) -> DataFrame:
+    """Read captures with Spark, without the folders that cannot have wanted rows.
 
     Spark finds its own file system for a URL; those of a `Selection` are not for it.
     """
@@ -184,11 +181,10 @@ def read_captures(
         frames = spark.read.parquet(f"{folder}/{kind}")
         if "date" in frames.columns:
             frames = frames.where(wanted.dates)
+    elif files := wanted.open(folder).files(kind, wanted):
+        frames = spark.read.parquet(*(f"file://{path}" for path in files))
     else:
-        files = wanted.open(folder).files(kind, wanted)
-        if not files:
-            return None
-        frames = spark.read.parquet(*(Path(path).as_uri() for path in files))
+        return spark.createDataFrame([], DDL[kind])
     return frames.where(wanted.condition).select(*SCHEMAS[kind].names)
 
 

@@ -94,8 +94,13 @@ RAW: Final = pa.schema(
 
 SCHEMAS: Final = {"frames": FRAMES, "raw": RAW}
 
-_SPARK_TYPES: Final = {MOMENT: "timestamp", pa.string(): "string", pa.int64(): "bigint"}
-FRAMES_DDL: Final = ", ".join(f"{column.name} {_SPARK_TYPES[column.type]}" for column in FRAMES)
+_SPARK_TYPES: Final = {MOMENT: "timestamp", pa.string(): "string", pa.int64(): "bigint", pa.binary(): "binary"}
+DDL: Final = {
+    kind: ", ".join(f"{column.name} {_SPARK_TYPES[column.type]}" for column in schema)
+    for kind, schema in SCHEMAS.items()
+}
+"""The columns in Spark's words."""
+FRAMES_DDL: Final = DDL["frames"]
 
 
 def to_batch(kind: Kind, rows: Sequence[FramesRow] | Sequence[RawRow]) -> pa.RecordBatch:
