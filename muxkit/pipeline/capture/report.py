@@ -126,7 +126,7 @@ def _facts(answers: Answers) -> str:
     if totals["gaps"]:
         facts["not recorded"] = (
             f"{amount(totals['missing'])} of raw bytes in {totals['gaps']:,.0f} places, because the disk was too slow; "
-            "nothing after such a gap is decoded"
+            "behind such a gap it goes on where chunks of bpmux are found again (not with engines, and not in Relink)"
         )
     if totals["unverified"]:
         facts["not verified"] = f"{totals['unverified']:,.0f} connections, whose recording does not begin with them"
