@@ -138,7 +138,8 @@ class Query:
 
     def __init__(self, server: Server, sessions: int, options: Mapping[str, str], *, one_by_one: bool) -> None:
         names = " ".join(uuid_of(number) for number in range(sessions))
-        given = {"servers": server.url, "streams": names, "reader": "soak", "ackTimeout": "10m", **options}
+        given = {"servers": server.url, "streams": names, "reader": "soak", **options}
+        given |= {"failOnMissingServer": "true", "statusTimeout": "30m", "ackTimeout": "30m"}  # no load ends it
         self._planner = Planner(SourceOptions.parse(given))
         self._at = self._planner.initial()
         self._server = server

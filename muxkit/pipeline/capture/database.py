@@ -6,8 +6,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import duckdb
+if TYPE_CHECKING:
+    import duckdb
 
 
 @contextmanager
@@ -16,6 +18,8 @@ def database(*, threads: int | None = None, memory: str | None = None) -> Iterat
 
     `threads` and `memory` (`"1GiB"`) bound what it uses; by default all processors, and most of the memory.
     """
+    import duckdb  # here, since Spark reads and decodes captures without it
+
     with tempfile.TemporaryDirectory(prefix="muxkit-", ignore_cleanup_errors=True) as folder:
         settings: dict[str, str | bool | int | float | list[str]] = {"temp_directory": folder}
         if threads is not None:

@@ -21,6 +21,7 @@ import pyarrow as pa
 from muxkit import Limits, LocalProtocolError, RemoteProtocolError
 from muxkit._observer import Direction
 from muxkit.core import Cursor, NeedMore, encode_varu64
+from muxkit.pipeline.capture.database import database
 from muxkit.pipeline.capture.files import FRAMES, FRAMES_DDL, Found, FramesRow, Selection, row, to_batch
 from muxkit.protocols import bpmux, relink
 from muxkit.protocols.relink import Ack, AckPacket, General, MessagePacket, OperationPacket
@@ -594,8 +595,6 @@ def read_raw(folder: str | Path, selection: Selection | None = None) -> Iterator
 
     DuckDB sorts them, on the disk if they do not fit into memory.
     """
-    from muxkit.pipeline.capture.database import database  # which needs DuckDB, and nothing else here does
-
     wanted = selection or Selection()
     with database() as connection:
         connection.register("found", wanted.open(folder).rows("raw", wanted))
