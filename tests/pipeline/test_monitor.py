@@ -86,6 +86,7 @@ def test_a_running_query_is_seen_in_its_name_its_metrics_its_lines_and_the_table
     finally:
         spark.streams.removeListener(listener)
     assert found == [(f"muxkit: {ONE}", ONE, 100, 100, 0)]
-    assert (metrics.rows, metrics.streams, metrics.newest.timestamp()) == (60, 1, 1_700_000_000.5)
+    assert (metrics.rows, metrics.streams) == (60, 1)
+    assert "2023-11-14" in str(metrics.newest)
     assert metrics.bytes == sum(len(str(n)) for n in range(60))
     assert f"query muxkit: {ONE}: batch 0, 60 rows of {ONE}; 40 messages behind" in caplog.text
