@@ -77,10 +77,14 @@ class Standing:
     planned: int
     committed: int
     written: int
+    is_running: bool
+    """The query was started, by the driver that runs now."""
 
     def __str__(self) -> str:
+        if not self.is_running:
+            return f"{self.written:,} rows written, Spark is starting"
         if self.planned < 0:
-            return "Spark is starting"
+            return "the query looks for its streams"
         done = "none is committed" if self.committed < 0 else f"batch {self.committed} is committed"
         return f"{self.written:,} rows written, batch {self.planned} is being read and written, {done}"
 
@@ -98,6 +102,7 @@ class Proof:
         self.plan = plan
         self._told = told
         self._tell_at = 0.0
+        self._log_begins = 0  # where the lines of the present driver begin
         self._rows: dict[Path, int] = {}  # by file
         self.kills: list[Kill] = []
         self.names = stream_names(plan.streams)
@@ -189,6 +194,7 @@ class Proof:
             "maxMessagesPerTrigger": str(self.plan.batch),
             "batchRows": "200",
         }
+        self._log_begins = (self.plan.folder / "driver.log").stat().st_size
         command = [sys.executable, "-m", "muxkit_bench.proof.driver", f"--folder={self.plan.folder}"]
         command += [f"--sink={self.plan.sink}", f"--options={json.dumps(options)}"]
         self._driver = subprocess.Popen(
@@ -253,7 +259,10 @@ class Proof:
                 # A file that is not complete is counted later, one that was replaced is gone.
                 with suppress(OSError, pa.ArrowInvalid):
                     self._rows[path] = pq.read_metadata(path).num_rows
-        return Standing(planned, committed, sum(rows for path, rows in self._rows.items() if path.exists()))
+        written = sum(rows for path, rows in self._rows.items() if path.exists())
+        with (self.plan.folder / "driver.log").open("rb") as log:
+            log.seek(self._log_begins)
+            return Standing(planned, committed, written, b'"event": "started"' in log.read())
 
     def finish(self) -> Verdict:
         """Let the query read to the end of all streams, and judge what it has written."""
