@@ -57,6 +57,9 @@ class Both:
         self._all = (one, other)
 
     def __getattr__(self, name: str) -> object:
+        if not all(hasattr(each, name) for each in self._all):
+            raise AttributeError(name)  # what one of them does not take is told to neither
+
         def tell(*arguments: object) -> None:
             for each in self._all:
                 getattr(each, name)(*arguments)
