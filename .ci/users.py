@@ -99,12 +99,16 @@ def pages(reader: Reader) -> None:
 
     with_spark = reader.enter("spark")
     reader.types("docs/tutorial/spark.md", "pip install '.[spark]'")
-    others = ("docs/how-to/captures.md", "docs/how-to/fleet.md", "docs/how-to/spark-sink.md")
+    others = ("docs/how-to/fleet.md", "docs/how-to/spark-sink.md")
     assert_the_same("pip install '.[spark]'", README, *others)
     reader.follows_pages(with_spark, "spark")
-    reader.types("docs/how-to/captures.md", "pip install '.[cli,spark]'")
-    reader.follows_pages(with_spark, "cli,spark")
     reader.types("docs/tutorial/spark.md", "pip install '.[java]'")
+
+    with_duckdb = reader.enter("duckdb")
+    reader.types("docs/how-to/captures.md", "pip install '.[duckdb]'")
+    reader.follows_pages(with_duckdb, "duckdb")
+    reader.types("docs/how-to/captures.md", "pip install '.[cli,duckdb]'")
+    reader.follows_pages(with_duckdb, "cli,duckdb")
 
     print(reader.types(README, "make demo").splitlines()[-1])
 

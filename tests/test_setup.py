@@ -115,14 +115,14 @@ def test_a_java_on_the_path_is_taken_and_the_extras_are_those_of_the_pipeline(ma
     machine.on_path(machine.java("found", "17.0.15"))
     done = machine.set_up()
     assert done.returncode == 0, done.stderr
-    assert machine.project() == ".[cli,spark]"
+    assert machine.project() == ".[cli,duckdb,spark]"
 
 
 def test_a_java_in_java_home_is_taken_also_where_its_path_has_a_space(machine: Machine) -> None:
     machine.variables["JAVA_HOME"] = machine.java("a java", "21")
     done = machine.set_up()
     assert done.returncode == 0, done.stderr
-    assert machine.project() == ".[cli,spark]"
+    assert machine.project() == ".[cli,duckdb,spark]"
 
 
 @pytest.mark.parametrize("version", ["1.8.0_402", "11.0.2", "16.0.1"])
@@ -132,36 +132,36 @@ def test_beside_a_java_that_is_too_old_the_packaged_one_is_installed(machine: Ma
     machine.variables["JAVA_HOME"] = home
     done = machine.set_up()
     assert done.returncode == 0, done.stderr
-    assert machine.project() == ".[cli,spark,java]"
+    assert machine.project() == ".[cli,duckdb,spark,java]"
 
 
 def test_without_a_java_the_packaged_one_is_installed(machine: Machine) -> None:
     done = machine.set_up()
     assert done.returncode == 0, done.stderr
-    assert machine.project() == ".[cli,spark,java]"
+    assert machine.project() == ".[cli,duckdb,spark,java]"
 
 
 @pytest.mark.parametrize("home", ["/nowhere", "", "/dev/null", "$(exit 1) *"])
 def test_a_java_home_that_means_nothing_is_passed_over(machine: Machine, home: str) -> None:
     machine.variables["JAVA_HOME"] = home
     assert machine.set_up().returncode == 0
-    assert machine.project() == ".[cli,spark,java]"
+    assert machine.project() == ".[cli,duckdb,spark,java]"
     machine.on_path(machine.java("found", "17.0.1"))
     assert machine.set_up().returncode == 0
-    assert machine.project() == ".[cli,spark]"
+    assert machine.project() == ".[cli,duckdb,spark]"
 
 
 def test_a_java_that_prints_a_version_and_fails_is_none(machine: Machine) -> None:
     machine.on_path(machine.java("broken", "17.0.1", works=False))
     assert machine.set_up().returncode == 0
-    assert machine.project() == ".[cli,spark,java]"
+    assert machine.project() == ".[cli,duckdb,spark,java]"
 
 
 def test_a_java_home_that_is_too_old_beside_a_good_java_on_the_path(machine: Machine) -> None:
     machine.on_path(machine.java("found", "17.0.1"))
     machine.variables["JAVA_HOME"] = machine.java("old", "1.8.0_402")
     assert machine.set_up().returncode == 0
-    assert machine.project() == ".[cli,spark]"
+    assert machine.project() == ".[cli,duckdb,spark]"
 
 
 def test_a_java_that_goes_away_later_is_replaced(machine: Machine) -> None:
@@ -170,7 +170,7 @@ def test_a_java_that_goes_away_later_is_replaced(machine: Machine) -> None:
     assert machine.set_up().returncode == 0
     machine.variables["PATH"] = before
     assert machine.set_up().returncode == 0
-    assert machine.project() == ".[cli,spark,java]"
+    assert machine.project() == ".[cli,duckdb,spark,java]"
 
 
 # ---------------------------------------------------------------------------- what is ready
@@ -207,7 +207,7 @@ def test_what_pip_cannot_install_is_tried_again(machine: Machine) -> None:
     (machine.folder / "offline").unlink()
     machine.installed()
     assert machine.set_up().returncode == 0
-    assert machine.project() == ".[cli,spark,java]"
+    assert machine.project() == ".[cli,duckdb,spark,java]"
 
 
 def test_what_was_installed_and_cannot_be_imported_is_not_ready(machine: Machine) -> None:
@@ -225,7 +225,7 @@ def test_a_stamp_of_another_version_of_the_script_does_not_count(machine: Machin
     machine.installed()
     script.write_text(script.read_text() + "# changed\n")
     assert machine.set_up().returncode == 0
-    assert machine.project() == ".[cli,spark,java]"
+    assert machine.project() == ".[cli,duckdb,spark,java]"
 
 
 def test_a_purpose_that_does_not_exist_leaves_what_is_there_alone(machine: Machine) -> None:

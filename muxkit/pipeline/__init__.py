@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from muxkit.pipeline.capture.analysis import Answers as Answers
     from muxkit.pipeline.capture.analysis import Raw as Raw
     from muxkit.pipeline.capture.analysis import analyse as analyse
+    from muxkit.pipeline.capture.analysis import read_captures as read_captures
     from muxkit.pipeline.capture.decoding import decode as decode
     from muxkit.pipeline.capture.decoding import decode_batches as decode_batches
     from muxkit.pipeline.capture.decoding import decode_stream as decode_stream
     from muxkit.pipeline.capture.decoding import decoder as decoder
     from muxkit.pipeline.capture.files import Rotation as Rotation
+    from muxkit.pipeline.capture.files import Selection as Selection
     from muxkit.pipeline.capture.recorder import Capture as Capture
     from muxkit.pipeline.capture.recorder import CaptureError as CaptureError
     from muxkit.pipeline.capture.report import report as report
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
     from muxkit.pipeline.fleet import run_fleet as run_fleet
     from muxkit.pipeline.fleet import simulate as simulate
     from muxkit.pipeline.fleet import simulate_all as simulate_all
+    from muxkit.pipeline.monitor import QueryLog as QueryLog
+    from muxkit.pipeline.monitor import lag_table as lag_table
+    from muxkit.pipeline.monitor import observed as observed
+    from muxkit.pipeline.monitor import query_name as query_name
     from muxkit.pipeline.options import SinkOptions as SinkOptions
     from muxkit.pipeline.options import SourceOptions as SourceOptions
     from muxkit.pipeline.source.offsets import lag as lag
@@ -63,8 +69,10 @@ __all__ = [
     "OptionError",
     "Outcome",
     "PipelineError",
+    "QueryLog",
     "Raw",
     "Rotation",
+    "Selection",
     "SinkOptions",
     "SourceOptions",
     "Staging",
@@ -82,8 +90,12 @@ __all__ = [
     "forward",
     "java_home",
     "lag",
+    "lag_table",
     "make_block",
+    "observed",
     "open_staging",
+    "query_name",
+    "read_captures",
     "report",
     "run_fleet",
     "serve_staging",
@@ -95,12 +107,13 @@ __all__ = [
 
 # Importing this must be cheap: Spark does so whenever it looks for data sources. These are imported when they are used.
 _LAZY = {
-    "Answers Raw analyse": "capture.analysis",
+    "Answers Raw analyse read_captures": "capture.analysis",
     "decode decode_batches decode_stream decoder": "capture.decoding",
-    "Rotation": "capture.files",
+    "Rotation Selection": "capture.files",
     "Capture CaptureError": "capture.recorder",
     "report": "capture.report",
     "Outcome run_fleet simulate simulate_all": "fleet",
+    "QueryLog lag_table observed query_name": "monitor",
     "SinkOptions SourceOptions": "options",
     "lag": "source.offsets",
     "java_home spark_session": "spark",

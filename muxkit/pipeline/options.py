@@ -7,6 +7,7 @@ import math
 import re
 import ssl
 from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Final, TypeVar
 
@@ -105,6 +106,19 @@ def seconds(value: str, name: str) -> float:
     if not 0 < time < math.inf:
         raise OptionError(name, f"{value[:100]!r} is no time above 0, such as 30s, 500ms, 2h or a number of seconds")
     return time
+
+
+def moment(value: str, name: str) -> float:
+    """Parse a moment into seconds since 1970: ISO 8601, in UTC without a time zone, or milliseconds since 1970."""
+    if re.fullmatch(r"\d{1,15}", value):
+        return int(value) / 1000
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        raise OptionError(
+            name, f"{value[:100]!r} is no moment, such as 2026-11-25T12:00:00Z or milliseconds since 1970"
+        ) from None
+    return (found.replace(tzinfo=UTC) if found.tzinfo is None else found).timestamp()
 
 
 def size(value: str, name: str) -> int:
@@ -337,6 +351,7 @@ class SourceOptions:
     streams_file: str | None = option("streamsFile", text, None)
     directory: Reference | None = option("directory", parse_reference, None)
     starting: Starting = option("startingOffsets", parse_starting, EARLIEST)
+    starting_time: float | None = option("startingTimestamp", moment, None)
     ending: Ending = option("endingOffsets", parse_ending, None)
     most_messages: int | None = option("maxMessagesPerTrigger", count, None)
     most_bytes: int | None = option("maxBytesPerTrigger", size, None)
@@ -391,6 +406,8 @@ class SourceOptions:
                 f"with prefetch it cannot be asked which of {len(self.servers)} servers has stream {lost[0]}: "
                 "write url#uuid",
             )
+        if self.starting_time is not None and self.starting is not Start.EARLIEST:
+            raise OptionError("startingTimestamp", "startingOffsets is given as well")
         if self.least_partitions and self.most_partitions and self.least_partitions > self.most_partitions:
             raise OptionError("minPartitions", f"{self.least_partitions} is above maxPartitions={self.most_partitions}")
         if self.least_messages and self.most_messages and self.least_messages > self.most_messages:

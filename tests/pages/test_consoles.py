@@ -105,7 +105,7 @@ def test_a_simulation_of_ones_own_runs_in_a_fleet(tmp_path: Path) -> None:
     assert re.match(r"1,000 seeds in .*: 0 failed", done.stdout), done.stdout
 
 
-@pytest.mark.extras("cli", "spark")
+@pytest.mark.extras("cli", "duckdb")
 def test_the_command_makes_the_page_about_a_folder_of_captures(tmp_path: Path) -> None:
     code = program(CAPTURES, 1).replace('Capture("captures")', 'Capture("captures", raw=True)')
     made = run(python(code), tmp_path)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pyarrow.dataset as ds
 import trio
 
 from muxkit import Limits
 from muxkit.pipeline import Capture
-from muxkit.pipeline.capture.analysis import load, sqlite_ask
+from muxkit.pipeline.capture.analysis import ask, load
 from muxkit.pipeline.capture.files import to_batch
 from muxkit.protocols import bpmux
 from muxkit_adapters import memory
@@ -111,4 +112,6 @@ class Made:
 
     def ask(self) -> Ask:
         """Questions about these rows."""
-        return sqlite_ask(load([to_batch("frames", self.rows)]))
+        connection = duckdb.connect()
+        load(connection, [to_batch("frames", self.rows)])
+        return ask(connection)

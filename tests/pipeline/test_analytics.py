@@ -1,13 +1,14 @@
-"""Answers about captures whose figures can be worked out on paper, by SQLite and by Spark."""
+"""Answers about captures whose figures can be worked out on paper, by DuckDB and by Spark."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import attrs
 import pytest
 
-from muxkit.pipeline import Answers, Raw, analyse
+from muxkit.pipeline import Answers, Raw, Selection, analyse
 from muxkit.pipeline.capture.analysis import answers
 from tests.pipeline._captures import Made, record_sessions
 
@@ -300,7 +301,7 @@ def quick_spark(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 @pytest.mark.spark
-async def test_spark_gives_the_answers_that_sqlite_gives(tmp_path: Path, quick_spark: SparkSession) -> None:
+async def test_spark_gives_the_answers_that_one_process_gives(tmp_path: Path, quick_spark: SparkSession) -> None:
     await record_sessions(tmp_path, channels=3, messages=5)
     raw = Raw(protocol="bpmux", engine=True)
     here, there = analyse(tmp_path, raw=raw), analyse(tmp_path, raw=raw, spark=quick_spark)
@@ -312,3 +313,7 @@ async def test_spark_gives_the_answers_that_sqlite_gives(tmp_path: Path, quick_s
         assert len(told) == len(found)
         for row, other in zip(told, found, strict=True):
             assert row == pytest.approx(other)
+    one = Selection(connection="one", since=datetime(2026, 1, 1))
+    assert analyse(tmp_path, only=one, spark=quick_spark).volumes == analyse(tmp_path, only=one).volumes
+    before = Selection(until=datetime(2026, 1, 1))
+    assert analyse(f"file://{tmp_path}", only=before, spark=quick_spark).count == 0

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -57,6 +57,9 @@ class Both:
         self._all = (one, other)
 
     def __getattr__(self, name: str) -> object:
+        if not all(hasattr(each, name) for each in self._all):
+            raise AttributeError(name)  # what one of them does not take is told to neither
+
         def tell(*arguments: object) -> None:
             for each in self._all:
                 getattr(each, name)(*arguments)
@@ -157,10 +160,10 @@ class Gate:
         self.opened = threading.Event()
         writer._files[kind].write = self.write  # type: ignore[method-assign]
 
-    def write(self, rows: object) -> None:
+    def write(self, place: object, rows: object) -> None:
         self.reached.set()
         assert self.opened.wait(60)
-        self._write(rows)  # type: ignore[arg-type]
+        self._write(place, rows)  # type: ignore[arg-type]
 
 
 def test_a_slow_disk_bounds_what_is_kept_and_what_was_left_out_is_told(tmp_path: Path) -> None:
@@ -252,7 +255,7 @@ def test_files_are_closed_when_they_are_large_and_the_oldest_go(tmp_path: Path) 
             capture.frame("in", f"channel {number}", "payload", number)
             if number % 10 == 9:
                 capture.flush()
-    files = sorted(path.name for path in (tmp_path / "frames").iterdir())
+    files = sorted(path.name for path in (tmp_path / "frames").glob("date=*/*"))
     assert files == [f"c-{serial:06}.parquet" for serial in (7, 8, 9)]
     assert [row["size"] for row in rows_of(tmp_path)] == list(range(70, 100))
 
@@ -269,12 +272,12 @@ def test_a_file_that_is_not_complete_is_hidden(tmp_path: Path) -> None:
     with Capture(tmp_path, name="c") as capture:
         capture.frame("in", "channel 1", "payload", 1)
         capture.flush()
-        assert [path.name for path in (tmp_path / "frames").iterdir()] == [".c-000000.parquet"]
-    assert [path.name for path in (tmp_path / "frames").iterdir()] == ["c-000000.parquet"]
+        assert [path.name for path in (tmp_path / "frames").glob("date=*/*")] == [".c-000000.parquet"]
+    assert [path.name for path in (tmp_path / "frames").glob("date=*/*")] == ["c-000000.parquet"]
 
 
 @pytest.mark.parametrize("wrong", [{"bytes": 0}, {"seconds": -1.0}, {"keep": 0}], ids=str)
-def test_a_rotation_that_cannot_be_meant_is_refused(wrong: dict[str, int]) -> None:
+def test_a_rotation_that_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="above 0"):
         Rotation(**wrong)
 
@@ -334,7 +337,7 @@ def test_a_process_that_is_killed_leaves_only_whole_files(tmp_path: Path) -> Non
         assert process.stdout.readline() == "half\n"
         assert process.poll() is None
         os.kill(process.pid, signal.SIGKILL)
-    for path in (tmp_path / "frames").glob("[!.]*.parquet"):
+    for path in (tmp_path / "frames").glob("date=*/[!.]*.parquet"):
         pq.read_table(path)
     assert [row["size"] for row in rows_of(tmp_path)] == list(range(500))
 

@@ -245,6 +245,48 @@ def test_a_gap_is_told_and_nothing_is_guessed_behind_it() -> None:
     assert len(one.feed("in", chunk, segment=1, offset=0)) == 1
 
 
+def stream_of(sizes: list[int], seed: int) -> list[bytes]:
+    """Chunks of three channels with random payload."""
+    dice = random.Random(seed)
+    types = [(bpmux.Type.OUT_SINK, 5), (bpmux.Type.IN_STREAM, 300), (bpmux.Type.OUT_REQUEST, 0)]
+    return [
+        bpmux.encode_chunk(bpmux.Chunk(*types[number % 3], dice.randbytes(size))) for number, size in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("read", [50, 700, 100_000])
+@pytest.mark.parametrize("seed", range(5))
+def test_decoding_goes_on_behind_a_gap_where_chunks_of_known_channels_follow_each_other(seed: int, read: int) -> None:
+    chunks = stream_of([random.Random(seed).randrange(600) for _ in range(200)], seed)
+    wire = b"".join(chunks)
+    before, after = len(b"".join(chunks[:50])) + 7, len(b"".join(chunks[:120])) - 9  # both within a chunk
+    one = decoder("bpmux")
+    found = one.feed("in", wire[:before], offset=0)
+    for at in range(after, len(wire), read):
+        found += one.feed("in", wire[at : at + read], offset=at)
+    assert [row[0] for row in found].count("gap") == 1
+    assert not errors(found)
+    (again,) = [row for row in found if row[0] == "found"]
+    assert (again[4], again[6]) == (9, after + 9), "the rest of a chunk was passed over, and no more"
+    sizes = [row[4] for row in found if row[3] == "payload"]
+    assert sizes == [row[4] for row in decoder("bpmux").feed("in", b"".join(chunks[:50] + chunks[120:]))]
+
+
+def test_a_second_gap_while_chunks_are_looked_for_is_told_as_well() -> None:
+    chunks = stream_of([100] * 40, 1)
+    size = [len(b"".join(chunks[:number])) for number in range(41)]
+    one = decoder("bpmux")
+    found = one.feed("in", b"".join(chunks[:10]), offset=0)
+    found += one.feed("in", b"".join(chunks[20:22]), offset=size[20])
+    found += one.feed("in", b"".join(chunks[30:]), offset=size[30])
+    assert [(row[0], row[4]) for row in found if row[0] != "frame"] == [
+        ("gap", size[20] - size[10]),
+        ("gap", size[30] - size[22]),
+        ("found", 0),
+    ]
+    assert [row[3] for row in found].count("payload") == 20
+
+
 def test_bytes_of_another_protocol_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="'e3x'"):
         decoder("e3x")

@@ -55,6 +55,14 @@ def test_ending_offsets_are_latest_or_json() -> None:
     assert parse(endingOffsets=f'{{"{ONE}": 3}}').ending == {ONE: 3}
 
 
+@pytest.mark.parametrize(
+    "text", ["2026-11-25T12:00:00Z", "2026-11-25 12:00", "2026-11-25T13:00:00+01:00", "1795608000000"]
+)
+def test_a_moment_is_iso_8601_or_milliseconds(text: str) -> None:
+    given = {"servers": SERVER, "streams": ONE, "startingTimestamp": text}
+    assert SourceOptions.parse(given).starting_time == 1_795_608_000.0
+
+
 def test_sizes_and_times_have_units() -> None:
     options = parse(maxBytesPerTrigger="1.5m", readTimeout="500ms", statusTimeout="2", maxTriggerDelay="15m")
     assert options.most_bytes == 3 << 19

@@ -11,7 +11,7 @@ import pytest
 
 from muxkit.pipeline import report
 from muxkit.pipeline.capture.analysis import answers
-from muxkit.pipeline.capture.report import amount, render, span
+from muxkit.pipeline.capture.report import Names, amount, render, span
 from tests.pipeline._captures import Made, record_sessions
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ async def test_a_page_is_written_beside_the_captures(tmp_path: Path) -> None:
     await record_sessions(tmp_path, channels=2, messages=3)
     page = report(tmp_path)
     assert page == tmp_path / "report.html"
-    assert "test/one" in checked(page.read_text(encoding="utf-8")).text
+    assert "one: " in checked(page.read_text(encoding="utf-8")).text
     other = report(tmp_path, tmp_path / "other.html", title="of today")
     assert "<h1>of today</h1>" in other.read_text(encoding="utf-8")
 
@@ -98,7 +98,7 @@ def test_a_capture_that_left_nothing_out_says_so() -> None:
     text = checked(render(answers(made.ask()))).text
     assert "left outnothing" in text
     assert "too slow" not in text
-    assert "not recorded" not in text.split("Connections")[0]
+    assert "not recorded" not in text.split("Hosts and processes")[0]
 
 
 def test_the_page_fetches_nothing_and_runs_nothing() -> None:
@@ -110,7 +110,11 @@ def test_the_page_fetches_nothing_and_runs_nothing() -> None:
 
 def test_each_plot_is_a_well_formed_drawing() -> None:
     drawings = re.findall(r"<svg.*?</svg>", render(answers(rich().ask())), re.DOTALL)
-    assert len(drawings) == 5
+    titles = [re.findall(r'aria-label="([^"]+)"', drawing)[0] for drawing in drawings]
+    assert titles == [
+        "bytes a second", "bytes by channel", "time without credit", "round trips", "ping: durations over time",
+        "ping: histogram", "fairness", "bytes a second",
+    ]  # fmt: skip
     for drawing in drawings:
         root = ElementTree.fromstring(drawing)
         assert root.find("title") is not None
@@ -147,10 +151,42 @@ def test_amounts_are_told_in_the_unit_that_suits_them(size: int, told: str) -> N
     assert amount(size) == told
 
 
+def test_hosts_and_processes_have_short_names_that_tell_them_apart() -> None:
+    captures = ["alpha-7-1795640000123", "beta-8-1795640000123", "beta-9-1795640000123", "by hand"]
+    names = Names(captures)
+    assert [names.capture(each) for each in captures] == ["alpha", "beta 8", "beta 9", "by hand"]
+    assert names.connection("beta-9-1795640000123/client 3") == "client 3 · beta 9"
+    assert Names(captures[:1]).connection("alpha-7-1795640000123/client 3") == "client 3"
+    twice = ["alpha-7-1795640000123", "alpha-7-1795640000999"]
+    assert [Names(twice).capture(each) for each in twice] == twice
+
+
+def test_long_tables_are_folded_and_short_ones_are_not() -> None:
+    made = Made()
+    for number in range(30):
+        made.frame(number, "in", f"channel {number}", "payload", 10)
+    page = render(answers(made.ask()))
+    assert "<summary>30 rows</summary>" in page
+    assert page.index("<summary>30 rows</summary>") > page.index("Volume by channel")
+    assert "rows</summary>" not in page.partition("Volume by channel")[0]
+
+
+def test_each_busy_connection_has_a_part_of_its_own_with_its_figures() -> None:
+    made = Made()
+    for number in range(3):
+        made.frame(number, "in", f"channel {number}", "payload", 2048, of=f"client {number}")
+    page = render(answers(made.ask()))
+    parts = re.findall(r"<details><summary>(client \d): ([^<]*)</summary>(.*?)</details>", page, re.DOTALL)
+    assert [(name, told.startswith("2.0 KiB in, 0 B out, 1 channels")) for name, told, _ in parts] == [
+        (f"client {number}", True) for number in range(3)
+    ]
+    assert all(f"channel {name[-1]}" in body and "<svg" in body for name, _, body in parts)
+
+
 def test_names_that_begin_alike_are_still_told_apart() -> None:
     from muxkit.pipeline.capture.report import LONGEST_NAME, _short
 
-    names = [f"sink 1 · vm-9492-1795380000123/client-{n}" for n in range(20)]
+    names = [f"sink 1 · a-long-name-vm-9492-1795380000123/client-{n}" for n in range(20)]
     short = [_short(name) for name in names]
     assert len(set(short)) == 20
     assert all(len(name) <= LONGEST_NAME and name.endswith(f"client-{n}") for n, name in enumerate(short))

@@ -24,7 +24,7 @@ async def test_a_page_is_made_of_frames(tmp_path: Path) -> None:
     done = run("report", str(tmp_path))
     assert done.exception is None
     assert done.stdout == f"{tmp_path / 'report.html'}\n"
-    assert "test/one" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert ">one<" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("engine", [(), ("--engine",)], ids=["cut", "engine"])
@@ -32,7 +32,18 @@ async def test_a_page_is_made_of_raw_bytes(tmp_path: Path, engine: tuple[str, ..
     await record_sessions(tmp_path, channels=1, messages=2)
     page = tmp_path / "page.html"
     assert run("report", str(tmp_path), "--raw", "bpmux", *engine, "--out", str(page)).exception is None
-    assert "test/other" in page.read_text(encoding="utf-8")
+    assert ">other<" in page.read_text(encoding="utf-8")
+
+
+async def test_a_page_is_made_of_one_connection_and_of_some_time(tmp_path: Path) -> None:
+    await record_sessions(tmp_path)
+    done = run("report", str(tmp_path), "--connection", "other", "--since", "2026-01-01")
+    assert done.exit_code == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert ">other<" in page
+    assert ">one<" not in page
+    done = run("report", str(tmp_path), "--until", "2026-01-01T00:00:00")
+    assert isinstance(done.exception, CommandFailed)
 
 
 def test_a_folder_without_captures_is_told(tmp_path: Path) -> None:
@@ -61,4 +72,4 @@ def test_what_is_missing_is_named_with_its_extra(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(muxkit.pipeline, "report", absent, raising=False)
     done = run("report", str(tmp_path))
     assert isinstance(done.exception, CommandFailed)
-    assert "muxkit[spark]" in done.exception.sentence
+    assert "muxkit[duckdb]" in done.exception.sentence

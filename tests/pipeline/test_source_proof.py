@@ -14,6 +14,7 @@ import trio
 from muxkit.protocols import restream
 from muxkit_bench.proof.data import files_of_batches, files_of_sink, judge, message, stream_names
 from muxkit_bench.proof.driver import MOMENTS, pass_by
+from muxkit_bench.proof.run import Plan, Proof
 from muxkit_bench.proof.server import feed
 
 if TYPE_CHECKING:
@@ -129,3 +130,24 @@ def test_whoever_is_held_says_so_until_he_goes_on(tmp_path: Path) -> None:
         (tmp_path / "hold" / "planned").unlink()
         held.result()
     assert [*(tmp_path / "held").iterdir()] == []
+
+
+def test_the_progress_counts_rows_in_files_and_says_whether_spark_is_up(tmp_path: Path) -> None:
+    proof = Proof(Plan(folder=tmp_path))
+    log = tmp_path / "driver.log"
+    log.write_text('{"event": "started"}\n', encoding="utf-8")
+    proof._log_begins = log.stat().st_size  # that was an earlier driver
+    assert str(proof.progress()) == "0 rows written, Spark is starting"
+    pq.write_table(pa.table({"n": [1, 2, 3]}), _made(tmp_path / "out" / "batch=0" / "one.parquet"))
+    pq.write_table(pa.table({"n": [1]}), _made(tmp_path / "out" / "batch=1" / "_temporary" / "two.parquet"))
+    _made(tmp_path / "out" / "batch=1" / "half.parquet").write_bytes(b"PAR1")
+    for name in ("offsets/0", "offsets/1", "commits/0"):
+        _made(tmp_path / "checkpoint" / name).touch()
+    with log.open("a", encoding="utf-8") as file:
+        file.write('{"event": "started"}\n')
+    assert str(proof.progress()) == "3 rows written, batch 1 is being read and written, batch 0 is committed"
+
+
+def _made(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path

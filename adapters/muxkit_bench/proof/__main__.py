@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import muxkit
-from muxkit_bench.proof.run import Plan, Proof, ProofFailed
+from muxkit_bench.proof.run import Plan, Proof, ProofFailed, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 LINE_EVERY: Final = 5.0  # s, where nothing can be printed over
 TRAFFIC: Final = 2.0  # s that are captured
+REFUSING: Final = 3.0  # s that a server's port is closed
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,27 +60,29 @@ def main(arguments: list[str] | None = None) -> int:
 def prove(plan: Plan, out: Console) -> tuple[Verdict, int]:
     """Kill both sides at marked moments, then let the query finish."""
     whole = plan.streams * plan.count
-    with _display(whole, out) as (say, told), Proof(plan, say) as proof:
+    with _display(whole, out) as (say, told), Proof(plan, say, told) as proof:
         say(f"{plan.servers} restream servers, {plan.streams} streams of {plan.count:,} messages; starting Spark")
         proof.start_driver()
         proof.kill_driver("before-read")
-        told(proof.acknowledged())
         say("starting Spark again")
         proof.start_driver()
         proof.hold("mid-read")
         proof.wait_held("mid-read")
-        for number in range(plan.servers):
+        *others, last = range(plan.servers)
+        for number in others:
             proof.kill_server(number, "mid-read")
+        port = proof.close_server(last, "mid-read")
         proof.release("mid-read")
+        say(f"port {port} of server {last} refuses connections for {REFUSING:g} s")
+        time.sleep(REFUSING)
+        proof.reopen_server(last, port)
         proof.kill_driver("after-sink")
-        told(proof.acknowledged())
         say("starting Spark again")
         proof.start_driver()
         proof.kill_driver("before-ack")
-        told(proof.acknowledged())
         say("starting Spark for the last time")
-        verdict = proof.finish(told)
-        told(whole)
+        verdict = proof.finish()
+        told(proof.progress())
         return verdict, len(proof.kills)
 
 
@@ -129,21 +132,21 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 @contextmanager
-def _display(whole: int, out: Console) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """Yield two functions: one prints a line, one shows how many messages are done, as a bar on a terminal."""
+def _display(whole: int, out: Console) -> Iterator[tuple[Callable[[str], None], Callable[[Standing], None]]]:
+    """Yield two functions: one prints a line, one shows how far the query is, as a bar on a terminal."""
     if out.is_terminal and sys.stdout.isatty():
-        columns = (TextColumn("acknowledged"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         with Progress(*columns, console=out) as progress:
             task = progress.add_task("", total=whole)
-            yield out.print, lambda done: progress.update(task, completed=done)
+            yield out.print, lambda now: progress.update(task, completed=now.written, description=str(now))
         return
     began = last = time.monotonic()
 
-    def told(done: int) -> None:
+    def told(now: Standing) -> None:
         nonlocal last
         if time.monotonic() - last >= LINE_EVERY:
             last = time.monotonic()
-            out.print(f"{last - began:5.0f} s  {done:,} of {whole:,} messages acknowledged")
+            out.print(f"{last - began:5.0f} s  of {whole:,}: {now}", soft_wrap=True)
 
     yield lambda line: out.print(f"{time.monotonic() - began:5.0f} s  {line}", soft_wrap=True), told
 

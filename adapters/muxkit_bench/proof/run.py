@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
 import attrs
+import pyarrow as pa
+import pyarrow.parquet as pq
 import trio
 
 from muxkit.pipeline.errors import PipelineError
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from typing import IO
 
 POLL_INTERVAL: Final = 0.02  # s between two checks of the files of other processes
+TOLD_INTERVAL: Final = 0.5  # s between two counts of what is written
 WAIT_TIMEOUT: Final = 600.0  # s without progress after which the proof fails
 
 
@@ -67,11 +70,40 @@ class Plan:
     """Messages of one batch, at most."""
 
 
+@attrs.frozen
+class Standing:
+    """How far a proof is: the newest batch that is planned, the newest that is committed (-1: none), rows in files."""
+
+    planned: int
+    committed: int
+    written: int
+    is_running: bool
+    """The query was started, by the driver that runs now."""
+
+    def __str__(self) -> str:
+        if not self.is_running:
+            return f"{self.written:,} rows written, Spark is starting"
+        if self.planned < 0:
+            return "the query looks for its streams"
+        done = "none is committed" if self.committed < 0 else f"batch {self.committed} is committed"
+        return f"{self.written:,} rows written, batch {self.planned} is being read and written, {done}"
+
+
 class Proof:
     """One proof, a context manager that ends all processes."""
 
-    def __init__(self, plan: Plan, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        say: Callable[[str], None] = lambda line: None,
+        told: Callable[[Standing], None] = lambda progress: None,
+    ) -> None:
+        """`say` is called with each line, `told` with the progress while something is waited for."""
         self.plan = plan
+        self._told = told
+        self._tell_at = 0.0
+        self._log_begins = 0  # where the lines of the present driver begin
+        self._rows: dict[Path, int] = {}  # by file
         self.kills: list[Kill] = []
         self.names = stream_names(plan.streams)
         self._say = say
@@ -109,7 +141,23 @@ class Proof:
         return [f"restream+tcp://127.0.0.1:{listening.getsockname()[1]}" for listening in self._listening]
 
     def kill_server(self, number: int, moment: str) -> None:
-        """Kill a server and start it again with the same store."""
+        """Kill a server and start it again with the same store; connections wait for it meanwhile."""
+        self._kill_server(number, moment)
+        self._servers[number] = self._start_server(number)
+
+    def close_server(self, number: int, moment: str) -> int:
+        """Kill a server and close its port, so that connections are refused until `reopen_server`; return the port."""
+        self._kill_server(number, moment)
+        port: int = self._listening[number].getsockname()[1]
+        self._listening[number].close()
+        return port
+
+    def reopen_server(self, number: int, port: int) -> None:
+        """Start a server again on its port, with the same store."""
+        self._listening[number] = self._stack.enter_context(socket.create_server(("127.0.0.1", port), backlog=200))
+        self._servers[number] = self._start_server(number)
+
+    def _kill_server(self, number: int, moment: str) -> None:
         process = self._servers[number]
         if process.poll() is not None:
             raise ProofFailed(f"server {number} had ended by itself, with code {process.returncode}")
@@ -118,7 +166,6 @@ class Proof:
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
-        self._servers[number] = self._start_server(number)
 
     def _start_server(self, number: int) -> subprocess.Popen[str]:
         plan, descriptor = self.plan, self._listening[number].fileno()
@@ -147,6 +194,7 @@ class Proof:
             "maxMessagesPerTrigger": str(self.plan.batch),
             "batchRows": "200",
         }
+        self._log_begins = (self.plan.folder / "driver.log").stat().st_size
         command = [sys.executable, "-m", "muxkit_bench.proof.driver", f"--folder={self.plan.folder}"]
         command += [f"--sink={self.plan.sink}", f"--options={json.dumps(options)}"]
         self._driver = subprocess.Popen(
@@ -202,14 +250,27 @@ class Proof:
         """Count the acknowledged messages."""
         return sum(status.acknowledged for status in self._statuses())
 
-    def finish(self, told: Callable[[int], None] = lambda acknowledged: None) -> Verdict:
+    def progress(self) -> Standing:
+        """Count what is written by now, from the files themselves."""
+        planned, committed = self.batches()
+        out = self.plan.folder / "out"
+        for path in out.rglob("*.parquet"):
+            if path not in self._rows and "_temporary" not in path.parts:
+                # A file that is not complete is counted later, one that was replaced is gone.
+                with suppress(OSError, pa.ArrowInvalid):
+                    self._rows[path] = pq.read_metadata(path).num_rows
+        written = sum(rows for path, rows in self._rows.items() if path.exists())
+        with (self.plan.folder / "driver.log").open("rb") as log:
+            log.seek(self._log_begins)
+            return Standing(planned, committed, written, b'"event": "started"' in log.read())
+
+    def finish(self) -> Verdict:
         """Let the query read to the end of all streams, and judge what it has written."""
         if self._driver is None:
             self.start_driver()
 
         def is_all() -> bool:
             statuses = self._statuses()
-            told(sum(status.acknowledged for status in statuses))
             return all(status.final and status.acknowledged == status.head for status in statuses)
 
         self._until(is_all, "the query did not come to the end of its streams", look=0.3, renewed_by=self.acknowledged)
@@ -257,6 +318,9 @@ class Proof:
     ) -> None:
         ends, mark = time.monotonic() + WAIT_TIMEOUT, -1
         while not holds():
+            if time.monotonic() >= self._tell_at:
+                self._tell_at = time.monotonic() + TOLD_INTERVAL
+                self._told(self.progress())
             if self._driver is None or self._driver.poll() is not None:
                 raise ProofFailed(f"{complaint}: the driver has ended; see {self.plan.folder / 'driver.log'}")
             if renewed_by is not None and (now := renewed_by()) > mark:

@@ -7,6 +7,7 @@ messages, and those that acknowledgements name.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING, Final, Literal, TypedDict, Unpack, assert_neve
 import attrs
 import msgspec
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from muxkit import Limits, LocalProtocolError, RemoteProtocolError
 from muxkit._observer import Direction
-from muxkit.core import Cursor, NeedMore
-from muxkit.pipeline.capture.files import FRAMES, FRAMES_DDL, Found, FramesRow, row, to_batch
+from muxkit.core import Cursor, NeedMore, encode_varu64
+from muxkit.pipeline.capture.database import database
+from muxkit.pipeline.capture.files import FRAMES, FRAMES_DDL, Found, FramesRow, Selection, row, to_batch
 from muxkit.protocols import bpmux, relink
 from muxkit.protocols.relink import Ack, AckPacket, General, MessagePacket, OperationPacket
 
@@ -50,7 +51,13 @@ class Half:
     announced: int = 0
     """Bytes of a message in parts whose first part comes next."""
     lost: bool = False
-    """A frame could not be parsed or was not recorded, so nothing after it can be parsed."""
+    """A frame could not be parsed or was not recorded, so nothing after it can be parsed, unless it is found again."""
+    gap_end: int | None = None
+    """Where the bytes after a gap begin, in which frames are looked for; None: there was none, or they were found."""
+    found_again: bool = False
+    """Frames were found behind a gap: what cannot be parsed is then a wrong find, and no fault of a peer."""
+    seen: set[int] = attrs.field(factory=set)
+    """Channels of this direction (bpmux): eight times the id, and the type."""
 
 
 def _both_halves() -> dict[str, Half]:
@@ -85,11 +92,12 @@ class Decoder(ABC):
             self.segment = segment
             self.restart()
         half = self.halves[direction]
-        if offset is not None and offset != half.offset and not half.lost:
-            half.lost = True
+        if offset is not None and offset != half.offset and (not half.lost or half.gap_end is not None):
             missing = offset - half.offset
             text = f"{missing} bytes before byte {offset} of segment {segment} were not recorded"
             found.append(row("gap", direction, size=missing, id=offset, text=text))
+            half.lost, half.gap_end, half.offset = True, offset, offset
+            half.held, half.size, half.wanted, half.announced = [], 0, 0, 0
         half.offset += len(data)
         return not half.lost
 
@@ -118,6 +126,11 @@ class Decoder(ABC):
             half.wanted = half.size + need.missing
         except RemoteProtocolError as error:
             half.lost = True
+            if half.found_again:
+                half.gap_end = half.offset
+                text = f"what was found behind a gap could not be parsed at byte {half.offset - (end - start)}"
+                found.append(row("gap", direction, size=0, id=half.offset, text=text))
+                return
             error.offset = half.offset - (end - start)
             kind = type(error).__name__
             found.append(row("error", direction, None, kind, id=error.offset, rule=error.rule, text=str(error)))
@@ -143,9 +156,46 @@ TOP: Final = {
 }
 
 
+ENOUGH: Final = 4  # chunks of known channels, one after the other, that are no coincidence
+SEARCHED: Final = 1 << 20  # bytes in which they have to be
+LONGEST_HEAD: Final = 10  # bytes of a tag and an id
+MOST_SEEN: Final = 4096  # channels that are known again
+
+
 @attrs.define
 class BpmuxDecoder(Decoder):
-    """Decodes both directions of one connection; it finds only chunks that cannot be parsed."""
+    """Decodes both directions of one connection; it finds only chunks that cannot be parsed.
+
+    Behind a gap it goes on where it finds four chunks, one after the other, of channels that it saw before the gap.
+    """
+
+    def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
+        found: list[Found] = []
+        if self.begin(direction, data, segment, offset, found):
+            self.cut(direction, data, found)
+        elif self.halves[direction].gap_end is not None:
+            self._search(direction, data, found)
+        return found
+
+    def _search(self, direction: Direction, data: bytes, found: list[Found]) -> None:
+        """Look for chunks behind a gap, and go on with them."""
+        half = self.halves[direction]
+        half.held.append(data)
+        half.size += len(data)
+        if half.size < half.wanted or not half.seen:
+            return
+        held = b"".join(half.held)
+        start, is_sure = _find_chunks(held, half.seen)
+        begins = half.offset - len(held) + start
+        half.held, half.size, half.wanted = [held[start:]], len(held) - start, len(held) - start + 1
+        if not is_sure:
+            return
+        skipped = begins - (half.gap_end or 0)
+        text = f"{skipped} bytes behind a gap were passed over, and chunks were found again at byte {begins}"
+        found.append(row("found", direction, size=skipped, id=begins, text=text))
+        half.lost, half.gap_end, half.found_again = False, None, True
+        half.held, half.size, half.wanted = [], 0, 0
+        self.cut(direction, held[start:], found)
 
     def parse(self, direction: Direction, found: list[Found], cursor: Cursor) -> None:
         half = self.halves[direction]
@@ -154,6 +204,8 @@ class BpmuxDecoder(Decoder):
             half.announced = chunk.total_size
         else:
             total, half.announced = half.announced, 0
+            if len(half.seen) < MOST_SEEN:
+                half.seen.add(8 * chunk.id + chunk.type)
             self.on_chunk(chunk, total, direction, found)
 
     def on_chunk(self, chunk: bpmux.Chunk, total: int, direction: Direction, found: list[Found]) -> None:
@@ -179,6 +231,30 @@ class BpmuxDecoder(Decoder):
             found.append(frame("ack-end", 0))
         elif chunk.payload is None and chunk.credit is None and not chunk.ping and chunk.end is None:
             found.append(frame("pong", 0))
+
+
+def _find_chunks(data: bytes, seen: set[int]) -> tuple[int, bool]:
+    """Return where chunks of known channels begin, and True; or where they may once there are more bytes, and False."""
+    heads = [
+        b"[\\x%02x-\\x%02x]" % (type << 5, type << 5 | 0x1F) + re.escape(encode_varu64(id))
+        for id, type in (divmod(each, 8) for each in sorted(seen))
+    ]
+    for match in re.finditer(b"(?=" + b"|".join(heads) + b")", data, re.DOTALL):
+        cursor, start = Cursor(data, match.start()), match.start()
+        try:
+            for _ in range(ENOUGH):
+                chunk = bpmux.parse_chunk(cursor)
+                if isinstance(chunk, bpmux.Chunk) and 8 * chunk.id + chunk.type not in seen:
+                    break
+            else:
+                return start, True
+        except NeedMore as need:
+            if need.missing + len(data) - start <= SEARCHED:
+                return start, False
+        except RemoteProtocolError:
+            pass
+    # The head of a chunk may have been cut at the end.
+    return max(0, len(data) - LONGEST_HEAD), False
 
 
 # The recorder's limits are not known, so nothing is a violation of them.
@@ -514,10 +590,16 @@ def decode_batches(
         yield to_batch("frames", rows)
 
 
-def read_raw(folder: str | Path) -> Iterator[pa.RecordBatch]:
-    """Read the raw rows below a capture's folder, in the order that `decode_batches` needs; all are held in memory."""
-    table = ds.dataset(f"{folder}/raw", format="parquet").to_table()
-    yield from table.sort_by([(name, "ascending") for name in (*KEYS, "number")]).to_batches()
+def read_raw(folder: str | Path, selection: Selection | None = None) -> Iterator[pa.RecordBatch]:
+    """Read the raw rows below a capture's folder, in the order that `decode_batches` needs.
+
+    DuckDB sorts them, on the disk if they do not fit into memory.
+    """
+    wanted = selection or Selection()
+    with database() as connection:
+        connection.register("found", wanted.open(folder).rows("raw", wanted))
+        ordered = connection.sql("SELECT * FROM found ORDER BY capture, connection, number")
+        yield from ordered.to_arrow_reader(ROWS)
 
 
 def decode(

@@ -1,16 +1,30 @@
-"""The columns of captures, and their Parquet files: a thread writes them, closes them in time, and deletes old ones."""
+"""The columns of captures, and their Parquet files, in any file system of pyarrow or fsspec.
+
+    captures/frames/date=2026-11-25/HOST-PID-MS-000000.parquet
+    captures/raw/date=2026-11-25/connection=to the bank/HOST-PID-MS-000000.parquet
+
+A thread writes files, closes them in time, and deletes old ones; a reader passes over those of other dates and
+connections by the names of their folders.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import lru_cache, reduce
+from operator import and_
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
+from urllib.parse import quote, unquote
 
 import attrs
 import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from muxkit._limits import must_be
@@ -80,8 +94,13 @@ RAW: Final = pa.schema(
 
 SCHEMAS: Final = {"frames": FRAMES, "raw": RAW}
 
-_SPARK_TYPES: Final = {MOMENT: "timestamp", pa.string(): "string", pa.int64(): "bigint"}
-FRAMES_DDL: Final = ", ".join(f"{column.name} {_SPARK_TYPES[column.type]}" for column in FRAMES)
+_SPARK_TYPES: Final = {MOMENT: "timestamp", pa.string(): "string", pa.int64(): "bigint", pa.binary(): "binary"}
+DDL: Final = {
+    kind: ", ".join(f"{column.name} {_SPARK_TYPES[column.type]}" for column in schema)
+    for kind, schema in SCHEMAS.items()
+}
+"""The columns in Spark's words."""
+FRAMES_DDL: Final = DDL["frames"]
 
 
 def to_batch(kind: Kind, rows: Sequence[FramesRow] | Sequence[RawRow]) -> pa.RecordBatch:
@@ -94,22 +113,151 @@ def to_batch(kind: Kind, rows: Sequence[FramesRow] | Sequence[RawRow]) -> pa.Rec
     )
 
 
+# ---------------------------------------------------------------------------- places
+
+
+def _utc(moment: datetime) -> datetime:
+    """Convert to UTC; a time without a zone is UTC."""
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def _date(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d")
+
+
+ATOMIC_ON_CLOSE: Final = ("s3", "gcs", "abfs")  # stores whose objects are seen when they are complete, and not before
+
+
+@attrs.frozen(kw_only=True)
+class Selection:
+    """Which rows of captures are read, and from which file system.
+
+    Folders that cannot have any are passed over.
+    """
+
+    since: datetime | None = attrs.field(default=None, converter=attrs.converters.optional(_utc))
+    """The first moment; without a time zone it is UTC."""
+    until: datetime | None = attrs.field(default=None, converter=attrs.converters.optional(_utc))
+    """The moment after the last."""
+    connection: str | None = None
+    """One connection, by the name that `Capture.connection` was given."""
+    filesystem: object = None
+    """One of pyarrow or fsspec in which the folder lies; None: the one of its URL, or this machine's."""
+
+    def open(self, folder: str | Path) -> Place:
+        return open_place(folder, self.filesystem)
+
+    @property
+    def condition(self) -> str:
+        """The same in Spark's SQL."""
+        parts = ["TRUE"]
+        if self.since is not None:
+            parts.append(f"time >= TIMESTAMP '{self.since.isoformat(' ')}'")
+        if self.until is not None:
+            parts.append(f"time < TIMESTAMP '{self.until.isoformat(' ')}'")
+        if self.connection is not None:
+            parts.append("connection = '" + self.connection.replace("'", "''") + "'")
+        return " AND ".join(parts)
+
+    @property
+    def dates(self) -> str:
+        """The dates of the folders that may have such rows, in Spark's SQL."""
+        parts = ["TRUE"]
+        if self.since is not None:
+            parts.append(f"date >= '{_date(self.since)}'")
+        if self.until is not None:
+            parts.append(f"date <= '{_date(self.until)}'")
+        return " AND ".join(parts)
+
+    def may_hold(self, path: str) -> bool:
+        """Return True if a file may have such rows, by the names of its folders."""
+        *folders, name = path.split("/")
+        if name.startswith((".", "_")) or not name.endswith(".parquet"):
+            return False
+        for folder in folders:
+            key, _, value = folder.partition("=")
+            if key == "date" and self.since is not None and value < _date(self.since):
+                return False
+            if key == "date" and self.until is not None and value > _date(self.until):
+                return False
+            if key == "connection" and self.connection is not None and unquote(value) != self.connection:
+                return False
+        return True
+
+
+@attrs.frozen
+class Place:
+    """A folder of captures in a file system."""
+
+    system: pafs.FileSystem
+    path: str
+
+    def files(self, kind: Kind, wanted: Selection) -> list[str]:
+        """Return the complete files of a kind that may have wanted rows, in order.
+
+        Of files that earlier versions wrote, which lie in no such folders, none is left out.
+        """
+        folder = f"{self.path}/{kind}"
+        selector = pafs.FileSelector(folder, allow_not_found=True, recursive=True)
+        found = sorted(info.path for info in self.system.get_file_info(selector) if info.is_file)
+        return [path for path in found if wanted.may_hold(path)]
+
+    def rows(self, kind: Kind, wanted: Selection, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
+        """Read the wanted rows; groups of rows whose statistics exclude them are passed over."""
+        files = self.files(kind, wanted)
+        known = ds.dataset(files, schema=SCHEMAS[kind], filesystem=self.system, format="parquet")
+        parts = []
+        if wanted.since is not None:
+            parts.append(ds.field("time") >= pa.scalar(wanted.since, MOMENT))
+        if wanted.until is not None:
+            parts.append(ds.field("time") < pa.scalar(wanted.until, MOMENT))
+        if wanted.connection is not None:
+            parts.append(ds.field("connection") == wanted.connection)
+        condition = reduce(and_, parts) if parts else None
+        return known.scanner(columns=columns, filter=condition).to_reader()
+
+
+def open_place(folder: str | Path, filesystem: object = None) -> Place:
+    """Find the file system of a folder: of a path this machine's, of a URL one of pyarrow or fsspec.
+
+    `filesystem` is one of pyarrow or fsspec to use instead; `folder` is then a path in it.
+    """
+    if filesystem is not None:
+        if isinstance(filesystem, pafs.FileSystem):
+            return Place(filesystem, str(folder))
+        return Place(pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), str(folder))
+    if "://" not in str(folder):
+        return Place(pafs.LocalFileSystem(), str(Path(folder).absolute()))
+    try:
+        return Place(*pafs.FileSystem.from_uri(str(folder)))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # no scheme that pyarrow knows
+        import fsspec
+
+        system, path = fsspec.core.url_to_fs(str(folder))
+        return Place(pafs.PyFileSystem(pafs.FSSpecHandler(system)), path)
+
+
 # ---------------------------------------------------------------------------- files
 
 MIB = 1024 * 1024
+MOST_OPEN: Final = 64  # files that are open at once
+DAY: Final = 86_400
 _ABOVE_ZERO = must_be("above 0", lambda value: value > 0)
 
 
 @attrs.frozen(kw_only=True)
 class Rotation:
-    """When a file is closed and the next one begins, and how many are kept."""
+    """When a file is closed and the next one begins, and how many are kept. A file has rows of one day in UTC."""
 
     bytes: int = attrs.field(default=64 * MIB, validator=_ABOVE_ZERO)
-    """Size on the disk."""
+    """Size as it is stored."""
     seconds: float = attrs.field(default=300.0, validator=_ABOVE_ZERO)
     """Age since its first row was written; checked when rows are written."""
     keep: int | None = attrs.field(default=None, validator=attrs.validators.optional(_ABOVE_ZERO))
     """How many closed files of each kind are kept, the newest; None deletes nothing."""
+    by_connection: bool = False
+    """Each connection has files of its own, in a folder with its name, for captures of which one connection is read at
+    a time. At most 64 files are open at once, so thousands of connections make small files."""
 
 
 class FileWriter:
@@ -118,8 +266,10 @@ class FileWriter:
     The name of a file begins with a dot until it is complete, so readers of the folder never see half a file.
     """
 
-    def __init__(self, folder: Path, name: str, rotation: Rotation, waiting: int) -> None:
-        self._files = {kind: _Files(folder / kind, name, rotation, kind) for kind in get_args(Kind)}
+    def __init__(self, place: Callable[[], Place], name: str, rotation: Rotation, waiting: int) -> None:
+        self._find_place = place
+        self._place: Place | None = None
+        self._files = {kind: _Files(name, rotation, kind) for kind in get_args(Kind)}
         self._queue: queue.Queue[tuple[Kind, Sequence[FramesRow] | Sequence[RawRow]] | None] = queue.Queue(waiting)
         self._thread = threading.Thread(target=self._write, name=f"muxkit capture {name}", daemon=True)
         self._thread.start()
@@ -146,7 +296,7 @@ class FileWriter:
         self._thread.join()
 
     @property
-    def closed_files(self) -> dict[Kind, list[Path]]:
+    def closed_files(self) -> dict[Kind, list[str]]:
         """The complete files that are kept, oldest first."""
         return {kind: [*files.closed] for kind, files in self._files.items()}
 
@@ -155,7 +305,9 @@ class FileWriter:
             kind, rows = item
             try:
                 if self.error is None:
-                    self._files[kind].write(rows)
+                    if self._place is None:  # here, since a store in a network takes its time
+                        self._place = self._find_place()
+                    self._files[kind].write(self._place, rows)
             except Exception as error:  # a full disk must not end the recorded program
                 self.error = error
             finally:
@@ -167,43 +319,91 @@ class FileWriter:
                 self.error = self.error or error
 
 
-class _Files:
-    """The files of one kind, one after the other."""
+@attrs.define
+class _Open:
+    """A file that is being written."""
 
-    def __init__(self, folder: Path, name: str, rotation: Rotation, kind: Kind) -> None:
-        self._folder = folder
+    place: Place
+    path: str
+    """Where it is when it is complete."""
+    begun: str
+    """Where it is until then."""
+    sink: pa.NativeFile
+    writer: pq.ParquetWriter
+    began: float
+
+
+class _Files:
+    """The files of one kind."""
+
+    def __init__(self, name: str, rotation: Rotation, kind: Kind) -> None:
         self._name = name
         self._rotation = rotation
         self._kind: Kind = kind
         self._serial = 0
-        self._writer: pq.ParquetWriter | None = None
-        self._began = 0.0
-        self._path = folder
-        self.closed: list[Path] = []
+        self._open: dict[str, _Open] = {}  # by folder, the one written longest ago first
+        self._made: set[str] = set()
+        self.closed: list[str] = []
 
-    def write(self, rows: Sequence[FramesRow] | Sequence[RawRow]) -> None:
-        writer = self._writer or self._open()
-        writer.write_batch(to_batch(self._kind, rows))
-        is_old = time.monotonic() - self._began >= self._rotation.seconds
-        if is_old or self._path.stat().st_size >= self._rotation.bytes:
-            self.close()
+    def write(self, place: Place, rows: Sequence[FramesRow] | Sequence[RawRow]) -> None:
+        for folder, some in self._by_folder(rows).items():
+            current = self._open.pop(folder, None) or self._begin(place, f"{place.path}/{self._kind}/{folder}")
+            self._open[folder] = current
+            current.writer.write_batch(to_batch(self._kind, some))
+            is_old = time.monotonic() - current.began >= self._rotation.seconds
+            if is_old or current.sink.tell() >= self._rotation.bytes:
+                self._close(folder)
+        now = time.monotonic()
+        for folder, other in [*self._open.items()]:
+            if len(self._open) > MOST_OPEN or now - other.began >= self._rotation.seconds:
+                self._close(folder)
 
-    def _open(self) -> pq.ParquetWriter:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._path = self._folder / f".{self._name}-{self._serial:06}.parquet"
-        self._writer = pq.ParquetWriter(self._path, SCHEMAS[self._kind], compression="zstd")
-        self._began = time.monotonic()
-        return self._writer
+    def _by_folder(self, rows: Sequence[FramesRow] | Sequence[RawRow]) -> dict[str, list[Any]]:
+        """Group rows by the folder of their date, and of their connection."""
+        groups: dict[str, list[Any]] = {}
+        if self._rotation.by_connection:
+            for row in rows:
+                groups.setdefault(f"{_day(row[0])}/connection={quote(row[2], safe=' ')}", []).append(row)
+        elif rows and int(rows[0][0] // DAY) == int(rows[-1][0] // DAY):
+            groups[_day(rows[0][0])] = [*rows]
+        else:
+            for row in rows:
+                groups.setdefault(_day(row[0]), []).append(row)
+        return groups
 
-    def close(self) -> None:
-        if self._writer is None:
-            return
-        writer, self._writer = self._writer, None
-        writer.close()
-        done = self._path.with_name(self._path.name.removeprefix("."))
-        self._path.rename(done)
+    def _begin(self, place: Place, folder: str) -> _Open:
+        if folder not in self._made:
+            place.system.create_dir(folder, recursive=True)
+            self._made.add(folder)
+        path = f"{folder}/{self._name}-{self._serial:06}.parquet"
+        is_whole_or_nothing = place.system.type_name in ATOMIC_ON_CLOSE
+        begun = path if is_whole_or_nothing else f"{folder}/.{self._name}-{self._serial:06}.parquet"
         self._serial += 1
-        self.closed.append(done)
+        sink = place.system.open_output_stream(begun)
+        writer = pq.ParquetWriter(sink, SCHEMAS[self._kind], compression="zstd")
+        return _Open(place, path, begun, sink, writer, time.monotonic())
+
+    def _close(self, folder: str) -> None:
+        file = self._open.pop(folder)
+        file.writer.close()
+        file.sink.close()
+        if file.begun != file.path:
+            file.place.system.move(file.begun, file.path)
+        self.closed.append(file.path)
         keep = self._rotation.keep
         while keep is not None and len(self.closed) > keep:
-            self.closed.pop(0).unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                file.place.system.delete_file(self.closed.pop(0))
+
+    def close(self) -> None:
+        for folder in [*self._open]:
+            self._close(folder)
+
+
+@lru_cache(maxsize=16)
+def _date_of_day(day: int) -> str:
+    return f"date={_date(datetime.fromtimestamp(day * DAY, UTC))}"
+
+
+def _day(moment: float) -> str:
+    return _date_of_day(int(moment // DAY))

@@ -8,7 +8,7 @@ from html import escape
 import attrs
 
 WIDTH = 940  # of the drawing, in its own units
-NAMES = 170  # the column of the names
+NAMES = 170.0  # the column of the names, wider for longer ones
 LETTER = 6.6  # of the notes, right of the bars
 ROW = 22
 BAR = 12
@@ -49,6 +49,8 @@ def bars(title: str, groups: Sequence[Group]) -> str:
     """Draw bars; each group has an axis of its own, which begins at 0."""
     pieces: list[str] = []
     top = 4.0
+    longest = max((len(bar.name) for group in groups for bar in group.bars), default=0)
+    names = max(NAMES, 16 + LETTER * longest)
     for group in groups:
         if not group.bars:
             continue
@@ -56,9 +58,9 @@ def bars(title: str, groups: Sequence[Group]) -> str:
         top += HEAD
         reach = max(bar.reach for bar in group.bars) or 1.0
         notes = 16 + LETTER * max(len(bar.note) for bar in group.bars)
-        scale = max(WIDTH - NAMES - notes, ROW) / reach
+        scale = max(WIDTH - names - notes, ROW) / reach
         for bar in group.bars:
-            pieces.append(_row(bar, top, scale))
+            pieces.append(_row(bar, top, scale, names))
             top += ROW
         top += GAP
     return _drawing(title, top, pieces)
@@ -94,6 +96,56 @@ def lines(title: str, series: Sequence[Series], *, left: str, right: str, most: 
     return _drawing(title, floor + 24, pieces)
 
 
+@attrs.frozen
+class Cell:
+    """One field of a heat map: its column and row, both from 0, and how dark it is, up to 1."""
+
+    column: int
+    row: int
+    shade: float
+    note: str
+
+
+def heat(title: str, cells: Sequence[Cell], *, columns: int, rows: Sequence[str], left: str, right: str) -> str:
+    """Draw a heat map; `rows` are the names of its rows, the lowest first."""
+    wide, high = (WIDTH - NAMES) / max(1, columns), 14.0
+    floor = 6 + high * len(rows)
+    pieces = []
+    for number, name in enumerate(rows):
+        pieces.append(_text(NAMES - 8, floor - high * number - 3, name, "name"))
+    for each in cells:
+        x, y = NAMES + each.column * wide, floor - high * (each.row + 1)
+        pieces.append(
+            f'<rect class="c0" x="{x:.1f}" y="{y:.1f}" width="{wide:.2f}" height="{high - 1:.1f}" '
+            f'opacity="{0.12 + 0.88 * each.shade:.2f}"><title>{escape(each.note)}</title></rect>'
+        )
+    pieces.append(f'<path class="axis" d="M{NAMES} {floor:.1f}H{WIDTH}"/>')
+    pieces += [_text(NAMES, floor + 16, left, "note"), _text(WIDTH, floor + 16, right, "name")]
+    return _drawing(title, floor + 24, pieces)
+
+
+def histogram(title: str, columns: Sequence[tuple[str, float, str]], *, most: str) -> str:
+    """Draw columns side by side; each has a name, a height and a note. `most` says what the highest stands for."""
+    reach = max((height for _, height, _ in columns), default=0.0) or 1.0
+    floor, wide = HEAD + HEIGHT, WIDTH / max(1, len(columns))
+    pieces = [f'<path class="axis" d="M0 {HEAD}H{WIDTH}M0 {floor}H{WIDTH}"/>', _text(0, HEAD - 6, most, "note")]
+    every = max(1, round(len(columns) * 70 / WIDTH))  # names that have room
+    for number, (name, height, note) in enumerate(columns):
+        tall = height / reach * HEIGHT
+        pieces.append(
+            f'<rect class="c0" x="{number * wide + 1:.1f}" y="{floor - tall:.1f}" width="{max(1.0, wide - 2):.1f}" '
+            f'height="{tall:.1f}"><title>{escape(note)}</title></rect>'
+        )
+        if number % every == 0:
+            pieces.append(_text(number * wide, floor + 16, name, "note"))
+    return _drawing(title, floor + 24, pieces)
+
+
+def folded(summary: str, body: str, *, is_open: bool = False) -> str:
+    """Return a part of the page that a click on its summary opens."""
+    return f"<details{' open' if is_open else ''}><summary>{escape(summary)}</summary>{body}</details>"
+
+
 def _drawing(title: str, height: float, pieces: Iterable[str]) -> str:
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
@@ -101,10 +153,10 @@ def _drawing(title: str, height: float, pieces: Iterable[str]) -> str:
     )
 
 
-def _row(bar: Bar, top: float, scale: float) -> str:
+def _row(bar: Bar, top: float, scale: float, names: float) -> str:
     middle = top + ROW / 2
-    pieces = [f"<g><title>{escape(f'{bar.name}: {bar.note}')}</title>", _text(NAMES - 8, middle + 4, bar.name, "name")]
-    left = float(NAMES)
+    pieces = [f"<g><title>{escape(f'{bar.name}: {bar.note}')}</title>", _text(names - 8, middle + 4, bar.name, "name")]
+    left = names
     for number, part in enumerate(bar.parts):
         width = part * scale
         shade = f"c{bar.colour % COLOURS}" + (" pale" if number else "")
@@ -113,14 +165,14 @@ def _row(bar: Bar, top: float, scale: float) -> str:
         )
         left += width
     if bar.least is not None and bar.most is not None and bar.least != bar.most:
-        start, end = NAMES + bar.least * scale, NAMES + bar.most * scale
+        start, end = names + bar.least * scale, names + bar.most * scale
         pieces.append(
             f'<path class="spread" d="M{start:.1f} {middle:.1f}H{end:.1f}'
             f'M{start:.1f} {middle - 4:.1f}v8M{end:.1f} {middle - 4:.1f}v8"/>'
         )
         left = max(left, end)
     for mark in bar.marks:
-        at = NAMES + mark * scale
+        at = names + mark * scale
         pieces.append(f'<circle class="mark" cx="{at:.1f}" cy="{middle:.1f}" r="4"/>')
         left = max(left, at)
     pieces.append(_text(left + 8, middle + 4, bar.note, "note"))
@@ -152,6 +204,7 @@ text.head { fill: var(--faint); font-weight: 600; } text.name { text-anchor: end
 .spread { stroke: var(--ink); stroke-width: 1.2; fill: none; }
 .mark { fill: var(--ground); stroke: var(--ink); stroke-width: 1.5; }
 .pale { opacity: .5; }
+summary { cursor: pointer; color: var(--faint); } details { margin: .4rem 0; }
 .axis { stroke: var(--line); fill: none; } .line { stroke-width: 1.5; }
 """ + "".join(
     f".c{number} {{ fill: var(--c{number}); }} polyline.c{number} {{ fill: none; stroke: var(--c{number}); }} "

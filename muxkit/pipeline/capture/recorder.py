@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -16,7 +16,7 @@ import attrs
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._observer import Direction
-from muxkit.pipeline.capture.files import MIB, FileWriter, Found, FramesRow, Kind, RawRow, Rotation, row
+from muxkit.pipeline.capture.files import MIB, FileWriter, Found, FramesRow, Kind, RawRow, Rotation, open_place, row
 from muxkit.pipeline.errors import PipelineError
 
 BATCH_ROWS = 4096
@@ -32,14 +32,15 @@ class CaptureError(PipelineError):
 
 
 class Capture:
-    """Records what it observes below a folder: `frames/*.parquet`, and with `raw` also `raw/*.parquet`.
+    """Records what it observes below a folder, in `frames/date=…/*.parquet`, and with `raw` also in `raw/date=…`.
 
         with Capture("captures") as capture:
             async with muxkit.connect(url, observer=capture.connection("to the bank")) as session: ...
 
     It is an observer itself, of one connection. It never waits: while 16 batches wait for the disk, new rows are left
     out. A row `dropped` says how many rows of `frames` are missing; in `raw` a row without bytes ends each gap.
-    `close` blocks until everything is written. `clock` gives seconds since 1970.
+    `close` blocks until everything is written. `clock` gives seconds since 1970. `folder` may be a URL of a store that
+    pyarrow or fsspec knows, such as `s3://bucket/captures`, or a path in the `filesystem` of one of them.
     """
 
     def __init__(
@@ -50,14 +51,16 @@ class Capture:
         frames: bool = True,
         raw: bool = False,
         rotation: Rotation | None = None,
+        filesystem: object = None,
         clock: Callable[[], float] | None = None,
         waiting: int = WAITING,
         batch_rows: int = BATCH_ROWS,
     ) -> None:
-        self.folder: Path = Path(folder)
+        self.folder: str = str(folder)
         self.name: str = name or f"{socket.gethostname()}-{os.getpid()}-{time.time_ns() // 1_000_000}"
         self._clock = clock or _steady_clock()
-        self._writer = FileWriter(self.folder, self.name, rotation or Rotation(), waiting)
+        find = partial(open_place, self.folder, filesystem)
+        self._writer = FileWriter(find, self.name, rotation or Rotation(), waiting)
         self._frames: _RowBuffer[FramesRow] | None = _RowBuffer("frames", self._writer, batch_rows) if frames else None
         self._raw: _RawBuffer | None = _RawBuffer("raw", self._writer, batch_rows) if raw else None
         self._buffers = [buffer for buffer in (self._frames, self._raw) if buffer is not None]
@@ -86,8 +89,8 @@ class Capture:
         return sum(buffer.dropped for buffer in self._buffers)
 
     @property
-    def files(self) -> list[Path]:
-        """The complete files."""
+    def files(self) -> list[str]:
+        """The complete files that are kept."""
         return [path for paths in self._writer.closed_files.values() for path in paths]
 
     def flush(self) -> None:

@@ -89,6 +89,28 @@ class Client:
         if span.count:
             await _Range(span, take, self._options).run(self._dial(span.server))
 
+    async def find(self, span: Span, moment: float) -> int:
+        """Return the message after which the first one of a range comes whose time is not before `moment`.
+
+        It is the end of the range if there is none. Times are taken to ascend; a message without one counts as earlier.
+        """
+        low, high = span.begin, span.end
+        found: list[Received] = []
+
+        async def take(messages: list[Received]) -> None:
+            await trio.lowlevel.checkpoint()
+            found.extend(messages)
+
+        while low < high:
+            middle = (low + high) // 2
+            await self.fetch(attrs.evolve(span, begin=middle, end=middle + 1), take)
+            time = found.pop().time if found else None  # lost, and the options allow that
+            if time is not None and time >= moment:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
     async def count(self, server: str, uuid: str, begin: int, *, most: int, most_bytes: int | None = None) -> int:
         """Read ahead: return the id of the last message that is there now.
 

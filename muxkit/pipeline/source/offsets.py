@@ -160,7 +160,7 @@ def lag(progress: StreamingQueryProgress | Mapping[str, object] | None) -> dict[
     told: Any = json.loads(progress.json) if hasattr(progress, "json") else progress
     behind: dict[str, int] = {}
     for source in told["sources"]:
-        latest, end = _offset(source.get("latestOffset")), _offset(source.get("endOffset"))
+        latest, end = offset_of(source.get("latestOffset")), offset_of(source.get("endOffset"))
         for uuid, head in latest.streams.items():
             read = end.streams.get(uuid)
             if read is not None:
@@ -168,8 +168,8 @@ def lag(progress: StreamingQueryProgress | Mapping[str, object] | None) -> dict[
     return behind
 
 
-def _offset(value: object) -> Offset:
-    """Parse an offset, which Spark gives as an object or as text."""
+def offset_of(value: object) -> Offset:
+    """Parse an offset of a progress, which Spark gives as an object or as text; empty if it is none of ours."""
     try:
         told = json.loads(value) if isinstance(value, str) else value
         return Offset.from_json(told) if isinstance(told, dict) else Offset()

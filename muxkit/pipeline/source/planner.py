@@ -340,7 +340,8 @@ class StreamPlanner:
             _check_named("startingOffsets", self._options.starting, references)
             _check_named("endingOffsets", self._options.ending, references)
         # Where a stream begins is decided once, in the first batch.
-        decides = not before.streams and self._options.starting is not Start.EARLIEST
+        by_time = not before.streams and self._options.starting_time is not None
+        decides = by_time or (not before.streams and self._options.starting is not Start.EARLIEST)
         answers = await self._find(references, references, all_of_them=all_of_them or decides)
         if answers and all(answer is NoStatus.AWAY for answer in answers.values()):
             await trio.sleep(ALL_AWAY_PAUSE)
@@ -355,6 +356,8 @@ class StreamPlanner:
                     self.acknowledged[uuid] = status.acknowledged
         most = MOST_ID if whole else self._options.most_messages or PREFETCH
         await for_each_limited(uncounted, partial(self._count, most), at_once=self._options.connections)
+        if by_time:
+            await for_each_limited(statuses, self._find_time, at_once=self._options.connections)
         return statuses
 
     async def heads(self) -> dict[str, int]:
@@ -484,6 +487,15 @@ class StreamPlanner:
 
         await for_each_limited(uuids, ask, at_once=self._options.connections)
         return found
+
+    async def _find_time(self, status: StreamStatus) -> None:
+        """Begin with the first message that is not before the option `startingTimestamp`."""
+        moment = self._options.starting_time
+        if status.uuid in self.plain:
+            raise OptionError("startingTimestamp", f"{status.server} answers no status requests, which it needs")
+        if moment is not None:
+            span = Span(status.uuid, status.server, status.begin, status.head, status.incarnation)
+            status.begin = await self._client.find(span, moment)
 
     async def _count(self, most: int, status: StreamStatus) -> None:
         """Count the messages of a stream without status requests."""

@@ -1,0 +1,157 @@
+"""What Spark shows of queries on restream streams: a log line for each batch, metrics in its progress, a table of lag.
+
+Spark's Python API lets a source give no description and no metrics of its own: its progress names a class where a
+source of the JVM names itself. What a program can do instead is here: a query's name, observed metrics, a listener.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from muxkit.pipeline.options import SourceOptions
+from muxkit.pipeline.source.offsets import Offset, offset_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+        StreamingQueryProgress,
+    )
+
+METRICS: Final = "muxkit"
+"""The name under which `observed` puts its metrics into `observedMetrics`."""
+LAG_DDL: Final = (
+    "query string, id string, batch bigint, stream string, read bigint, head bigint, lag bigint, time timestamp"
+)
+NAMED: Final = 3  # streams that a name or a line has by their uuid
+
+_log = logging.getLogger("muxkit")
+
+
+def query_name(options: Mapping[str, str]) -> str:
+    """Make a name for `.queryName(...)` that says which streams are read: it is what Spark's UI shows of a query."""
+    parsed = SourceOptions.parse(options)
+    named = [each.uuid for each in parsed.streams]
+    if parsed.directory is not None:
+        named.append(f"those of directory {parsed.directory.uuid}")
+    if parsed.streams_file is not None:
+        named.append(f"those of {parsed.streams_file}")
+    reader = f" as {parsed.reader}" if parsed.reader else ""
+    return f"muxkit{reader}: {_some(named)}"
+
+
+def observed(frame: DataFrame) -> DataFrame:
+    """Count what a query reads: rows, bytes, streams, and the newest message's time, for each batch.
+
+    They are in `observedMetrics["muxkit"]` of each progress, where listeners, event logs and metric sinks find them.
+    """
+    from pyspark.sql import functions as f
+
+    return frame.observe(
+        METRICS,
+        f.count(f.lit(1)).alias("rows"),
+        f.coalesce(f.sum(f.length("value")), f.lit(0)).alias("bytes"),
+        f.approx_count_distinct("stream").alias("streams"),
+        f.max("time").alias("newest"),
+    )
+
+
+def lag_table(spark: SparkSession) -> DataFrame:
+    """Return a table of how far the running queries are: a row for each stream of each.
+
+    `head` is the last message that there was when the server was asked, `read` the last one in a batch; `time` is when
+    the batch began. Make it again for newer rows.
+    """
+    rows: list[tuple[Any, ...]] = []
+    for query in spark.streams.active:
+        progress = query.lastProgress
+        if progress is not None:
+            rows += _rows(progress)
+    frame = spark.createDataFrame(rows, LAG_DDL.replace("time timestamp", "time string"))
+    return frame.withColumn("time", frame["time"].cast("timestamp"))
+
+
+def _rows(progress: StreamingQueryProgress) -> list[tuple[Any, ...]]:
+    told = json.loads(progress.json)
+    found = []
+    for head, end in _offsets(told):
+        for uuid, position in sorted(head.streams.items()):
+            read = end.streams[uuid].id if uuid in end.streams else None
+            behind = max(0, position.id - (read or 0))
+            found.append(
+                (told["name"], told["id"], told["batchId"], uuid, read, position.id, behind, told["timestamp"])
+            )
+    return found
+
+
+def _offsets(told: Mapping[str, Any]) -> list[tuple[Offset, Offset]]:
+    """Return the heads and the end of each source that is one of ours."""
+    pairs = [(offset_of(each.get("latestOffset")), offset_of(each.get("endOffset"))) for each in told["sources"]]
+    return [(head, end) for head, end in pairs if head.streams or end.streams]
+
+
+class QueryLog(StreamingQueryListener):
+    """Logs what queries on streams do: `spark.streams.addListener(QueryLog())`. Other queries are passed over.
+
+    The line of a batch has its rows, the streams that it is behind on, and where it is behind most.
+    """
+
+    def __init__(self, logger: logging.Logger | None = None) -> None:
+        self._log = logger or _log
+        self._names: dict[str, str] = {}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        self._names[str(event.id)] = event.name or str(event.id)
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        told = json.loads(event.progress.json)
+        line = line_of(told)
+        if line is not None:
+            self._log.info("%s", line)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        self._log.debug("query %s has nothing to read", self._names.get(str(event.id), event.id))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        name = self._names.pop(str(event.id), str(event.id))
+        if event.exception is None:
+            self._log.info("query %s has ended", name)
+        else:
+            self._log.warning("query %s has failed: %s", name, event.exception.splitlines()[-1])
+
+
+def line_of(told: Mapping[str, Any]) -> str | None:
+    """Describe a batch from its progress, as JSON; None if the query reads no streams of ours."""
+    pairs = _offsets(told)
+    if not pairs:
+        return None
+    lag = {
+        uuid: max(0, position.id - (end.streams[uuid].id if uuid in end.streams else 0))
+        for head, end in pairs
+        for uuid, position in head.streams.items()
+    }
+    streams = sorted({uuid for head, end in pairs for uuid in (*head.streams, *end.streams)})
+    name, rows = told["name"] or told["id"], told["numInputRows"]
+    line = f"query {name}: batch {told['batchId']}, {rows:,} rows of {_some(streams)}"
+    behind = {uuid: count for uuid, count in lag.items() if count}
+    if not behind:
+        return f"{line}; nothing behind"
+    most = max(sorted(behind), key=behind.__getitem__)
+    return f"{line}; {sum(behind.values()):,} messages behind, most in {most}: {behind[most]:,}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """List some names, and say how many there are."""
+    if len(names) <= NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[:NAMED])} and {len(names) - NAMED:,} more"
