@@ -91,6 +91,16 @@ class Channel(trio.abc.Channel[bytes]):
     def stats(self) -> ChannelStats:
         """What is queued, the credit both ways, and since when a sender waits."""
 
+    # For `muxkit.asyncio`, whose tasks save a round through Trio's loop by these; a protocol need not have them.
+
+    def _try_send(self, message: bytes) -> bool:
+        """Send a message if that needs no wait; False means that nothing was done."""
+        return False
+
+    def _try_receive(self) -> bytes | None:
+        """Take a message that has come; None if the caller has to call `receive`."""
+        return None
+
 
 @attrs.frozen(kw_only=True)
 class SessionStats:

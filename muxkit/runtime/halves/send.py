@@ -512,6 +512,15 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
         if self._since_yield >= YIELD_BYTES:
             await self._yield()
 
+    def _try_send(self, message: bytes) -> bool:
+        """`send` outside of Trio's tasks; False means that it would wait or raise, and that nothing was done."""
+        if type(message) is not bytes or self.state is not OPEN or self._line:
+            return False
+        if not self._budget.admits(len(message)) or not self._try_push(message):
+            return False
+        self._request_write()
+        return True
+
     async def send_many(self, messages: Iterable[bytes]) -> None:
         """Send several messages with one checkpoint, if they need not wait; cancelled, a prefix was sent."""
         await trio.lowlevel.checkpoint_if_cancelled()

@@ -624,6 +624,13 @@ class Channel(CommonChannel):
     async def receive_many(self, limit: int | None = None) -> list[bytes]:
         return [self._payload(arrived) for arrived in await self.receiver._next_all(limit)]
 
+    def _try_send(self, message: bytes) -> bool:
+        return self.sender._try_send(message)
+
+    def _try_receive(self) -> bytes | None:
+        arrived = self.receiver._try_receive()
+        return None if arrived is None else self._payload(arrived)
+
     def _payload(self, arrived: Arrived) -> bytes:
         if arrived.attachments:  # a common channel cannot give them to the application
             for half in self._core.attachments_of(arrived):

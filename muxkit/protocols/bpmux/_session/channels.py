@@ -301,6 +301,12 @@ class Duplex(Channel):
     def receive_many(self, limit: int | None = None) -> Coroutine[object, object, list[bytes]]:
         return self.source.receive_many(limit)
 
+    def _try_send(self, message: bytes) -> bool:
+        return self.sink._try_send(message)
+
+    def _try_receive(self) -> bytes | None:
+        return self.source._try_receive()
+
     async def finish(self, payload: bytes = b"") -> None:
         await self.sink.finish(payload)
 

@@ -261,6 +261,9 @@ class Channel(CommonChannel):
     def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
         return self._sender.send_many(messages)
 
+    def _try_send(self, message: bytes) -> bool:
+        return self._sender._try_send(message)
+
     async def post(self, message: bytes) -> Receipt:
         """Send a message; `await receipt.delivered()` returns when the peer's application has processed it."""
         self._need_receipts()
