@@ -116,7 +116,7 @@ class _Module:
                 for key, each in zip(keys, values, strict=True):
                     assert isinstance(key, ast.Constant)
                     if key.value == "event" and isinstance(each, ast.Constant):
-                        found.append(f"event={each.value}")
+                        found.append(f"event={each.value!s}")
                     elif key.value == "fields" and isinstance(each, ast.Dict):
                         found += [f"fields.{inner}" for inner in self._keys(each)]
                     else:
