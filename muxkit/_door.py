@@ -18,6 +18,7 @@ from muxkit._limits import Limits
 from muxkit._observer import Observer, for_connection, tell, telling_of_listener
 from muxkit._plugins import PROTOCOLS, STREAMS, link_kind, load, load_transport
 from muxkit._tls import TLS
+from muxkit.core import without_secrets
 from muxkit.runtime import (
     Link,
     Listening,
@@ -66,7 +67,7 @@ class Door:
         protocol, plus, self._transport_name = self.scheme.partition("+")
         self.protocol_name = protocol
         if not (separator and plus and protocol and self._transport_name):
-            raise ValueError(f"{url!r} is no URL of the form {FORM}")
+            raise ValueError(f"{without_secrets(url)!r} is no URL of the form {FORM}")
         # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
         self.protocol = cast("ProtocolPlugin", load(PROTOCOLS, protocol))
         without: str | None = getattr(self.protocol, "no_sessions", None)
@@ -127,7 +128,7 @@ class Door:
     async def session_to(self) -> AsyncGenerator[Session, None]:
         self._check_options("client")
         if isinstance(self.protocol, ResumingPlugin):
-            observer = self._observer_of(f"client {self.address}")
+            observer = self._observer_of(f"client {without_secrets(self.address)}")
             async with self.protocol.link(
                 self.dial, endpoint=self._endpoint, observer=observer, **self._session_options
             ) as session:
@@ -140,7 +141,7 @@ class Door:
     @protected_manager
     async def session_on(self, link: Link, role: Literal["client", "server"]) -> AsyncGenerator[Session, None]:
         with ExitStack() as stack:
-            observer = self._observer_of(f"{role} {peer_of(link) or self.address}")
+            observer = self._observer_of(f"{role} {peer_of(link) or without_secrets(self.address)}")
             async with self._session(link, role, observer) as session:
                 stack.enter_context(_lifetime(session.info, self._observer, observer))
                 yield session
@@ -186,7 +187,7 @@ class Door:
         if refused is None:
             await handle(link)
             return
-        _log.info("a client was not let in: %s: %s", peer_of(link) or self.address, refused)
+        _log.info("a client was not let in: %s: %s", peer_of(link) or without_secrets(self.address), refused)
         if link is not None:
             await handle(link, refused=refused)
 

@@ -16,6 +16,7 @@ from muxkit._limits import Limits
 from muxkit._observer import Observer, tell
 from muxkit._plugins import PROTOCOLS, PluginError, load
 from muxkit._tls import TLS
+from muxkit.core import without_secrets
 from muxkit.runtime import Backoff, LinkLost, OnFailed, OutageLog, Session, can_heal, protect_package
 
 _log = logging.getLogger("muxkit")
@@ -68,13 +69,13 @@ class _Sessions(AsyncIterator[Session]):
         on_failed: OnFailed | None,
         observer: Observer | None,
     ) -> None:
-        self._url = url
+        self._url = without_secrets(url)
         self._observer = observer
         self._is_first = True
         self._open = open_one
         self._policy = policy
         self._patience = patience
-        self._outage = OutageLog(url, patience=patience)
+        self._outage = OutageLog(self._url, patience=patience)
         self._on_failed = on_failed or self._outage.failed
         self._failures = 0
         self._lost_at = trio.current_time()

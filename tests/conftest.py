@@ -1,5 +1,6 @@
 """What holds for the whole suite: Hypothesis profiles, seeds, and the ids that marks may name."""
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -9,6 +10,7 @@ from types import CodeType, FunctionType
 import hypothesis
 import pytest
 
+from tests.canaries import LeakWatch
 from tests.conformance import MARKS, known_ids
 
 # A shell starts what it runs in the background with interrupts ignored, and every child would inherit that.
@@ -28,6 +30,23 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("nightly" if SOAK else "ci")
+
+
+@pytest.fixture(scope="session")
+def watched_log() -> Iterator[LeakWatch]:
+    """What listens to the library's log for the whole run."""
+    watch = LeakWatch()
+    logging.getLogger("muxkit").addHandler(watch)
+    yield watch
+    logging.getLogger("muxkit").removeHandler(watch)
+
+
+@pytest.fixture(autouse=True)
+def no_secret_is_logged(watched_log: LeakWatch) -> Iterator[None]:
+    """Fail a test during which the library logged a secret that tests plant."""
+    watched_log.found.clear()
+    yield
+    assert watched_log.found == []
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

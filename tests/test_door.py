@@ -127,7 +127,7 @@ class _Watchers(_Deaf):
     ("url", "servers", "clients"),
     [
         ("bpmux+tcp://127.0.0.1:0", r"server tcp 127\.0\.0\.1:\d+", r"client tcp 127\.0\.0\.1:\d+"),
-        ("relink+tcp://127.0.0.1:0/orders", "orders", r"client 127\.0\.0\.1:\d+"),
+        ("relink+tcp://127.0.0.1:0/orders", "server orders", r"client 127\.0\.0\.1:\d+"),
     ],
 )
 async def test_an_observer_of_many_connections_is_asked_for_one_for_each(url: str, servers: str, clients: str) -> None:

@@ -90,6 +90,8 @@ def several_places(address: str) -> dict[str, object]:
 
 def parse_host_port(address: str, *, default_port: int | None = None, form: str = FORM) -> tuple[str, int]:
     """Split `host:port`; raises ValueError that says what was expected."""
+    if "@" in address:  # what stands before it may be a password
+        raise ValueError(f"an address has no user and no password, and there is an '@' in it; {form}")
     host, bracket, rest = address.partition("]")
     if bracket:
         host, colon, digits = host.removeprefix("["), rest[:1], rest[1:]

@@ -18,6 +18,7 @@ from muxkit.core._channels import encode_name as encode_name
 from muxkit.core._channels import printable as printable
 from muxkit.core._channels import with_name as with_name
 from muxkit.core._channels import without_name as without_name
+from muxkit.core._channels import without_secrets as without_secrets
 from muxkit.core._engine import BoundedParsing as BoundedParsing
 from muxkit.core._engine import Buffer as Buffer
 from muxkit.core._engine import Consumed as Consumed
@@ -121,4 +122,5 @@ __all__ = [
     "serial_less",
     "with_name",
     "without_name",
+    "without_secrets",
 ]

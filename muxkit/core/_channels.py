@@ -290,6 +290,13 @@ def printable(text: str, most: int = TEXT_MOST) -> str:
     return shown if len(shown) <= most and len(text) <= most else f"{shown[: most - 1]}…"
 
 
+def without_secrets(url: str) -> str:
+    """Return a URL, or an address, as it may be shown: without a password, and without the query, which may be one."""
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    place, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}{separator}{place.rpartition('@')[2]}{slash}{path}"
+
+
 @attrs.frozen
 class Reason:
     """Why one side ended a channel or a connection, in its own words."""

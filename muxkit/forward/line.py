@@ -11,6 +11,7 @@ from muxkit import Limits, Observer, Refused
 from muxkit._door import LINGER_SECONDS
 from muxkit._reconnecting import reconnecting
 from muxkit._tls import TLS
+from muxkit.core import without_secrets
 from muxkit.forward.relay import ForwardLimits, Tally, log
 from muxkit.forward.wire import Code, Done, ForwardRefused, Request, ask
 from muxkit.runtime import (
@@ -36,7 +37,7 @@ class Line:
     """One session after another with the same server; made by `line`."""
 
     def __init__(self, url: str) -> None:
-        self.url: str = url.partition("?")[0]
+        self.url: str = without_secrets(url)
         """Where it leads, without what may be secret."""
         self._session: Session | None = None
         self._changed = trio.lowlevel.ParkingLot()

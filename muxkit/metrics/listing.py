@@ -13,6 +13,7 @@ import attrs
 import trio
 
 from muxkit._observer import Counted
+from muxkit.core import without_secrets
 from muxkit.runtime import Channel, Session, SessionStats
 
 SESSIONS_MOST: Final = 500
@@ -45,7 +46,7 @@ class Listing:
         shown = sorted(sessions, key=self._numbers.__getitem__)[-SESSIONS_MOST:]
         return {
             "process": os.getpid(),
-            "urls": [] if server is None else list(map(without_password, server.urls)),
+            "urls": [] if server is None else list(map(without_secrets, server.urls)),
             "draining": server is not None and server.is_draining,
             "time": trio.current_time(),
             "sessions": [self._session(each) for each in shown],
@@ -67,13 +68,6 @@ class Listing:
             "open": [*_channels(channels)],
             "open_left_out": max(0, len(channels) - CHANNELS_MOST),
         }
-
-
-def without_password(url: str) -> str:
-    """Return a URL without the user and the password that it may have."""
-    scheme, separator, rest = url.partition("://")
-    address, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{address.rpartition('@')[2]}{slash}{path}"
 
 
 def _channels(channels: Sequence[Channel]) -> Iterable[dict[str, Any]]:

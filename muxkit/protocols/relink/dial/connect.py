@@ -14,7 +14,7 @@ from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, facts_of, frames_of
 from muxkit._typed import Connect, OpenServer, Reconnecting
-from muxkit.core import Reason
+from muxkit.core import Reason, without_secrets
 from muxkit.protocols.relink._session.common import Channel
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, OnChanged, living
 from muxkit.protocols.relink.config import Config
@@ -88,13 +88,14 @@ def link(
     outage is a warning in the log. Other keyword arguments are options of the transport.
     """
     dial, named = dial_of(where, options)
-    observer = traced(observer, f"client {where if isinstance(where, str) else 'relink'}")
+    shown = without_secrets(where) if isinstance(where, str) else ""
+    observer = traced(observer, f"client {shown or 'relink'}")
     outage = Outage()
     engine = LinkEngine(
         config_for(config, endpoint, named), is_connector=True, limits=limits, observer=frames_of(observer)
     )
     mux = Link(engine, on_changed=on_changed, outage=outage, facts=facts_of(observer))
-    name = where if isinstance(where, str) else f"relink {engine.config.endpoint}".strip()
+    name = shown or f"relink {engine.config.endpoint}".strip()
     dialling = _Dialling(mux, dial, backoff, on_failed, patience, outage, OutageLog(name, patience=patience))
     return living(mux, linger, dialling.run, dialling.give_up)
 

@@ -1,0 +1,178 @@
+"""The page of all log lines, `docs/reference/logs.md`: taken from the sources, with a meaning for each.
+
+`python tests/logs.py` writes it. The meanings stand in `tests/data/logs.toml`, keyed by the text of the line; a line
+without one, and a meaning without a line, are errors.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import attrs
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reference" / "logs.md"
+MEANINGS = ROOT / "tests" / "data" / "logs.toml"
+SOURCES = ("muxkit", "adapters/muxkit_adapters", "adapters/pyspark_muxkit", "adapters/pytest_muxkit")
+LOGGERS = {"log", "_log", "logger", "_LOG"}
+LEVELS = ("debug", "info", "warning", "error", "critical", "exception")
+THROUGH = ("muxkit/_handlers.py", "%s: %s")  # what `log_failure` logs for its callers, which are read instead
+ORDER = {"ERROR": 0, "WARNING": 1, "INFO": 2, "DEBUG": 3}
+
+HEAD = """\
+# Log lines
+
+muxkit logs with the standard `logging` and adds no handler of its own. Programs that serve should show INFO and above;
+DEBUG tells of what is usual, and has the tracebacks whose texts may quote what a peer sent. No line of another level
+holds payload, tokens or passwords.
+
+Fields are attributes of the record, set with `extra=`, for handlers that write JSON. `%s` and its like stand for what
+differs. This page is written from the sources by `python tests/logs.py`.
+"""
+
+
+class Incomplete(Exception):
+    """A line has no meaning, or a meaning no line."""
+
+
+@attrs.frozen
+class Line:
+    """One call that logs."""
+
+    logger: str
+    level: str
+    text: str
+    fields: tuple[str, ...]
+    where: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.level, self.text
+
+
+@cache
+def lines() -> tuple[Line, ...]:
+    """Every call that logs, in the order of the sources."""
+    found: list[Line] = []
+    for folder in SOURCES:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            found += _Module(path).lines()
+    return tuple(line for line in found if (line.where, line.text) != THROUGH)
+
+
+class _Module:
+    """The log calls of one module."""
+
+    def __init__(self, path: Path) -> None:
+        self._where = path.relative_to(ROOT).as_posix()
+        self._tree = ast.parse(path.read_text(encoding="utf-8"))
+        self._logger = self._name_of_logger()
+
+    def lines(self) -> Iterator[Line]:
+        for node in ast.walk(self._tree):
+            if not isinstance(node, ast.Call):
+                continue
+            match node.func:
+                case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in LOGGERS and attr in LEVELS:
+                    yield self._line("ERROR" if attr == "exception" else attr.upper(), node, node.args[0])
+                case ast.Attribute(value=ast.Name(id=name), attr="log") if name in LOGGERS:
+                    yield self._line("VARIES", node, node.args[1])
+                case ast.Name(id="log_failure") if len(node.args) == 3:  # of muxkit._handlers
+                    text = ast.literal_eval(node.args[0])
+                    yield Line("muxkit", "ERROR", f"{text}: %s", self._keys(node.args[2]), self._where)
+
+    def _line(self, level: str, node: ast.Call, text: ast.expr) -> Line:
+        extra = next((each.value for each in node.keywords if each.arg == "extra"), None)
+        has_traceback = any(each.arg == "exc_info" for each in node.keywords)
+        fields = () if extra is None else self._keys(extra)
+        shown: str = ast.literal_eval(text)
+        return Line(
+            self._logger or ("muxkit.forward" if "/forward/" in self._where else "muxkit.adapters"),
+            level,
+            shown,
+            (*fields, "exc_info") if has_traceback else fields,
+            self._where,
+        )
+
+    def _name_of_logger(self) -> str | None:
+        for node in ast.walk(self._tree):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="getLogger"), args=[ast.Constant(value=str(name))]) if (
+                    name.startswith("muxkit")
+                ):
+                    return name
+        return None
+
+    def _keys(self, value: ast.expr) -> tuple[str, ...]:
+        """The fields of `extra`: a dictionary, or a name or function of this module that gives one."""
+        match value:
+            case ast.Dict(keys=keys, values=values):
+                found: list[str] = []
+                for key, each in zip(keys, values, strict=True):
+                    assert isinstance(key, ast.Constant)
+                    if key.value == "event" and isinstance(each, ast.Constant):
+                        found.append(f"event={each.value!s}")
+                    elif key.value == "fields" and isinstance(each, ast.Dict):
+                        found += [f"fields.{inner}" for inner in self._keys(each)]
+                    else:
+                        found.append(str(key.value))
+                return tuple(found)
+            case ast.Name(id=name):
+                for node in ast.walk(self._tree):
+                    match node:
+                        case ast.Assign(targets=[ast.Name(id=other)], value=ast.Dict() as held) if other == name:
+                            return self._keys(held)
+                return ()  # a parameter: the callers are read instead
+            case ast.Call(func=ast.Name(id=name)):
+                for node in ast.walk(self._tree):
+                    if isinstance(node, ast.FunctionDef) and node.name == name:
+                        [result] = [each.value for each in ast.walk(node) if isinstance(each, ast.Return)]
+                        assert result is not None
+                        return self._keys(result)
+        raise AssertionError(f"{self._where}: what are the fields of {ast.unparse(value)}")
+
+
+def page() -> str:
+    """The page as it should be."""
+    meanings = tomllib.loads(MEANINGS.read_text(encoding="utf-8"))["line"]
+    known: dict[tuple[str, str, str | None], dict[str, str]] = {
+        (each["level"], each["text"], each.get("at")): each for each in meanings
+    }
+    used: set[tuple[str, str, str | None]] = set()
+    rows: dict[str, dict[tuple[str, str], tuple[str, ...]]] = {}
+    missing: list[str] = []
+    for line in lines():
+        key = next((key for key in ((*line.key, line.where), (*line.key, None)) if key in known), None)
+        if key is None:
+            missing.append(f"{line.where}: {line.level} {line.text!r}")
+            continue
+        used.add(key)
+        told = known[key]
+        level, text = told.get("levels", line.level), told.get("shown", line.text)
+        fields = ", ".join(f"`{each}`" for each in line.fields if each != "exc_info")
+        if "exc_info" in line.fields:
+            fields = ", ".join(filter(None, (fields, "traceback")))
+        cells = (level, f"`{text}`", fields, told["means"])
+        rows.setdefault(line.logger, {})[level, text] = tuple(each.replace("|", "\\|") for each in cells)
+    unused = [f"{level} {text!r} {at or ''}" for level, text, at in known if (level, text, at) not in used]
+    if missing or unused:
+        raise Incomplete("\n".join(("lines without a meaning:", *missing, "meanings without a line:", *unused)))
+    parts = [HEAD]
+    for logger in sorted(rows):
+        parts.append(f"\n## `{logger}`\n\n| level | line | fields | meaning |\n|---|---|---|---|\n")
+        ordered = sorted(rows[logger].values(), key=lambda cells: (ORDER[cells[0].split(",")[0]], cells[1]))
+        parts += [f"| {' | '.join(cells)} |\n".replace("|  |", "| |") for cells in ordered]
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    if "--lines" in sys.argv:
+        for line in dict.fromkeys((line.level, line.text, line.where) for line in lines()):
+            print(line)
+    else:
+        PAGE.write_text(page(), encoding="utf-8")
