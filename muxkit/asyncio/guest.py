@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import trio
@@ -105,6 +106,25 @@ def _cancel_again(task: asyncio.Task[Any], late: _Late) -> None:
             task.cancel(late.message)
         finally:
             _LOCAL.before = None
+
+
+async def _settle(call: Call[T], scope: trio.CancelScope, function: Callable[[], Awaitable[T]]) -> None:
+    """Do in a Trio task what a call is for, and end the call."""
+    try:
+        with scope:
+            result = await function()
+    except trio.Cancelled:
+        call.failed(RuntimeError(ENDED))
+        raise
+    except BaseException as error:
+        call.failed(error)
+    else:
+        if scope.cancelled_caught:
+            call.stopped()
+        else:
+            call.succeeded(result)
+    finally:
+        del call, scope, function  # the frames of an error lead here
 
 
 def _cancel_now() -> bool:
@@ -214,22 +234,7 @@ class Guest:
     def _begin(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
         scope = trio.CancelScope()
         call: Call[T] = Call(self.loop, scope)
-
-        async def job() -> None:
-            try:
-                with scope:
-                    result = await function()
-            except trio.Cancelled:
-                call.failed(RuntimeError(ENDED))
-                raise
-            except BaseException as error:
-                call.failed(error)
-            else:
-                if scope.cancelled_caught:
-                    call.stopped()
-                else:
-                    call.succeeded(result)
-
+        job = partial(_settle, call, scope, function)
         if self._idle:
             self._idle.pop().go_on(job)
         else:
@@ -422,3 +427,5 @@ class Block(Generic[T]):
                 left.stopped()
             else:
                 left.succeeded(None)
+        finally:
+            del entered, left  # as in `_settle`
