@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import trio
@@ -63,6 +64,9 @@ class Call(asyncio.Future[T]):
             self.set_result(result)
 
     def failed(self, error: BaseException) -> None:
+        """Hand on an error, without the frame that caught it: that one refers to this call, which holds the error."""
+        if error.__traceback__ is not None:
+            error.__traceback__ = error.__traceback__.tb_next
         if not self.get_loop().is_closed():
             self.set_exception(error)
 
@@ -80,6 +84,7 @@ async def outcome_of(call: Call[T]) -> T:
             before = before if call.before is None else call.before
             _LOCAL.late[task] = late = _Late(before, call.message)
             call.get_loop().call_soon(_cancel_again, task, late)
+        del call, task  # or an error and this frame would hold each other
 
 
 class _Late(NamedTuple):
@@ -101,6 +106,34 @@ def _cancel_again(task: asyncio.Task[Any], late: _Late) -> None:
             task.cancel(late.message)
         finally:
             _LOCAL.before = None
+
+
+async def _settle(call: Call[T], scope: trio.CancelScope, function: Callable[[], Awaitable[T]]) -> None:
+    """Do in a Trio task what a call is for, and end the call."""
+    try:
+        with scope:
+            result = await function()
+    except trio.Cancelled:
+        call.failed(RuntimeError(ENDED))
+        raise
+    except BaseException as error:
+        call.failed(error)
+    else:
+        if scope.cancelled_caught:
+            call.stopped()
+        else:
+            call.succeeded(result)
+    finally:
+        del call, scope, function  # the frames of an error lead here
+
+
+def _cancel_now() -> bool:
+    """Repeat a cancellation of the running task before its next call: quick calls would outrun it for ever."""
+    task = asyncio.current_task()
+    if task not in _LOCAL.late:
+        return False
+    _cancel_again(task, _LOCAL.late[task])
+    return True
 
 
 class Guest:
@@ -194,33 +227,19 @@ class Guest:
         """
         if self.is_ending:
             raise trio.ClosedResourceError("the block of this session or server was left")
-        task = asyncio.current_task()
-        if task in _LOCAL.late:  # before anything is done: one quick call after the other would outrun it for ever
-            _cancel_again(task, _LOCAL.late[task])
-            await asyncio.sleep(0)
+        if _LOCAL.late and _cancel_now():
+            await asyncio.sleep(0)  # where it is raised
+        return await outcome_of(self._begin(function))
+
+    def _begin(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
         scope = trio.CancelScope()
         call: Call[T] = Call(self.loop, scope)
-
-        async def job() -> None:
-            try:
-                with scope:
-                    result = await function()
-            except trio.Cancelled:
-                call.failed(RuntimeError(ENDED))
-                raise
-            except BaseException as error:
-                call.failed(error)
-            else:
-                if scope.cancelled_caught:
-                    call.stopped()
-                else:
-                    call.succeeded(result)
-
+        job = partial(_settle, call, scope, function)
         if self._idle:
             self._idle.pop().go_on(job)
         else:
             trio.lowlevel.spawn_system_task(_Worker(self._idle, job).run, name="calls of asyncio tasks")
-        return await outcome_of(call)
+        return call
 
     # --- from Trio into asyncio
 
@@ -339,7 +358,7 @@ class Block(Generic[T]):
 
     async def enter(self) -> tuple[Guest, T]:
         """Enter the block; cancelled means that it was not entered, or left again."""
-        if self._left is not None:
+        if self._guest is not None:
             raise RuntimeError("this block was entered before; make another one")
         self._guest = guest = await enter_guest()
         entered: Call[T] = Call(guest.loop, self._scope)
@@ -352,6 +371,8 @@ class Block(Generic[T]):
         except BaseException:
             await guest.leave()
             raise
+        finally:
+            del entered
 
     async def leave(self, error: BaseException | None) -> None:
         """Leave the block, by this error if there is one; raises what else comes out of it."""
@@ -375,8 +396,9 @@ class Block(Generic[T]):
             if error is not None:
                 error.__traceback__ = traceback  # without the way through Trio
             self._error = None
+            self._left = None
             await guest.leave()
-            del error, traceback
+            del error, traceback, left
 
     async def _hold(self, guest: Guest, entered: Call[T], left: Call[None]) -> None:
         try:
@@ -405,3 +427,5 @@ class Block(Generic[T]):
                 left.stopped()
             else:
                 left.succeeded(None)
+        finally:
+            del entered, left  # as in `_settle`

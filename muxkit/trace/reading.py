@@ -111,6 +111,8 @@ class Follower:
                 new = file.read()
         except OSError as error:
             raise TraceError(f"{self._path}: {error.strerror or error}") from error
+        if not self._offset and new and not new.startswith(SEPARATOR.encode("ascii")):
+            raise TraceError(f"{self._path}: this is no trace: it has no qlog header")
         self._offset += len(new)
         *records, self._rest = (self._rest + new).split(b"\n")
         if len(self._rest) > MOST_RECORD:
@@ -228,11 +230,13 @@ def blocked(events: Iterable[Event]) -> Iterator[tuple[str, float, float]]:
 def differences(first: Summary, second: Summary) -> list[tuple[str, object, object]]:
     """Return what two sessions did differently: a name, and its value in each."""
     ones, others = _flat(first), _flat(second)
-    return [
-        (name, ones.get(name, 0), others.get(name, 0))
-        for name in sorted({*ones, *others})
-        if ones.get(name, 0) != others.get(name, 0)
-    ]
+    found: list[tuple[str, object, object]] = []
+    for name in sorted({*ones, *others}):
+        missing = "" if isinstance(ones.get(name, others.get(name)), str) else 0
+        one, other = ones.get(name, missing), others.get(name, missing)
+        if one != other:
+            found.append((name, one, other))
+    return found
 
 
 def _flat(found: Summary) -> dict[str, object]:

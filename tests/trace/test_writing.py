@@ -14,7 +14,7 @@ import trio.testing
 
 import muxkit
 from muxkit.protocols import bpmux, restream
-from muxkit.trace import FOLDER, Recording, SessionTrace, Trace, differences, read, summary
+from muxkit.trace import FOLDER, Follower, Recording, SessionTrace, Trace, TraceError, differences, read, summary
 
 PROTOCOLS = ("bpmux", "relink", "aqueduct", "e3x")
 SENT = 20
@@ -194,3 +194,23 @@ def test_the_time_without_enough_credit_is_counted(tmp_path: Path) -> None:
     found = summary(read(tmp_path / "trace"))
     assert found.channels["a"].blocked_ms == pytest.approx(3000)
     assert differences(found, found) == []
+
+
+def test_a_file_that_is_no_trace_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("hello\n")
+    with pytest.raises(TraceError, match="this is no trace"):
+        Follower(tmp_path / "other").more()
+    (tmp_path / "empty").write_text("")
+    assert Follower(tmp_path / "empty").more() == []  # its program has only begun
+
+
+def test_a_state_that_one_side_does_not_know_is_no_number(tmp_path: Path) -> None:
+    for name, channel in (("one", "a"), ("other", "b")):
+        trace = SessionTrace(tmp_path / name)
+        trace.state(channel, "open")
+        trace.close()
+    one, other = (summary(read(tmp_path / name)) for name in ("one", "other"))
+    assert {(name, first, second) for name, first, second in differences(one, other) if "state" in name} == {
+        ("a: state", "open", ""),
+        ("b: state", "", "open"),
+    }

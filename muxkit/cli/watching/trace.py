@@ -96,8 +96,12 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
         _print_json([{"name": name, "first": one, "second": other} for name, one, other in found])
     else:
         for name, one, other in found:
-            click.echo(printable(f"{name}: {one} / {other}"))
+            click.echo(printable(f"{name}: {_shown(one)} / {_shown(other)}"))
     return Exit.OK
+
+
+def _shown(value: object) -> object:
+    return "none" if value == "" else value
 
 
 @trace.command()
