@@ -30,6 +30,7 @@ from muxkit.runtime._links import NowaitLink as NowaitLink
 from muxkit.runtime._links import NowaitPackets as NowaitPackets
 from muxkit.runtime._links import OneAtATime as OneAtATime
 from muxkit.runtime._links import PacketLink as PacketLink
+from muxkit.runtime._links import Parting as Parting
 from muxkit.runtime._links import ProtocolPlugin as ProtocolPlugin
 from muxkit.runtime._links import ResumingPlugin as ResumingPlugin
 from muxkit.runtime._links import StreamData as StreamData
@@ -145,6 +146,7 @@ __all__ = [
     "OutageLog",
     "OutboxBudget",
     "PacketLink",
+    "Parting",
     "Phase",
     "Ping",
     "Pings",

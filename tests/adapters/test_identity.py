@@ -103,6 +103,11 @@ def test_both_readers_of_certificates_tell_the_same() -> None:
 
 def test_a_certificate_without_names_is_an_identity_without_names() -> None:
     assert of_certificate(b"der", {}) == Identity(certificate=b"der")
+
+
+def test_an_identity_is_shown_without_the_bytes_of_its_certificate() -> None:
+    shown = repr(Identity(certificate=bytes(800), subject="CN=ann"))
+    assert shown.startswith("Identity(certificate=<800 bytes>, subject='CN=ann', ")
     authority = x509.load_pem_x509_certificate(GOOD.authority.cert_pem.bytes())
     assert of_x509(authority).names == ()
     assert of_x509(authority).subject is not None

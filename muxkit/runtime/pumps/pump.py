@@ -77,7 +77,6 @@ class Pump(ABC, Generic[EventT]):
         self.bytes_sent = 0
         self.phase: Phase = "open"
         """When the connection is, for the error that says when it was lost."""
-        self._hint_if_silent: str | None = getattr(link, "hint_if_silent", None)
         self._parting: Sequence[bytes] = ()  # to send before the connection is closed
         self._parting_until = -math.inf
         self._farewell = Reason()  # for a link that can carry one
