@@ -77,6 +77,7 @@ from muxkit.runtime.halves.send import Watermark as Watermark
 from muxkit.runtime.halves.send import as_bytes as as_bytes
 from muxkit.runtime.pumps.multistream import MultistreamPump as MultistreamPump
 from muxkit.runtime.pumps.packets import DatagramPump as DatagramPump
+from muxkit.runtime.pumps.pump import read_first as read_first
 from muxkit.runtime.pumps.reading import Reading as Reading
 from muxkit.runtime.pumps.stream import StreamPump as StreamPump
 from muxkit.runtime.pumps.turns import Turns as Turns
@@ -190,6 +191,7 @@ __all__ = [
     "prefixed",
     "protect_package",
     "protected_manager",
+    "read_first",
     "redial",
     "run_interruptible",
     "turns",

@@ -132,6 +132,7 @@ async def test_without_proof_there_is_no_identity() -> None:
 
 
 async def test_a_handler_learns_who_the_client_is_and_each_end_where_it_is(tmp_path: Path) -> None:
+    """F12: SessionInfo(protocol='bpmux', peer='tls 127.0.0.1:36604'), and nothing of the certificate."""
     server = GOOD.server()
     GOOD.authority.configure_trust(server)
     server.verify_mode = ssl.CERT_REQUIRED
