@@ -92,6 +92,14 @@ class Inbox(ABC, Generic[ItemT]):
             await self._yield()
         return item
 
+    def _try_receive(self) -> ItemT | None:
+        """Take an item that is stored, outside of Trio's tasks; None if there is none."""
+        if not self._stored.count:
+            return None
+        item = self._stored.take()
+        self._took((item,), self._size_of(item))
+        return item
+
     async def _next_items(self, limit: int | None = None) -> list[ItemT]:
         """Wait for at least one item, then give all that have come, at most `limit`; one checkpoint.
 
