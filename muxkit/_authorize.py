@@ -81,7 +81,8 @@ async def show_token(stream: trio.abc.Stream, protocol: str, token: str) -> trio
                 data = await stream.receive_some(LINE_MOST)
                 held += data
                 if not data or len(held) > 2 * LINE_MOST:
-                    raise LinkLost("the server did not answer about the token", by="peer", peer=peer, phase="handshake")
+                    text = "the server did not answer about the token"
+                    raise LinkLost(text, by="peer", peer=peer, phase="handshake", hint="It may have no authorize=")
     except trio.TooSlowError:
         text = f"the server did not answer about the token within {ANSWER_TIMEOUT:g} s; does it have authorize=?"
         raise LinkLost(text, by="peer", peer=peer, phase="handshake") from None

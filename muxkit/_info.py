@@ -9,7 +9,9 @@ import attrs
 class Identity:
     """Who the peer is, as far as it was proved."""
 
-    certificate: bytes | None = None
+    certificate: bytes | None = attrs.field(
+        default=None, repr=lambda der: "None" if der is None else f"<{len(der)} bytes>"
+    )
     """The verified certificate, in DER."""
     subject: str | None = None
     """The subject of the certificate, as `CN=alice,O=users`."""

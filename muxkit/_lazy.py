@@ -7,11 +7,12 @@ from importlib import import_module
 
 
 def lazily(
-    package: dict[str, object], places: Mapping[str, str]
+    package: dict[str, object], places: Mapping[str, str], *, extras: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for the package with these globals, which keep what was fetched.
 
-    `places` maps each name, or several with blanks between them, to their module.
+    `places` maps each name, or several with blanks between them, to their module. `extras` maps packages that
+    need not be installed to the extra that brings them.
     """
     parent = str(package["__name__"])
     modules = {name: module for names, module in places.items() for name in names.split()}
@@ -19,7 +20,15 @@ def lazily(
     def fetch(name: str) -> object:
         if name not in modules:
             raise AttributeError(f"module {parent!r} has no attribute {name!r}")
-        package[name] = found = getattr(import_module(f"{parent}.{modules[name]}"), name)
+        try:
+            module = import_module(f"{parent}.{modules[name]}")
+        except ModuleNotFoundError as error:
+            extra = (extras or {}).get((error.name or "").partition(".")[0])
+            if extra is None:
+                raise
+            told = f"{parent}.{name} needs {error.name}, which is not installed: pip install 'muxkit[{extra}]'"
+            raise ModuleNotFoundError(told, name=error.name) from error
+        package[name] = found = getattr(module, name)
         return found
 
     def listed() -> list[str]:

@@ -21,7 +21,7 @@ from muxkit._observer import Observer
 from muxkit._reconnecting import reconnecting
 from muxkit._server import Server, open_server
 from muxkit._tls import TLS
-from muxkit.runtime import Backoff, Channel, Session
+from muxkit.runtime import Backoff, Channel, OnFailed, Session
 
 SessionT = TypeVar("SessionT", bound=Session)
 ChannelT = TypeVar("ChannelT", bound=Channel)
@@ -97,6 +97,7 @@ class Reconnecting(Generic[SessionT]):
         *,
         backoff: Backoff | None = None,
         patience: float | None = None,
+        on_failed: OnFailed | None = None,
         tls: TLS | None = None,
         token: str | None = None,
         limits: Limits | None = None,
@@ -109,6 +110,7 @@ class Reconnecting(Generic[SessionT]):
             url_of(self.protocol, url),
             backoff=backoff,
             patience=patience,
+            on_failed=on_failed,
             tls=tls,
             token=token,
             limits=limits,

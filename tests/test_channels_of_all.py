@@ -31,6 +31,8 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 async def test_a_channel_has_the_name_and_the_payload_that_it_was_opened_with(url: str) -> None:
+    """F27: "object Opening can't be used in 'await' expression"."""
+
     async def tell(channel: muxkit.Channel) -> None:
         await channel.send(f"{channel.name}|{channel.opening!r}".encode())
 

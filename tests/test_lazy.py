@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -52,6 +53,32 @@ def test_a_type_checker_refuses_a_misspelt_name(tmp_path: Path) -> None:
     )
     for line, (package, name) in enumerate(MISSPELT.items(), start=1):
         assert f'misspelt.py:{line}: error: Module "{package}" has no attribute "{name}"' in run.stdout, run.stdout
+
+
+def test_pyright_refuses_a_misspelt_name(tmp_path: Path) -> None:
+    """Was: pyright found nothing either."""
+    program = tmp_path / "misspelt.py"
+    program.write_text("".join(f"from {package} import {name}\n" for package, name in MISSPELT.items()))
+    run = subprocess.run(
+        [sys.executable, "-m", "basedpyright", "--level", "error", "--pythonpath", sys.executable, str(program)],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    for line, name in enumerate(MISSPELT.values(), start=1):
+        assert re.search(rf'misspelt\.py:{line}:\d+ - error: "{name}" is unknown import symbol', run.stdout), run.stdout
+
+
+def test_a_name_that_needs_an_extra_says_which() -> None:
+    """F16: "No module named 'pyarrow'", bare."""
+    code = (
+        "import sys; sys.modules['pyarrow'] = None\nfrom muxkit import pipeline\n"
+        "try: pipeline.Capture\nexcept ModuleNotFoundError as error: print(error)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    needs = "muxkit.pipeline.Capture needs pyarrow, which is not installed: pip install 'muxkit[spark]'"
+    assert said == f"{needs}\n"
 
 
 @pytest.mark.parametrize("package", MISSPELT)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections import Counter
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -128,3 +130,36 @@ async def test_a_channel_that_is_over_is_freed_without_a_garbage_collection(prot
                 gc.enable()
         nursery.cancel_scope.cancel()
     assert found < CHANNELS  # a channel had some ten objects
+
+
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x"])
+async def test_a_process_that_was_held_up_reads_what_has_come_before_it_gives_a_peer_up(
+    protocol: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """A clock and a reader that are woken in the same turn run in any order: hence many sessions and moments."""
+    async with muxkit.open_server(echo, f"{protocol}+mem://held-up") as server, AsyncExitStack() as stack:
+        sessions = [await stack.enter_async_context(muxkit.connect(server.url)) for _ in range(12)]
+        for turns in range(8):
+            mock_clock.autojump_threshold = 0
+            for session in sessions:
+                assert await answer(session) == b"x"
+            mock_clock.autojump_threshold = math.inf
+            mock_clock.jump(21.0)  # each side asks the other whether it is there
+            for _ in range(turns):
+                await trio.lowlevel.checkpoint()
+            mock_clock.jump(60.0)  # the answer is somewhere on its way
+            await trio.testing.wait_all_tasks_blocked()
+        mock_clock.autojump_threshold = 0
+        for session in sessions:
+            assert await answer(session) == b"x"
+
+
+async def echo(channel: muxkit.Channel) -> None:
+    async for message in channel:
+        await channel.send(message)
+
+
+async def answer(session: muxkit.Session) -> bytes:
+    async with session.open("call") as channel:
+        await channel.send(b"x")
+        return await channel.receive()

@@ -72,6 +72,7 @@ async def test_several_urls_are_one_server(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::muxkit.PlaintextWarning")
 async def test_a_server_on_all_addresses_says_so_and_not_which_of_them_a_client_takes() -> None:
+    """F26: bpmux+tls://0.0.0.0:39387, documented as "what a client connects to"."""
     async with muxkit.open_server(echo, "bpmux+tcp://0.0.0.0:0", insecure=True) as server:
         assert server.url.startswith("bpmux+tcp://0.0.0.0:")
         await talk(server.url.replace("0.0.0.0", "127.0.0.1"))

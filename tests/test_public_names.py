@@ -10,7 +10,8 @@ from typing import Final
 import pytest
 
 import muxkit
-from muxkit.protocols import aqueduct, bpmux, e3x, relink
+from muxkit import forward
+from muxkit.protocols import aqueduct, bpmux, e3x, relink, restream
 
 
 def words(text: str) -> set[str]:
@@ -51,6 +52,18 @@ OBJECTS: Final[list[tuple[type, set[str], str]]] = [
     (aqueduct.Server, SESSION, "channel entrypoint peer_headers"),
     (e3x.Channel, CHANNEL, "close delivered done dropped id is_reliable post quota type"),
     (e3x.Session, SESSION, "packet_limit"),
+    (
+        restream.Reader,
+        set(),
+        "acknowledge acknowledged aclose connections fail_after is_connected last_id outage receive snapshot uuid",
+    ),
+    (restream.Served, set(), "connections is_draining shutdown url urls"),
+    (muxkit.Server, set(), "is_draining observer reload sessions shutdown url urls wait_closed"),
+    (muxkit.SessionInfo, set(), "identity local peer protocol request transport user"),
+    (muxkit.Identity, set(), "certificate gid names pid subject uid user"),
+    (muxkit.Request, set(), "headers path query subprotocol"),
+    (forward.Forward, set(), "address addresses shutdown stats"),
+    (forward.RemoteForward, set(), "address addresses listening shutdown stats"),
 ]
 NAMES: Final = [f"{kind.__module__}.{kind.__name__}" for kind, _, _ in OBJECTS]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,25 @@ def test_what_users_met_keeps_the_tests_of_what_comes_instead(row: dict[str, Any
     assert [test for test in row["tests"] if not stands(test)] == [], row["was"]
 
 
+def test_each_thing_that_users_met_has_its_row() -> None:
+    assert [row["id"] for row in FRICTION] == [f"F{number}" for number in range(1, 34)]
+
+
+@pytest.mark.parametrize("row", FRICTION, ids=[row["id"] for row in FRICTION])
+def test_one_of_the_tests_of_a_row_tells_what_was_read_before(row: dict[str, Any]) -> None:
+    told = re.compile(rf"\bwas: |\b{row['id']}\b", re.IGNORECASE)
+    assert any(told.search(source_of(test)) for test in row["tests"])
+
+
 def stands(test: str) -> bool:
+    return bool(source_of(test))
+
+
+def source_of(test: str) -> str:
+    """The source of a test that is named file::name; empty if there is none."""
     file, _, name = test.partition("::")
-    tree = ast.parse((HERE / file).read_text(encoding="utf-8"))
-    return any(
-        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name for node in ast.walk(tree)
-    )
+    text = (HERE / file).read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            return ast.get_source_segment(text, node) or ""
+    return ""

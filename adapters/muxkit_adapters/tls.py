@@ -27,6 +27,7 @@ __all__ = ["HandshakeFailed", "TLSStream", "connect", "serve", "transport"]
 CLOSE_TIMEOUT = 5.0  # s, for close_notify to leave when the peer does not read
 RECORD_SIZE = 16_384  # bytes of plaintext in a record, at most
 ALERT_TIMEOUT = 1.0  # s, for a peer to read why it was refused
+FOREIGN_PROTOCOL = "It may speak another protocol"
 ALERT = re.compile(r"(?:SSLV3|TLSV1|TLSV13)_ALERT_(\w+)")  # as OpenSSL names what it received
 CLIENT_CERTIFICATE = "If the server wants a client certificate: tls=muxkit.TLS(cert=…, key=…)"
 FOREIGN = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"}
@@ -65,6 +66,7 @@ class TLSStream(trio.abc.Stream):
         self._was_cut = False  # a send was cancelled on its way: nothing that follows could be understood
         self._told: Reason | None = None
         self._shows_nothing = shows_nothing
+        self._is_1_3 = False  # remembered, since OpenSSL forgets the version with the end
         self._identity: Identity | None = None
         self._sending = OneAtATime("sending on this TLS stream")
         self._receiving = OneAtATime("receiving from this TLS stream")
@@ -96,7 +98,12 @@ class TLSStream(trio.abc.Stream):
     @property
     def hint_if_silent(self) -> str | None:
         """What to try if the connection ends before a byte came: a client hears only then that it was refused."""
-        return CLIENT_CERTIFICATE if self._shows_nothing and self._tls.version() == "TLSv1.3" else None
+        if self._tls.server_side:
+            return None
+        certificate = CLIENT_CERTIFICATE if self._shows_nothing and self._is_1_3 else ""
+        if self._told:
+            return certificate or None
+        return f"{certificate}. {FOREIGN_PROTOCOL}, too" if certificate else FOREIGN_PROTOCOL
 
     @property
     def peer_reason(self) -> Reason | None:
@@ -307,6 +314,7 @@ class TLSStream(trio.abc.Stream):
                     self._incoming.write(came)
                 else:
                     self._incoming.write_eof()
+        self._is_1_3 = self._tls.version() == "TLSv1.3"
         self._may_hold_more = bool(self._incoming.pending)
 
     async def aclose(self) -> None:
@@ -325,6 +333,15 @@ class TLSStream(trio.abc.Stream):
                     await self._say_goodbye()
         finally:
             await self._wire.aclose()
+
+    async def part(self) -> None:
+        """Send close_notify, then read on until the peer has closed; the caller bounds the time."""
+        if self._closed or self._failure is not None or self._was_cut:
+            return
+        await self._say_goodbye()
+        await self._wire.send_eof()
+        while await self._wire.receive_some(RECEIVE_SIZE):
+            pass
 
     async def _say_goodbye(self) -> None:
         with suppress(ssl.SSLError):  # unless the peer has done so before, it wants to read the answer

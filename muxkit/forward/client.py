@@ -96,7 +96,7 @@ class ListeningForward(Forward):
     def addresses(self) -> tuple[str, ...]:
         return self._opened.addresses
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Accept connections and carry them, until it is shut down."""
         with self._scope:
             async with trio.open_nursery() as nursery:
@@ -162,7 +162,7 @@ async def open_local(
     at, to = _address(bind, any_port=True), _address(target)
     async with listening(at) as opened, background() as nursery:
         forward = _LocalForward(to, opened, carrier, patience, limits)
-        nursery.start_soon(forward.run)
+        nursery.start_soon(forward._run)
         yield forward
 
 
@@ -195,7 +195,7 @@ class RemoteForward(Forward):
             await self._changed.park()
         return self._address
 
-    async def begin(self) -> tuple[Channel, Session, int]:
+    async def _begin(self) -> tuple[Channel, Session, int]:
         """Ask the server to listen; raises `ForwardRefused`."""
         wanted = Listen(str(self._bind))
         channel, done, session = await request(self._carrier, wanted, patience=self._patience, limits=self._limits)
@@ -207,7 +207,7 @@ class RemoteForward(Forward):
         )
         return channel, session, done.listener
 
-    async def run(self, begun: tuple[Channel, Session, int] | None = None) -> None:
+    async def _run(self, begun: tuple[Channel, Session, int] | None = None) -> None:
         """Carry connections until it is shut down; over a line, ask for the listener again after each loss.
 
         Over a single session its loss is raised.
@@ -218,7 +218,7 @@ class RemoteForward(Forward):
                 with self._accepting:
                     while True:
                         try:
-                            begun = begun or await self.begin()
+                            begun = begun or await self._begin()
                             failures = 0
                             await self._serve(*begun, nursery)
                         except (ForwardRefused, *LOST) as error:
@@ -291,8 +291,8 @@ async def open_remote(
     """
     forward = RemoteForward(_address(bind, any_port=True), _address(target), carrier, patience, limits)
     async with background() as nursery:
-        begun = await forward.begin() if isinstance(carrier, Session) else None
-        nursery.start_soon(forward.run, begun)
+        begun = await forward._begin() if isinstance(carrier, Session) else None
+        nursery.start_soon(forward._run, begun)
         yield forward
 
 

@@ -176,7 +176,7 @@ class _DatagramForward(Forward):
         self._scope.cancel()
         await trio.lowlevel.checkpoint()
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Carry datagrams until it is shut down."""
         with self._scope:
             async with trio.open_nursery() as nursery:
@@ -273,7 +273,7 @@ async def open_datagrams(
     with await _bound(at) as sock:
         async with background() as nursery:
             forward = _DatagramForward(sock, to, carrier, patience, limits)
-            nursery.start_soon(forward.run)
+            nursery.start_soon(forward._run)
             yield forward
 
 

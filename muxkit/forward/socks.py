@@ -262,7 +262,7 @@ async def socks(
     rules = allow if allow is None or isinstance(allow, AllowList) else AllowList(allow)
     async with listening(at) as opened, background() as nursery:
         forward = _SocksForward(rules, users, opened, carrier, patience, limits)
-        nursery.start_soon(forward.run)
+        nursery.start_soon(forward._run)
         yield forward
 
 

@@ -125,5 +125,7 @@ _LAZY = {
     "Staging": "staging.store",
 }
 
+_EXTRAS = dict.fromkeys(("google", "numpy", "pandas", "pyarrow", "pyspark"), "spark")
+
 if not TYPE_CHECKING:  # or type checkers would accept any name
-    __getattr__, __dir__ = lazily(globals(), _LAZY)
+    __getattr__, __dir__ = lazily(globals(), _LAZY, extras=_EXTRAS)

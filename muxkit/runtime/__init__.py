@@ -35,6 +35,7 @@ from muxkit.runtime._links import NowaitLink as NowaitLink
 from muxkit.runtime._links import NowaitPackets as NowaitPackets
 from muxkit.runtime._links import OneAtATime as OneAtATime
 from muxkit.runtime._links import PacketLink as PacketLink
+from muxkit.runtime._links import Parting as Parting
 from muxkit.runtime._links import ProtocolPlugin as ProtocolPlugin
 from muxkit.runtime._links import ResumingPlugin as ResumingPlugin
 from muxkit.runtime._links import StreamData as StreamData
@@ -81,6 +82,7 @@ from muxkit.runtime.halves.send import Watermark as Watermark
 from muxkit.runtime.halves.send import as_bytes as as_bytes
 from muxkit.runtime.pumps.multistream import MultistreamPump as MultistreamPump
 from muxkit.runtime.pumps.packets import DatagramPump as DatagramPump
+from muxkit.runtime.pumps.pump import read_first as read_first
 from muxkit.runtime.pumps.reading import Reading as Reading
 from muxkit.runtime.pumps.stream import StreamPump as StreamPump
 from muxkit.runtime.pumps.turns import Turns as Turns
@@ -151,6 +153,7 @@ __all__ = [
     "OutageLog",
     "OutboxBudget",
     "PacketLink",
+    "Parting",
     "Phase",
     "Ping",
     "Pings",
@@ -197,6 +200,7 @@ __all__ = [
     "prefixed",
     "protect_package",
     "protected_manager",
+    "read_first",
     "redial",
     "run_interruptible",
     "turned_away",

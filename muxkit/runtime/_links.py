@@ -95,6 +95,17 @@ class Explaining(Protocol):
         """Close, and tell the peer why."""
 
 
+@runtime_checkable
+class Parting(Protocol):
+    """A byte stream that has no half-open state, and yet can end so that what was sent last arrives."""
+
+    async def part(self) -> None:
+        """Say that nothing more follows, then read on until the peer has closed; the caller bounds the time.
+
+        It is the last call before the stream is closed. Raises `trio.BrokenResourceError` if the connection is gone.
+        """
+
+
 def peer_of(link: object) -> str:
     """Return the name of a link's other end, "" if it has none."""
     return link.peer if isinstance(link, Described) else ""
@@ -281,6 +292,9 @@ class Transport(Protocol):
     def serve(self) -> Callable[..., Awaitable[None]]: ...
 
 
+OF_ENCRYPTION = frozenset({"tls", "ssl_context", "certificate", "key", "ca", "client_ca"})
+
+
 def check_options(kind: str, given: Iterable[str], known: Collection[str], **also: Collection[str]) -> None:
     """Raise TypeError for an option that there is not, with the nearest name.
 
@@ -291,6 +305,8 @@ def check_options(kind: str, given: Iterable[str], known: Collection[str], **als
             continue
         near = get_close_matches(name, [*known, *(each for names in also.values() for each in names)], 1)
         meant = f"; did you mean {near[0]!r}?" if near else "."
+        if name in OF_ENCRYPTION and OF_ENCRYPTION.isdisjoint(known):
+            meant = ", since it does not encrypt; tls, wss, quic and dtls do."
         lists = (f"of {whose}: {', '.join(sorted(names)) or 'none'}" for whose, names in [(kind, known), *also.items()])
         raise TypeError(f"{kind} has no option {name!r}{meant} Options {'; '.join(lists)}")
 

@@ -191,6 +191,10 @@ async def test_by_url_the_options_of_the_protocol_are_listed_as_well() -> None:
     with pytest.raises(TypeError, match="did you mean 'config'"):
         async with muxkit.connect("bpmux+tcp://127.0.0.1:1", confg=None):
             pass
+    text = "tcp has no option 'tls', since it does not encrypt; tls, wss, quic and dtls do. Options of tcp: "
+    with pytest.raises(TypeError, match=text):
+        async with muxkit.connect("bpmux+tcp://127.0.0.1:1", tls=muxkit.TLS()):
+            pass
     with pytest.raises(TypeError, match="tcp has no option 'unsend'; did you mean 'unsent'"):
         async with muxkit.open_server(park, "bpmux+tcp://127.0.0.1:0", unsend=1):  # type: ignore[arg-type]
             pass

@@ -103,6 +103,11 @@ def test_both_readers_of_certificates_tell_the_same() -> None:
 
 def test_a_certificate_without_names_is_an_identity_without_names() -> None:
     assert of_certificate(b"der", {}) == Identity(certificate=b"der")
+
+
+def test_an_identity_is_shown_without_the_bytes_of_its_certificate() -> None:
+    shown = repr(Identity(certificate=bytes(800), subject="CN=ann"))
+    assert shown.startswith("Identity(certificate=<800 bytes>, subject='CN=ann', ")
     authority = x509.load_pem_x509_certificate(GOOD.authority.cert_pem.bytes())
     assert of_x509(authority).names == ()
     assert of_x509(authority).subject is not None
@@ -127,6 +132,7 @@ async def test_without_proof_there_is_no_identity() -> None:
 
 
 async def test_a_handler_learns_who_the_client_is_and_each_end_where_it_is(tmp_path: Path) -> None:
+    """F12: SessionInfo(protocol='bpmux', peer='tls 127.0.0.1:36604'), and nothing of the certificate."""
     server = GOOD.server()
     GOOD.authority.configure_trust(server)
     server.verify_mode = ssl.CERT_REQUIRED

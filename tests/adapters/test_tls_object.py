@@ -116,6 +116,7 @@ async def ask(link: Link) -> None:
 
 @EACH
 async def test_one_object_serves_and_connects_over_each_transport(transport: Transport[Any], world: World) -> None:
+    """F14: three ways to give a certificate: `ssl_context=`, `certificate=` and `ca=`, `dtls.server_context(…)`."""
     async with served(transport, echo, world.server()) as connect:
         async with connect(world.nobody) as link:
             await ask(link)

@@ -72,6 +72,14 @@ def test_it_tells_its_version() -> None:
     assert (done.returncode, done.stdout) == (0, f"muxkit, version {library.__version__}\n")
 
 
+def test_the_package_can_be_run_as_a_module() -> None:
+    """F31: "No module named muxkit.__main__"."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "muxkit", "--version"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"muxkit, version {library.__version__}\n")
+
+
 def test_the_help_names_every_command() -> None:
     done = muxkit("--help")
     assert done.returncode == 0

@@ -209,6 +209,7 @@ def test_a_token_comes_from_a_file_and_a_wrong_one_is_refused(tmp_path: Path) ->
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_what_cannot_be_served_is_refused_in_words_of_options(arguments: list[str], text: str) -> None:
+    """F18: "a server needs ssl_context=, with its certificate and key loaded"."""
     done = subprocess.run(
         [*MUXKIT, "serve", *arguments], capture_output=True, text=True, check=False, env=environment(), timeout=PATIENCE
     )
@@ -220,6 +221,7 @@ def test_what_cannot_be_served_is_refused_in_words_of_options(arguments: list[st
 
 
 def test_plaintext_to_another_machine_is_refused_in_words_of_options() -> None:
+    """F18: "use tls, or pass insecure=True"."""
     done = pipe("bpmux+tcp://192.0.2.1:7000")
     assert done.returncode == 2
     assert b"--insecure" in done.stderr

@@ -17,7 +17,7 @@ import trio
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import BoundedParsing, Buffer, Queued, SeparateTimers, StreamEngine
 from muxkit.runtime._errors import HEAD, Phase, Side, looks_like
-from muxkit.runtime._links import Explaining, NowaitLink
+from muxkit.runtime._links import Explaining, NowaitLink, Parting
 from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring, keep_freed_memory
 from muxkit.runtime.pumps.reading import Reading
 from muxkit.runtime.pumps.turns import LONG_TURN
@@ -102,7 +102,10 @@ class StreamPump(Pump[EventT]):
             found = self._foreign_protocol()
             if found or isinstance(cause, RemoteProtocolError):
                 return f"These bytes look like {found}" if found else None
-        return self._hint_if_silent if self.phase == "handshake" and by != "local" else None
+        if self.phase != "handshake" or by == "local":
+            return None
+        hint: str | None = getattr(self._stream, "hint_if_silent", None)
+        return hint
 
     @property
     def foreign(self) -> str:
@@ -123,16 +126,21 @@ class StreamPump(Pump[EventT]):
             self._under_way.shield = True
             self._under_way.deadline = self._parting_until
             return parting
-        return [*map(bytes, self._carry), *parting] if parting else ()
+        # Without words too, an end in order: a reset could take the place of what was sent before.
+        return [*map(bytes, self._carry), *parting] if parting else [b""]
 
     async def _part(self) -> None:
         """Write the last bytes, then read on until the peer closes: else it may be told of a reset instead."""
         try:
-            await self._stream.send_all(b"".join(self._parting))
+            if last := b"".join(self._parting):
+                await self._stream.send_all(last)
             if self._farewell and isinstance(self._stream, Explaining):
                 return  # closing it waits for the peer
             if isinstance(self._stream, trio.abc.HalfCloseableStream):
                 await self._stream.send_eof()
+            elif isinstance(self._stream, Parting):
+                await self._stream.part()
+                return
             while await self._stream.receive_some(PARTING_READ_BYTES):
                 pass
         except BROKEN:

@@ -14,7 +14,7 @@ from muxkit._limits import Limits
 from muxkit._observer import turned_away
 from muxkit.core import Reason
 from muxkit.runtime._errors import LinkLost, Side
-from muxkit.runtime._links import Explaining, NowaitLink, WaitableLink, peer_of
+from muxkit.runtime._links import Explaining, NowaitLink, Parting, WaitableLink, peer_of
 
 LearntT = TypeVar("LearntT")
 LearntT_co = TypeVar("LearntT_co", covariant=True)
@@ -149,6 +149,7 @@ class _Prefixed(trio.abc.Stream):
     receive_nowait: Callable[[int], bytes | None]
     stop_waiting: Callable[[], None]
     close_with: Callable[[Reason], Awaitable[None]]
+    part: Callable[[], Awaitable[None]]
 
     def __init__(self, stream: trio.abc.Stream, data: bytes) -> None:
         self._stream = stream
@@ -159,6 +160,8 @@ class _Prefixed(trio.abc.Stream):
         self.request: object = getattr(stream, "request", None)
         if isinstance(stream, Explaining):
             self.close_with = stream.close_with
+        if isinstance(stream, Parting):
+            self.part = stream.part
         if isinstance(stream, NowaitLink):
             self.send_nowait = stream.send_nowait
             self.send_buffers = stream.send_buffers

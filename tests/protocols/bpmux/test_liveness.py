@@ -190,7 +190,7 @@ def test_the_beginning_of_a_chunk_is_a_message_that_is_unfinished(chunks: str) -
 
 @pytest.mark.requirement("R-29")
 def test_a_line_that_dies_inside_a_message_is_silence_and_no_broken_rule() -> None:
-    # This was reported as a violation by the peer: "0 bytes in 30.0 s while a message is unfinished".
+    # F29: this was reported as a violation by the peer: "0 bytes in 30.0 s while a message is unfinished".
     engine = stalling()
     fed(engine, "50 09 f9 10 00 61", now=10.0)
     engine.handle_deadline(40.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import ssl
@@ -188,6 +189,31 @@ async def test_each_failed_attempt_can_be_told(nursery: trio.Nursery, autojump_c
         await numbers.receive()
     assert [error for error, _ in told] == [REFUSED, REFUSED]
     assert script.pauses == pytest.approx([wait for _, wait in told])
+
+
+async def test_an_outage_is_a_warning_at_its_begin_and_at_each_doubling(
+    nursery: trio.Nursery, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F9, of restream: it dialled for ever without a word."""
+    caplog.set_level(logging.INFO, "muxkit")
+    script = Script(nursery, [*[REFUSED] * 6, whole()])
+    async with restream.numbers(script.dial, count=5, policy=policy(Least())) as numbers:
+        assert [number async for number in numbers] == EXAMPLE
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [text.partition(" (")[0] for text in told] == [
+        f"restream: no connection for {seconds} s" for seconds in (0, 5, 10, 20)
+    ]
+    assert "trying again in 5.0 s" in told[0]
+    assert caplog.messages[-1] == "restream: connected again after 30 s"
+
+
+async def test_a_program_that_is_told_of_failures_logs_them_itself(
+    nursery: trio.Nursery, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = Script(nursery, [REFUSED, whole()])
+    async with restream.numbers(script.dial, count=5, on_failed=lambda error, wait: None) as numbers:
+        await numbers.receive()
+    assert caplog.records == []
 
 
 # --- what no waiting helps against

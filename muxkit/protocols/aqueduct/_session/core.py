@@ -838,7 +838,7 @@ class Core:
     def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, told: Reason) -> None:
         """End the connection, and tell the peer why: in QUIC's goodbye, or in the carrier's."""
         farewell = told.encode() if self._carrier is None else self._carrier.farewell(told)
-        self.pump.lose(reason, by=by, cause=cause, parting=[farewell])
+        self.pump.lose(reason, by=by, cause=cause, parting=[farewell], farewell=told)
 
     def raise_if_lost(self) -> None:
         if self.pump.is_lost:

@@ -40,6 +40,7 @@ from muxkit.runtime import (
     describe,
     protect_package,
     protected_manager,
+    read_first,
     turns,
 )
 from muxkit.runtime import Session as CommonSession
@@ -577,9 +578,10 @@ class Liveness:
     async def _check(self) -> None:
         """Ping, and end the session if no answer comes."""
         try:
-            with trio.move_on_after(self._timeout):
+            with trio.move_on_after(self._timeout) as patience:
                 await self.ping()
                 return
+            await read_first(patience.deadline)
         except LocalProtocolError:  # every id was used, so no ping can be sent
             await trio.sleep_forever()
         except LinkLost:

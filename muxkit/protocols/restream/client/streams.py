@@ -38,7 +38,7 @@ from muxkit.protocols.restream.engine import (
 )
 from muxkit.protocols.restream.plugin import transport_of
 from muxkit.protocols.restream.wire import INLINE_DIGITS, Json, JsonObject, Message, Status, new_uuid, parse_integer
-from muxkit.runtime import Dial, Ended, LinkLost, Outage, background, protect_package, protected_manager
+from muxkit.runtime import Dial, Ended, LinkLost, Outage, OutageLog, background, protect_package, protected_manager
 from muxkit.trace import traced
 
 Item = Received | ReceivedValue | StatusReceived
@@ -64,11 +64,15 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
         policy: ClientPolicy,
         observer: Observer | None,
         on_failed: OnFailed | None,
+        name: str = "restream",
     ) -> None:
         self._engine = engine
         self._convert = convert
         self._policy = policy
-        self._driver = ClientDriver(dial, self, policy, observer=observer, on_failed=on_failed)
+        self._outage_log = OutageLog(name)
+        self._driver = ClientDriver(
+            dial, _Task(self), policy, observer=observer, on_failed=on_failed or self._outage_log.failed
+        )
         engine.frames_at_once = policy.ahead
         self._waiting: deque[Item] = deque()
         self._arrived = trio.lowlevel.ParkingLot()
@@ -105,6 +109,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
 
     @property
     def is_connected(self) -> bool:
+        """True while there is a connection."""
         return self._driver.is_connected
 
     async def receive(self) -> ItemT:
@@ -169,7 +174,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
 
     # --- tasks, started by the context manager that makes it
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Connect again and again."""
         try:
             with self._life:
@@ -180,7 +185,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
         finally:
             self._ended.set()
 
-    async def acknowledge_in_time(self) -> None:
+    async def _acknowledge_in_time(self) -> None:
         """Acknowledge received messages `ack_after` seconds later, also while nothing more comes."""
         after, every = self._policy.ack_after, self._engine.config.ack_every
         if after is None or every is None or self._engine.mode is not Mode.STATEFUL:
@@ -194,16 +199,15 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
             if not self._engine.over:
                 self.acknowledge()
 
-    # --- for its driver
+    # --- inside
 
-    def engine(self) -> ClientEngine:
-        return self._engine
-
-    async def take(self, events: Sequence[ClientEvent]) -> Ended | None:
+    async def _hear(self, events: Sequence[ClientEvent]) -> Ended | None:
+        """Handle what the driver brings; the driver reads nothing meanwhile."""
         for event in events:
             match event:
                 case Received() | ReceivedValue() | StatusReceived():
                     self._waiting.append(event)
+                    self._outage_log.over()
                 case Refused(text, code):
                     self._stop(partial(StreamRefused, text, peer=self._driver.peer, code=code))
                 case Failed(error):
@@ -219,11 +223,6 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
         while len(self._waiting) >= self._policy.ahead:
             await self._room.park()
         return None
-
-    def stopped(self, stop: Stop) -> bool:
-        return False
-
-    # --- inside
 
     def _take(self) -> Item:
         item = self._waiting.popleft()
@@ -243,6 +242,22 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
         if self._end is None:
             self._end = end
         self._arrived.unpark_all()
+
+
+class _Task:
+    """What the driver of a reader works for, so that the reader itself shows only what applications call."""
+
+    def __init__(self, reader: Reader[Any]) -> None:
+        self._reader = reader
+
+    def engine(self) -> ClientEngine:
+        return self._reader._engine
+
+    async def take(self, events: Sequence[ClientEvent]) -> Ended | None:
+        return await self._reader._hear(events)
+
+    def stopped(self, stop: Stop) -> bool:
+        return False  # a connection is no reason to end: the engine knows when all has come
 
 
 def _copy_of(error: RemoteProtocolError) -> RemoteProtocolError:
@@ -275,8 +290,9 @@ def numbers(
     """Read `count` numbers from the server at `where`; after the last one their CRC and count are verified.
 
     `where` is a URL, `restream+tcp://127.0.0.1:7000`, or a function that dials. Entering does not wait for a
-    connection; the stream ends with the block. `resume` is the result of `snapshot`, instead of `count`. `on_failed`
-    gets the error of each failed attempt and the seconds until the next. Other keyword arguments are options of the
+    connection; the stream ends with the block. `resume` is the result of `snapshot`, instead of `count`. Failed
+    attempts are logged: the first and each doubling of the outage is a WARNING; `on_failed`, if it is given, gets the
+    error of each and the seconds until the next instead. Other keyword arguments are options of the
     transport.
     """
     observer = traced(observer, "client restream")
@@ -293,7 +309,7 @@ def numbers(
         engine = ClientEngine.stateful(
             uuid or new_uuid(), {"count": count}, config=config, limits=limits, observer=frames_of(observer)
         )
-    return _reading(engine, _as_number, dial_of(where, options), policy or ClientPolicy(), observer, on_failed)
+    return _reading(engine, _as_number, dial_of(where, options), policy or ClientPolicy(), observer, on_failed, where)
 
 
 def stream(
@@ -335,7 +351,7 @@ def stream(
         engine = ClientEngine.stateful(
             uuid or new_uuid(), params, verifier=checks, config=config, limits=limits, observer=frames_of(observer)
         )
-    return _reading(engine, _as_message, dial_of(where, options), policy or LIVE, observer, on_failed)
+    return _reading(engine, _as_message, dial_of(where, options), policy or LIVE, observer, on_failed, where)
 
 
 def integers(
@@ -359,7 +375,7 @@ def integers(
         _check_mode(engine, Mode.STATELESS)
     else:
         engine = ClientEngine.stateless(config=config, limits=limits, observer=frames_of(observer))
-    return _reading(engine, _as_integer, dial_of(where, options), policy or ClientPolicy(), observer, on_failed)
+    return _reading(engine, _as_integer, dial_of(where, options), policy or ClientPolicy(), observer, on_failed, where)
 
 
 async def status(
@@ -379,7 +395,7 @@ async def status(
     observer = traced(observer, "client restream")
     engine = ClientEngine.status(uuid, limits=limits, observer=frames_of(observer))
     dial = dial_of(where, options)
-    async with _reading(engine, _as_status, dial, policy or ClientPolicy(), observer, on_failed) as reader:
+    async with _reading(engine, _as_status, dial, policy or ClientPolicy(), observer, on_failed, where) as reader:
         return await reader.receive()
 
 
@@ -391,11 +407,13 @@ async def _reading(
     policy: ClientPolicy,
     observer: Observer | None,
     on_failed: OnFailed | None,
+    where: str | Dial,
 ) -> AsyncGenerator[Reader[ItemT], None]:
-    reader = Reader(engine, convert, dial, policy=policy, observer=observer, on_failed=on_failed)
+    name = where if isinstance(where, str) else "restream"
+    reader = Reader(engine, convert, dial, policy=policy, observer=observer, on_failed=on_failed, name=name)
     async with background() as nursery:
-        nursery.start_soon(reader.run)
-        nursery.start_soon(reader.acknowledge_in_time)
+        nursery.start_soon(reader._run)
+        nursery.start_soon(reader._acknowledge_in_time)
         try:
             yield reader
         except trio.TooSlowError as error:
