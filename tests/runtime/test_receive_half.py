@@ -60,6 +60,32 @@ async def test_those_who_wait_are_served_in_the_order_in_which_they_came() -> No
     assert got == {number: b"%d" % number for number in range(10)}
 
 
+async def test_items_that_came_together_go_to_those_who_wait_and_the_rest_is_stored() -> None:
+    source = PlainReceive()
+    got: dict[int, bytes] = {}
+
+    async def receive(number: int) -> None:
+        got[number] = await source.receive()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(2):
+            nursery.start_soon(receive, number)
+            await at_rest()
+        source._deliver_all([b"0", b"1", b"2", b"3"])
+    assert got == {0: b"0", 1: b"1"}
+    assert source.unread == 2
+    source._deliver_all([b"4"])
+    assert await source.receive() == b"2"
+    assert await source.receive_many() == [b"3", b"4"]
+
+
+async def test_items_that_come_together_behind_the_close_are_dropped_and_counted() -> None:
+    source = PlainReceive()
+    source.close()
+    source._deliver_all([b"1", b"22"])
+    assert (source.unread, source.consumed) == (0, 3)
+
+
 async def test_a_newcomer_does_not_take_what_is_on_its_way_to_another() -> None:
     source = PlainReceive()
     got: list[bytes] = []

@@ -80,13 +80,18 @@ class Inbox(ABC, Generic[ItemT]):
         `LinkLost` when the connection is gone, `trio.ClosedResourceError` after `aclose`.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        if not self._stored.count:
+        stored = self._stored
+        if not stored.count:
             item = await self._wait()
             self._took((item,), self._size_of(item))
             return item
-        item = self._stored.take()
+        item = stored.take()
         size = self._size_of(item)
-        self._took((item,), size)
+        if stored.count and self.state is not DRAINING:  # `_took` inlined for most messages
+            if self._taken((item,), size):
+                self._request_write()
+        else:
+            self._took((item,), size)
         self._since_yield += size if size > YIELD_LEAST else YIELD_LEAST  # noqa: FURB136 - `max` is a call
         if self._since_yield >= YIELD_BYTES:
             await self._yield()
@@ -141,6 +146,21 @@ class Inbox(ABC, Generic[ItemT]):
             if self._stored is EMPTY:
                 self._stored = self._new_storage()
             self._stored.put(item)
+
+    def _deliver_all(self, items: list[ItemT]) -> None:
+        """Do the same with items that came together; the list is this half's from now on."""
+        if self.state is Receiving.CLOSED:
+            self._taken((), sum(map(self._size_of, items)))
+            return
+        if self._waiters:
+            handed_over = len(self._waiters)
+            for item in items[:handed_over]:
+                self._deliver(item)
+            del items[:handed_over]
+        if items:
+            if self._stored is EMPTY:
+                self._stored = self._new_storage()
+            self._stored.put_all(items)
 
     def _ended(self, error: ErrorMaker) -> None:
         """No more will come; `error` makes what is raised once everything stored was taken."""

@@ -17,6 +17,7 @@ from muxkit.protocols.bpmux import (
     Failed,
     Kind,
     Message,
+    Messages,
     Opened,
     Partial,
     Probed,
@@ -123,6 +124,8 @@ def told(event: Event) -> tuple[object, ...]:
     match event:
         case Message() | Ended() | Responded():
             return name, event.entity.label, event.payload
+        case Messages():
+            return name, event.entity.label, event.payloads
         case Opened():
             source = () if event.source is None else (event.source.label,)
             return (name, event.entity.label, event.payload, *source)

@@ -53,7 +53,7 @@ class Connection:
         on_events: Callable[[Sequence[Event]], None],
         on_lost: Callable[[], None],
     ) -> None:
-        self.engine: Engine = Engine(config, limits=limits, observer=observer)
+        self.engine: Engine = Engine(config, limits=limits, observer=observer, joins_messages=True)
         self.budget: OutboxBudget = OutboxBudget(limits.outbox, self.engine.waiting)
         self.pump: StreamPump[Event] = StreamPump(
             stream,

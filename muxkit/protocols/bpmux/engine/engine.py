@@ -38,17 +38,22 @@ class Engine:
 
     Commands take and return `Entity` objects. A command either does all of its work, or raises `LocalProtocolError`
     and changes nothing. Call `consumed` for every `Message` that the application has taken, or the peer's credit is
-    never renewed.
+    never renewed. With `joins_messages` those that came one behind the other for an entity are one `Messages` event.
     """
 
     def __init__(
-        self, config: Config | None = None, *, limits: Limits | None = None, observer: Observer | None = None
+        self,
+        config: Config | None = None,
+        *,
+        limits: Limits | None = None,
+        observer: Observer | None = None,
+        joins_messages: bool = False,
     ) -> None:
         self.config: Config = config or Config()
         self.limits: Limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self._observer = observer
         self._state = State(self.config, self.limits, observer)
-        self._reader = ChunkReader(self._state)
+        self._reader = ChunkReader(self._state, joins_messages=joins_messages)
         self._deadlines: Deadlines[Timer] = Deadlines()
         self._keepalive = Keepalive(
             self._deadlines,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import U64_MAX, Cursor, NeedMore, Pieces, ReceiveWindow
 from muxkit.protocols.bpmux.engine.entities import ADDRESSED, Entity, Kind, Parts
-from muxkit.protocols.bpmux.engine.events import Confirmed, Ended, Message, Opened, Pinged, Ponged, Responded
+from muxkit.protocols.bpmux.engine.events import Confirmed, Ended, Message, Messages, Opened, Pinged, Ponged, Responded
 from muxkit.protocols.bpmux.engine.state import State
 from muxkit.protocols.bpmux.frames import (
     ACK_END,
@@ -38,8 +38,9 @@ class ChunkReader:
     It holds the beginning of an incomplete chunk, never more than the credit that covers it.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, *, joins_messages: bool) -> None:
         self._state = state
+        self._joins_messages = joins_messages
         self.rules: ChunkRules = ChunkRules(state)
         self.held: Pieces = Pieces()  # the beginning of a chunk
         self._wanted = 0  # bytes to hold before parsing is tried again
@@ -119,14 +120,12 @@ class ChunkReader:
         """
         size = len(data)
         last = size - HEAD_MOST
-        maps, events = self._state.maps, self._state.events
-        append, observer = events.append, self._state.observer
+        maps, events, observer = self._state.maps, self._state.events, self._state.observer
         largest = self._state.limits.message
         sinks, streams = maps[Kind.STREAM_IN], maps[Kind.STREAM_OUT]
-        before = len(events)
-        for _ in range(self.left):
-            if position >= last:
-                break
+        left = self.left
+        while left > 0 and position < last:
+            first = position
             tag = data[position]
             if tag == OWN_SINK:
                 entities = sinks
@@ -152,32 +151,53 @@ class ChunkReader:
             entity = entities.get(id)
             if entity is None or not entity.direct:
                 break
-            length = data[start]
-            start += 1
-            if length >= 248:
-                bytes_ = length - 247
-                if bytes_ > 4:
-                    break
-                length = int.from_bytes(data[start : start + bytes_], "big")
-                if length < LEAST[bytes_]:
-                    break
-                start += bytes_
-            end = start + length
+            head = start - first
             window = entity.window
-            if length > window.credit or length > largest:
+            credit = window.credit
+            payloads: list[bytes] = []
+            while True:  # the chunks about this entity that come one behind the other
+                length = data[start]
+                start += 1
+                if length >= 248:
+                    bytes_ = length - 247
+                    if bytes_ > 4:
+                        break
+                    length = int.from_bytes(data[start : start + bytes_], "big")
+                    if length < LEAST[bytes_]:
+                        break
+                    start += bytes_
+                end = start + length
+                if length > credit or length > largest:
+                    break
+                if end > size:  # the rest is not here yet
+                    self.owner, self._missing = entity, end - size
+                    self._pieces.append(memoryview(data)[start:])
+                    position = size
+                    break
+                credit -= length
+                payloads.append(data[start:end])
+                position = end
+                left -= 1
+                start = end + head
+                if not left or position >= last or data[position] != tag:
+                    break
+                if data[position + 1] != data[first + 1] or (
+                    head > 2 and data[position:start] != data[first : first + head]
+                ):
+                    break
+            if not payloads:
                 break
-            if end > size:  # the rest is not here yet
-                self.owner, self._missing = entity, end - size
-                self._pieces.append(memoryview(data)[start:])
-                position = size
-                break
-            window.credit -= length
-            window.held += length
-            append(Message(entity, data[start:end]))
+            window.held += window.credit - credit
+            window.credit = credit
+            if self._joins_messages and len(payloads) > 1:
+                events.append(Messages(entity, payloads))
+            else:
+                for payload in payloads:
+                    events.append(Message(entity, payload))
             if observer is not None:
-                observer.frame("in", entity.label, "payload", length)
-            position = end
-        self.left -= len(events) - before
+                for payload in payloads:
+                    observer.frame("in", entity.label, "payload", len(payload))
+        self.left = left
         return position
 
 
