@@ -123,6 +123,9 @@ class Storage(Protocol[ItemT]):
     def take_all(self, limit: int | None = None) -> list[ItemT]:
         """Remove and return the oldest items, at most `limit`."""
 
+    def put_back(self, items: list[ItemT], /) -> None:
+        """Put items before all others that `take_all` has returned."""
+
     def clear(self) -> int:
         """Drop everything, and return the bytes that it had; 0 if the storage does not count bytes."""
 
@@ -155,6 +158,10 @@ class ItemQueue(Generic[ItemT]):
         count = self.count if limit is None else min(limit, self.count)
         self.count -= count
         return [self._items.popleft() for _ in range(count)]
+
+    def put_back(self, items: list[ItemT]) -> None:
+        self._items.extendleft(reversed(items))
+        self.count += len(items)
 
     def clear(self) -> int:
         self._items.clear()
@@ -210,8 +217,18 @@ class Mailbox:
             messages += cast("list[bytes]", self._items)  # as none is packed
             self._items, self.count = [], 0
             return messages
+        if 0 < count <= len(self._next):
+            messages = self._next[-count:]
+            messages.reverse()
+            del self._next[-count:]
+            self.count -= count
+            return messages
         take = self.take
         return [take() for _ in range(count)]
+
+    def put_back(self, messages: list[bytes]) -> None:
+        self._next += reversed(messages)
+        self.count += len(messages)
 
     def clear(self) -> int:
         items = [*self._next, *self._items[self._oldest :]]

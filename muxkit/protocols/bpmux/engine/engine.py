@@ -386,13 +386,16 @@ class Engine:
         else:
             self._state.schedule(entity)
 
-    def try_send(self, entity: Entity, payload: bytes) -> bool:
-        """Queue a message that credit covers as a whole; otherwise do nothing and return False. Faster than `send`."""
+    def try_send(self, entity: Entity, payload: bytes) -> bool | None:
+        """Queue a message that credit covers as a whole; otherwise do nothing and return None. Faster than `send`.
+
+        Returns True if the entity was not in line for writing before.
+        """
         outgoing, size = entity.outgoing, len(payload)
         if outgoing is None or not outgoing.accepts or size > self._largest or self.over:
-            return False
+            return None
         if size > entity.credit.available - outgoing.queued - outgoing.claimed:
-            return False
+            return None
         state, queue = self._state, outgoing.queue  # `Outgoing.push_covered` inlined: this runs for each message
         if not queue:
             outgoing.has_sent = True
@@ -403,8 +406,9 @@ class Engine:
         outgoing.counted += size + OVERHEAD
         state.outbox.used += size + OVERHEAD
         state.messages_sent += 1
-        if not outgoing.scheduled and (entity.announced or outgoing.is_ready()):
-            state.scheduler.add(outgoing)
+        if outgoing.scheduled or not (entity.announced or outgoing.is_ready()):
+            return False
+        state.scheduler.add(outgoing)
         return True
 
     def try_send_all(self, entity: Entity, payloads: list[bytes]) -> bool:
