@@ -9,6 +9,7 @@ from muxkit.protocols.bpmux.engine.events import Confirmed, Ended, Message, Mess
 from muxkit.protocols.bpmux.engine.state import State
 from muxkit.protocols.bpmux.frames import (
     ACK_END,
+    CREDIT,
     END,
     PAYLOAD,
     PING,
@@ -24,6 +25,8 @@ EVENT_FRAMES = 4  # frames that an event counts as, because acting on an opening
 HEAD_MOST = 16  # bytes; the head of a usual payload chunk is shorter
 OWN_SINK = Type.OUT_SINK << 5 | PAYLOAD
 PEERS_SINK = Type.IN_SINK << 5 | PAYLOAD
+DUPLEX = Type.DUPLEX << 5  # such chunks open entities, and those with a higher tag announce parts
+SHORT_CONTROL = frozenset({CREDIT, END, ACK_END})  # flags
 LEAST = (0, 248, 1 << 8, 1 << 16, 1 << 24)  # the least number whose VarU64 has so many bytes behind the first
 
 CREATING = frozenset({Type.OUT_REQUEST, Type.OUT_SINK, Type.OUT_STREAM, Type.DUPLEX})
@@ -94,23 +97,80 @@ class ChunkReader:
         """
         size = len(data)
         while position < size and self.left > 0:
-            cursor = Cursor(data, position)
-            try:
-                chunk = parse_chunk(cursor, self.rules)
-            except NeedMore as need:
-                self.held.append(data[position:])
-                self._wanted = size - position + need.missing
-                return size
-            except RemoteProtocolError as error:
-                error.offset = base + position
-                raise
             events = self._state.events
             before = len(events)
-            self.rules.apply(chunk)
+            behind = self._apply_control(data, position)
+            if behind:
+                position = behind
+            else:
+                cursor = Cursor(data, position)
+                try:
+                    chunk = parse_chunk(cursor, self.rules)
+                except NeedMore as need:
+                    self.held.append(data[position:])
+                    self._wanted = size - position + need.missing
+                    return size
+                except RemoteProtocolError as error:
+                    error.offset = base + position
+                    raise
+                self.rules.apply(chunk)
+                position = cursor.position
             self.left -= 1 + EVENT_FRAMES * (len(events) - before)
-            position = cursor.position
             if size - position > HEAD_MOST and not self.rules.announced:
                 position = self.parse_payloads(data, position)
+        return position
+
+    def _apply_control(self, data: bytes, position: int) -> int:
+        """Apply one usual chunk without payload fast: credit, an empty end or its confirmation, about a known entity.
+
+        Returns the position behind it, or 0 without having done anything if it is anything else, or incomplete.
+        """
+        tag = data[position]
+        flags = tag & 0x1F
+        if flags not in SHORT_CONTROL or tag >= DUPLEX or self.rules.announced or self._state.observer is not None:
+            return 0
+        size = len(data)
+        if size - position < 3 - (flags == ACK_END):
+            return 0
+        id = data[position + 1]
+        position += 2
+        if id >= 248:
+            position += id - 247
+            if position >= size + (flags == ACK_END) or id > 0xF9:
+                return 0
+            least = LEAST[id - 247]
+            id = int.from_bytes(data[position - id + 247 : position], "big")
+            if id < least:
+                return 0
+        entity = self._state.maps[ADDRESSED[tag >> 5]].get(id)
+        if entity is None or entity.parts is not None or entity.opening or entity.window.unfinished:
+            return 0
+        if entity.twin is not None and entity.twin.opening:
+            return 0
+        if flags == ACK_END:
+            if not entity.end_out:
+                return 0
+            self._state.remove(entity)
+            self._state.events.append(Confirmed(entity))
+            return position
+        number = data[position]
+        position += 1
+        if flags == END:
+            if number:
+                return 0
+            self.rules.take_end(entity, b"")
+            return position
+        if number >= 248:
+            bytes_ = number - 247
+            position += bytes_
+            if bytes_ > 4 or position > size:
+                return 0
+            number = int.from_bytes(data[position - bytes_ : position], "big")
+            if number < LEAST[bytes_]:
+                return 0
+        if not number or entity.credit.available + number > U64_MAX:
+            return 0
+        self.rules.take_credit(entity, number)
         return position
 
     def parse_payloads(self, data: bytes, position: int) -> int:
@@ -373,11 +433,11 @@ class ChunkRules(Checks):
         if chunk.payload is not None:
             self._take_payload(entity, chunk.payload)
         if chunk.credit:
-            self._take_credit(entity, chunk.credit)
+            self.take_credit(entity, chunk.credit)
         if chunk.ping:
             self._take_ping(entity)
         if chunk.end is not None:
-            self._take_end(entity, chunk.end)
+            self.take_end(entity, chunk.end)
         if chunk.ack_end:
             state.remove(entity)
             state.events.append(Confirmed(entity))
@@ -436,7 +496,8 @@ class ChunkRules(Checks):
         state.peer_ended(entity)
         state.events.append(Responded(entity, payload) if entity.is_wanted else Ended(entity, b""))
 
-    def _take_credit(self, entity: Entity, amount: int) -> None:
+    def take_credit(self, entity: Entity, amount: int) -> None:
+        """The peer granted credit."""
         state = self._state
         entity.own_credit().grant(amount)
         if state.observer is not None:
@@ -458,10 +519,11 @@ class ChunkRules(Checks):
         elif entity not in parts.pinged:
             parts.pinged.append(entity)
 
-    def _take_end(self, entity: Entity, payload: bytes) -> None:
+    def take_end(self, entity: Entity, payload: bytes) -> None:
         state = self._state
-        entity.window.arrived(len(payload))
         size = len(payload)
+        if size:
+            entity.window.arrived(size)
         if entity.parts is not None:
             entity.parts.is_end = True
             whole = state.add_part(entity, entity.parts, payload)
@@ -474,7 +536,8 @@ class ChunkRules(Checks):
             cancels = entity.twin is None
         if entity.twin is not None:
             entity.twin.orderly = not payload
-        state.consume(entity, size)
+        if size:
+            state.consume(entity, size)
         entity.end_in = True
         state.peer_ended(entity)
         state.events.append(Ended(entity, payload, cancels))
