@@ -181,14 +181,18 @@ class Engine:
     def has_output(self) -> bool:
         """Whether there is something to write."""
         control = self._state.control
-        return bool(control.dirty or control.acks or self._state.scheduler.line) and not self.over
+        return not self.over and bool(
+            self._state.scheduler.line or control.dirty or control.acks or control.ends or control.openings
+        )
 
     def buffers_to_send(self, limit: int = 256 * 1024) -> list[Buffer]:
         """Take about `limit` bytes to write now."""
         out: list[Buffer] = []
         if not self.over:
             control = self._state.control
-            written = control.write(limit, out) if control.dirty or control.acks else 0
+            written = 0
+            if control.dirty or control.acks or control.ends or control.openings:
+                written = control.write(limit, out)
             if written < limit:
                 self._state.scheduler.pull(limit - written, out)
             if self._observer is not None:
@@ -335,9 +339,13 @@ class Engine:
         return entity
 
     def _announce(self, entity: Entity, type: Type, payload: bytes) -> Entity:
-        self._state.outgoing(entity).open(type, payload)
         self._state.count_channel(entity)
-        self._state.opening_queued(entity)
+        entity.announced = False
+        if payload:
+            self._state.outgoing(entity).open(type, payload)
+            self._state.opening_queued(entity)
+        else:
+            self._state.control.openings.append((entity, type))
         return entity
 
     # --- sending
@@ -451,8 +459,9 @@ class Engine:
             raise LocalProtocolError(
                 f"{entity.label}: an end payload of {len(payload)} bytes against {entity.credit_out} of credit"
             )
-        self._state.outgoing(entity).close(payload)
-        self._state.end_queued(entity)
+        if payload or not self._state.end_at_once(entity):
+            self._state.outgoing(entity).close(payload)
+            self._state.end_queued(entity)
 
     def abort(self, entity: Entity, reason: Reason = NO_REASON) -> None:
         """Drop the messages of which nothing was written, then end the entity; harmless once the end was written.
