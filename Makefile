@@ -15,13 +15,14 @@ ALONE = -m "(alone or spark) and not soak"
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # there is one .venv
-.PHONY: help demo pipeline test lint soak conformance lock clean ready-demo ready-pipeline ready-test
+.PHONY: help demo pipeline test lint docs soak conformance lock clean ready-demo ready-pipeline ready-test
 
 help:
 	@echo "make demo         see it work: three transports, 101 channels each, every byte checked"
 	@echo "make pipeline     see it work on Spark: servers and query killed, every row counted (minutes; about 1 GB to install)"
 	@echo "make test         the whole test suite, then the part that needs a JVM"
 	@echo "make lint         format, lint, types, import rules, docs/conformance.md, news fragments"
+	@echo "make docs         the site, in build/site"
 	@echo "make soak         the long forms: many seeds, many cycles (hours)"
 	@echo "make conformance  write docs/conformance.md again"
 	@echo "make lock         resolve the pinned versions again"
@@ -42,6 +43,9 @@ test: ready-test
 
 lint: ready-test
 	@.ci/run format lint types imports conformance news
+
+docs: ready-test
+	@.ci/run docs
 
 # Two processes share the tests, and then the programs run one by one.
 soak: ready-test

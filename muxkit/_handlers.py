@@ -106,7 +106,7 @@ def by_name(handlers: Mapping[str, ChannelHandler], *, max_concurrent: int | Non
 
 def session_handler(handler: SessionHandler | ChannelHandler) -> SessionHandler:
     """Return a handler of sessions; a function whose parameter is a channel is called for each channel."""
-    if _takes_channel(handler):
+    if takes_channel(handler, trio.abc.Channel):
         return each_channel(cast("ChannelHandler", handler))
     return cast("SessionHandler", handler)
 
@@ -127,8 +127,8 @@ def _fields(channel: Channel) -> dict[str, object]:
     return {"peer": channel.session.info.peer, "channel": channel.name}
 
 
-def _takes_channel(handler: Callable[..., Any]) -> bool:
-    """Return True if the first parameter is annotated as a channel, or has no annotation and is named `channel`."""
+def takes_channel(handler: Callable[..., Any], kind: type) -> bool:
+    """Return True if the first parameter is annotated as a `kind`, or is named `channel` and not annotated."""
     try:
         first = next(iter(inspect.signature(handler).parameters.values()))
     except (ValueError, TypeError, StopIteration):
@@ -136,15 +136,15 @@ def _takes_channel(handler: Callable[..., Any]) -> bool:
     if first.annotation is inspect.Parameter.empty:
         return first.name == "channel"
     if not isinstance(first.annotation, str):
-        return _is_channel(first.annotation)
+        return _is_kind(first.annotation, kind)
     try:
-        return _is_channel(get_type_hints(inspect.unwrap(handler))[first.name])
+        return _is_kind(get_type_hints(inspect.unwrap(handler))[first.name], kind)
     except Exception:  # a name that only type checkers import
         return first.annotation.rpartition(".")[2] in ("Channel", "Duplex")
 
 
-def _is_channel(annotation: object) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, trio.abc.Channel)
+def _is_kind(annotation: object, kind: type) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, kind)
 
 
 def _unknown(name: str, known: list[str]) -> str:

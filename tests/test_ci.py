@@ -65,7 +65,7 @@ def tree(tmp_path: Path) -> Tree:
     tools = tmp_path / "tools"
     for folder, names in (
         (tools, ["make", "cc"]),
-        (clone / ".venv" / "bin", ["python", "basedpyright", "ruff", "mypy", "lint-imports", "towncrier"]),
+        (clone / ".venv" / "bin", ["python", "basedpyright", "ruff", "mypy", "lint-imports", "towncrier", "mkdocs"]),
     ):
         folder.mkdir(parents=True)
         for name in names:
@@ -82,7 +82,7 @@ def verdicts(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
 def test_every_step_is_run_and_named_in_the_summary(tree: Tree) -> None:
     done = tree.run()
     assert done.returncode == 0, done.stdout + done.stderr
-    steps = ["tests", "format", "lint", "types", "imports", "conformance", "news", "wheel"]
+    steps = ["tests", "format", "lint", "types", "imports", "conformance", "news", "docs", "wheel"]
     assert list(verdicts(done)) == [*steps, "pages", "compiled", "pipeline"]
     assert {*verdicts(done).values()} == {"ok"}
     for part in ("pages", "compiled", "pipeline"):
@@ -103,6 +103,7 @@ def test_with_everything_the_suite_leaves_the_pages_to_their_own_step(tree: Tree
         ("tests", "make test"),
         ("types", "mypy"),
         ("types", "basedpyright"),
+        ("docs", "mkdocs build"),
         ("wheel", "python -m build"),
         ("wheel", "python -m venv"),
         ("wheel", "python -m pip install"),

@@ -294,7 +294,9 @@ def test_a_program_of_asyncio_reads_that_muxkit_runs_on_trio() -> None:
         async with muxkit.connect("bpmux+tcp://127.0.0.1:1"):
             raise AssertionError
 
-    with pytest.raises(RuntimeError, match=r"muxkit runs on Trio.*In a program of asyncio"):
+    with pytest.raises(
+        RuntimeError, match=r"muxkit runs on Trio.*In a program of asyncio, use muxkit\.asyncio\.connect"
+    ):
         asyncio.run(main())
 
 

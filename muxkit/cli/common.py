@@ -20,13 +20,15 @@ import trio
 import muxkit
 from muxkit.cli.terminal import CommandFailed, Exit, in_options, printable, say
 from muxkit.forward import Address
-from muxkit.runtime import leaves_of
+from muxkit.metrics import Metrics, endpoint
+from muxkit.runtime import ExtraNeeded, leaves_of
 from muxkit.trace import FOLDER
 
 TOKEN: Final = "MUXKIT_TOKEN"
 FILE: Final = click.Path(exists=True, dir_okay=False)
 UNAUTHORISED: Final = muxkit.Refused().code  # some protocols learn of it after they have begun
 CONNECT_SECONDS: Final = 10.0
+TIMEOUT: Final = "MUXKIT_TIMEOUT"
 FIRST_SOCKET: Final = 3  # the descriptor of the first socket that a service manager passes on
 
 # Of this process alone: a program that it starts must not have them.
@@ -43,11 +45,17 @@ class LinkOptions:
     tokens: dict[str, str] | None = attrs.field(repr=False)
     """Those of a server's clients by their names, or that of a client; None if there are none."""
     as_json: bool
+    metrics: str | None = None
+    """Where metrics are shown; None if nowhere."""
 
     @property
     def link(self) -> dict[str, Any]:
         """The options of the transport."""
         return {"insecure": True} if self.insecure else {}
+
+    def observer(self) -> Metrics | None:
+        """Return what counts sessions, if metrics are to be shown."""
+        return None if self.metrics is None else Metrics()
 
     def token(self) -> str | None:
         """Return the token that a client shows; None if it has none."""
@@ -88,6 +96,19 @@ _TRACE = click.option(
     metavar="DIR",
     help=f"Write a trace of each session into this folder. [default: the environment's {FOLDER}]",
 )
+_METRICS = click.option(
+    "--metrics",
+    metavar="HOST:PORT",
+    help="Answer there by HTTP with /metrics for Prometheus, /healthz, and /sessions for `muxkit top`; or unix:PATH.",
+)
+timeout_option: CommandDecorator = click.option(
+    "--timeout",
+    type=click.FloatRange(0.001, 1e9),
+    default=CONNECT_SECONDS,
+    show_default=True,
+    envvar=TIMEOUT,
+    help=f"Seconds until the server must have answered; also the environment's {TIMEOUT}.",
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
 
@@ -116,6 +137,7 @@ def _with_options(*options: Callable[..., Any]) -> CommandDecorator:
             ca: str | None = None,
             client_ca: str | None = None,
             trace: str | None = None,
+            metrics: str | None = None,
             **given: Any,
         ) -> int:
             if trace is not None:
@@ -133,6 +155,7 @@ def _with_options(*options: Callable[..., Any]) -> CommandDecorator:
                 insecure=insecure,
                 tokens=_tokens(token_file),
                 as_json=as_json,
+                metrics=metrics,
             )
             return command(link, **given)
 
@@ -160,6 +183,7 @@ server_options: CommandDecorator = _with_options(
     _client_ca(""),
     _insecure("Allow plaintext beyond this machine, and every client to come in."),
     _TRACE,
+    _METRICS,
     _JSON,
 )
 """Give a command the options of a server; its function gets `LinkOptions` as the first argument."""
@@ -171,6 +195,7 @@ either_options: CommandDecorator = _with_options(
     _client_ca("With --serve: "),
     _insecure("Allow plaintext beyond this machine, and a server that lets in every client."),
     _TRACE,
+    _METRICS,
     _JSON,
 )
 """Give a command the options of both sides, of which `--serve` says which one it is."""
@@ -289,6 +314,7 @@ def serve_until_signal(
     `logged` prints what the library logs, in place of warnings on standard error.
     """
     options.check_exposure(urls)
+    metrics = options.observer()
 
     def started(server: muxkit.Server) -> None:
         for url in server.urls:
@@ -309,6 +335,8 @@ def serve_until_signal(
                 grace=grace,
                 on_started=started,
                 on_ending=ending,
+                beside=None if metrics is None else lambda server: shown_metrics(options, metrics, server),
+                observer=metrics,
                 tls=options.tls,
                 authorize=None if options.tokens is None else muxkit.tokens(options.tokens),
                 listeners=passed_sockets(),
@@ -319,6 +347,23 @@ def serve_until_signal(
     except BaseException as error:
         raise_in_options(error)
         raise
+
+
+@asynccontextmanager
+async def shown_metrics(
+    options: LinkOptions, metrics: Metrics | None, server: muxkit.Server | None = None
+) -> AsyncIterator[None]:
+    """Show metrics where `--metrics` says while the block runs; without it nothing is shown."""
+    if options.metrics is None:
+        yield
+        return
+    try:
+        async with endpoint(server, options.metrics, metrics=metrics, insecure=True) as running:
+            for url in running.urls:
+                say(f"metrics on {url}", {"event": "metrics", "url": url}, as_json=options.as_json)
+            yield
+    except ExtraNeeded as error:
+        raise CommandFailed(str(error)) from error
 
 
 class _Logged(logging.Handler):

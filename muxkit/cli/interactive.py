@@ -12,7 +12,7 @@ import click
 import trio
 
 import muxkit
-from muxkit.cli.common import CONNECT_SECONDS, LinkOptions, client_options, run, session_with
+from muxkit.cli.common import LinkOptions, client_options, run, session_with, timeout_option
 from muxkit.cli.pipe import read_input
 from muxkit.cli.terminal import CommandFailed, Exit, printable, say
 from muxkit.runtime import background
@@ -65,20 +65,21 @@ class _Opened:
     show_default=True,
     help="Seconds for answers after the end of the input.",
 )
+@timeout_option
 @client_options
-def open_(link: LinkOptions, url: str, as_hex: bool, wait: float) -> int:
+def open_(link: LinkOptions, url: str, as_hex: bool, wait: float, timeout: float) -> int:
     """Open a session with the server at URL and talk to it by hand, on several channels.
 
     Each line is a message, and `:help` lists the commands. At the end of the input all channels are closed, and what
     still comes is shown. The input may be a script; the exit code is then 1 if a line of it could not be done.
     """
-    code: int = run(_open, url, link, as_hex, wait)
+    code: int = run(partial(_open, url, link, as_hex, wait, within=timeout))
     return code
 
 
-async def _open(url: str, link: LinkOptions, as_hex: bool, wait: float) -> int:
+async def _open(url: str, link: LinkOptions, as_hex: bool, wait: float, *, within: float) -> int:
     is_terminal = sys.stdin.isatty()
-    async with session_with(url, link, within=CONNECT_SECONDS, linger=1.0) as session:
+    async with session_with(url, link, within=within, linger=1.0) as session:
         shell = _Shell(session, as_hex=as_hex, as_json=link.as_json)
         info = session.info
         fields = {"event": "connected", "protocol": info.protocol, "peer": info.peer}

@@ -16,6 +16,7 @@ from muxkit.cli.commands import commands
 
 FILES_AND_VARIABLES = (
     ("MUXKIT_TOKEN", "The token that a client shows, or the only one that a server lets in, without --token-file."),
+    ("MUXKIT_TIMEOUT", "Seconds until a server must have answered, without --timeout."),
     ("NO_COLOR", "No colours, on a terminal too; there are none in a pipe."),
     ("NOTIFY_SOCKET, LISTEN_FDS, LISTEN_PID", "Set by systemd for muxkit serve: readiness, and sockets to listen on."),
 )

@@ -10,7 +10,7 @@ import click
 import trio
 
 import muxkit
-from muxkit.cli.common import CONNECT_SECONDS, LinkOptions, client_options, run, session_with
+from muxkit.cli.common import LinkOptions, client_options, run, session_with, timeout_option
 from muxkit.cli.processes import CODE, ERRORS, Conversation
 from muxkit.cli.terminal import CommandFailed, Exit
 from muxkit.runtime import background
@@ -38,13 +38,7 @@ def _write(descriptor: int, data: bytes) -> None:
 @click.command()
 @click.argument("url")
 @click.option("--name", default="", help="The name of the channel, for servers that have several.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0.001, 1e9),
-    default=CONNECT_SECONDS,
-    show_default=True,
-    help="Seconds until the server must have answered.",
-)
+@timeout_option
 @client_options
 def pipe(link: LinkOptions, url: str, name: str, timeout: float) -> int:
     """Connect standard input and output to a channel of the server at URL.

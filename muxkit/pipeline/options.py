@@ -354,6 +354,8 @@ class SourceOptions:
     connections: int = option("connections", count, 32)
     batch_rows: int = option("batchRows", count, 10_000)
     most_partitions: int | None = option("maxPartitions", count, None)
+    least_partitions: int | None = option("minPartitions", count, None)
+    partition_messages: int = option("maxMessagesPerPartition", count, 100_000)
     message_bytes: int = option("maxMessageBytes", size, 2 << 20)
     verify: Verify = option("verify", choice(Verify), Verify.NONE)
     tls: Tls = attrs.field(factory=Tls, metadata={"nested": Tls})
@@ -389,6 +391,8 @@ class SourceOptions:
                 f"with prefetch it cannot be asked which of {len(self.servers)} servers has stream {lost[0]}: "
                 "write url#uuid",
             )
+        if self.least_partitions and self.most_partitions and self.least_partitions > self.most_partitions:
+            raise OptionError("minPartitions", f"{self.least_partitions} is above maxPartitions={self.most_partitions}")
         if self.least_messages and self.most_messages and self.least_messages > self.most_messages:
             raise OptionError(
                 "minMessagesPerTrigger", f"{self.least_messages} is above maxMessagesPerTrigger={self.most_messages}"
@@ -412,11 +416,21 @@ class RowEncoding(Enum):
     """An object with all columns."""
 
 
+class Spread(Enum):
+    """What several servers get."""
+
+    COPIES = "copies"
+    """Each gets every row."""
+    PARTITIONS = "partitions"
+    """Each partition goes to one of them."""
+
+
 @attrs.frozen(kw_only=True)
 class SinkOptions:
     """All options of a sink."""
 
     urls: tuple[str, ...]
+    spread: Spread = option("spread", choice(Spread), Spread.COPIES)
     stream: str = option("stream", parse_name, "main")
     app: str | None = option("txnAppId", parse_name, None)
     txn: str | None = option("txnId", parse_name, None)
@@ -427,6 +441,12 @@ class SinkOptions:
     token: str = option("token", text, "", shown=False)
     patience: float = option("patience", seconds, 60.0)
     tls: Tls = attrs.field(factory=Tls, metadata={"nested": Tls})
+
+    def urls_of(self, partition: int, batch: int) -> tuple[str, ...]:
+        """Return the servers that get the rows of a partition of a batch; the same whenever the batch is repeated."""
+        if self.spread is Spread.COPIES:
+            return self.urls
+        return (sorted(self.urls)[(partition + batch) % len(self.urls)],)
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SinkOptions:

@@ -1,7 +1,7 @@
 """The Spark sink: its two writers, and their work: make blocks of rows, stage them, commit a batch, abort it.
 
-With several servers each gets every row and commits for itself: a server that missed a batch gets it when the batch is
-written again.
+With several servers each gets every row, or each partition goes to one of them. Each commits for itself: a server that
+missed a batch gets it when the batch is written again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import attrs
@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 
 from muxkit.pipeline.concurrency import run_bare
 from muxkit.pipeline.errors import OptionError, PipelineError, StagingError
-from muxkit.pipeline.options import RowEncoding, SinkOptions, link_options
+from muxkit.pipeline.options import RowEncoding, SinkOptions, Spread, link_options
 from muxkit.pipeline.staging.client import StagingClient
 from muxkit.pipeline.staging.records import Block, Encoding, Key, make_block
 
@@ -76,7 +76,8 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         if batch is None or app is None:
             raise PipelineError(f"Spark did not tell this task its {BATCH} and {QUERY}: is it a streaming query?")
         target = Target(app=app, batch=int(batch))
-        return write_partition(self._options, target, _task(context), self._encoding, iterator) or WriterCommitMessage()
+        place = Place(context.partitionId(), context.attemptNumber())
+        return write_partition(self._options, target, place, self._encoding, iterator) or WriterCommitMessage()
 
     def commit(self, messages: Messages, batchId: int) -> None:
         commit_batch(self._options, messages, batchId)
@@ -95,8 +96,9 @@ class _BatchWriter(DataSourceArrowWriter):
         self._target = Target(app=options.txn or f"run-{uuid.uuid4()}", batch=0, once=options.txn is None)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        task = _task(_context())
-        return write_partition(self._options, self._target, task, self._encoding, iterator) or WriterCommitMessage()
+        context = _context()
+        place = Place(context.partitionId(), context.attemptNumber())
+        return write_partition(self._options, self._target, place, self._encoding, iterator) or WriterCommitMessage()
 
     def commit(self, messages: Messages) -> None:
         commit_batch(self._options, messages, self._target.batch)
@@ -110,10 +112,6 @@ def _context() -> TaskContext:
     if context is None:
         raise PipelineError("this code does not run in a Spark task")
     return context
-
-
-def _task(context: TaskContext) -> str:
-    return f"{context.partitionId()}-{context.attemptNumber()}"
 
 
 # ---------------------------------------------------------------------------- the work of tasks and driver
@@ -139,26 +137,31 @@ class Target:
     once: bool = False
 
 
-def write_partition(
-    options: SinkOptions, target: Target, task: str, encoding: Encoding, batches: Iterator[pa.RecordBatch]
-) -> Staged | None:
-    """Stage and prepare the rows of a task on all servers; None if there are none, so that nothing was begun.
+class Place(NamedTuple):
+    """Which task it is: its partition, and how often that was tried before."""
 
-    `task` is a part of the transaction's name.
-    """
+    partition: int
+    attempt: int = 0
+
+
+def write_partition(
+    options: SinkOptions, target: Target, place: Place, encoding: Encoding, batches: Iterator[pa.RecordBatch]
+) -> Staged | None:
+    """Stage and prepare the rows of a task on its servers; None if there are none, so that nothing was begun."""
     key = Key(options.stream, target.app)
     maker = Blocks(encoding, min(LARGEST_BLOCK, max(1, options.window // 4)))
     made = (blocks for blocks in map(maker.of, batches) if blocks)
     first = next(made, None)
     if first is None:
         return None
-    txn = f"{target.batch}-{task}-{uuid.uuid4().hex}"
+    txn = f"{target.batch}-{place.partition}-{place.attempt}-{uuid.uuid4().hex}"
+    urls = options.urls_of(place.partition, target.batch)
 
     async def write(client: StagingClient, blocks: AsyncIterator[Block]) -> None:
         await client.write(txn, key, target.batch, blocks, encoding=encoding, ttl=options.ttl, once=target.once)
 
     async def main() -> None:
-        clients = [_client(options, url) for url in options.urls]
+        clients = [_client(options, url) for url in urls]
         async with aclosing(_in_threads(chain([first], made))) as given:
             if len(clients) == 1:
                 await write(clients[0], given)
@@ -177,7 +180,7 @@ def write_partition(
                     send.close()
 
     _run(main)
-    return Staged(key=key, batch=target.batch, rows=maker.rows, txn=txn, urls=options.urls)
+    return Staged(key=key, batch=target.batch, rows=maker.rows, txn=txn, urls=urls)
 
 
 def commit_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
@@ -186,15 +189,27 @@ def commit_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
     if not staged:
         return
     key = staged[0].key
-    strange = [each for each in staged if (each.key, each.batch, each.urls) != (key, batch, options.urls)]
+    strange = [each for each in staged if (each.key, each.batch) != (key, batch) or not {*each.urls} <= {*options.urls}]
     if strange:
         raise PipelineError(
             f"{key}, batch {batch}: a task has staged for {strange[0].key}, batch {strange[0].batch}; "
             "nothing was committed"
         )
-    rows = {each.txn: each.rows for each in staged}
+
+    def rows_for(client: StagingClient) -> dict[str, int]:
+        return {each.txn: each.rows for each in staged if client.url in each.urls}
+
+    async def compare(client: StagingClient) -> None:
+        known, given = await client.standing(key), sum(rows_for(client).values())
+        if known.batch == batch and known.rows != given:
+            raise PipelineError(
+                f"{key}, batch {batch}: {client.url} has committed {known.rows} rows of it, and now it would be "
+                f"{given}: the query has other partitions or other urls than before; with spread=partitions a batch "
+                "must be finished with those that it was begun with"
+            )
 
     async def commit(client: StagingClient) -> None:
+        rows = rows_for(client)
         done = await client.commit(key, batch, rows)
         if done.duplicate:
             last = (await client.standing(key)).batch
@@ -205,6 +220,9 @@ def commit_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
                 )
             _log.warning("%s, batch %d had been committed before on %s: it was left as it is", key, batch, client.url)
 
+    if options.spread is Spread.PARTITIONS:
+        _on_all(options, compare)
+    # Also where no partition went, so that each server knows the last batch.
     _on_all(options, commit)
 
 
@@ -214,11 +232,12 @@ def abort_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
     if not staged:
         return
     key = staged[0].key
-    txns = [each.txn for each in staged]
     hasty = attrs.evolve(options, patience=min(ABORT_TIMEOUT, options.patience))
 
     async def abort(client: StagingClient) -> None:
-        await client.abort(key, batch, txns)
+        txns = [each.txn for each in staged if client.url in each.urls]
+        if txns:
+            await client.abort(key, batch, txns)
 
     try:
         _on_all(hasty, abort)

@@ -89,10 +89,10 @@ class _Manager(AbstractAsyncContextManager[T]):
         self._manager = manager
 
     async def __aenter__(self) -> T:
-        if not trio.lowlevel.in_trio_run():
+        if not trio.lowlevel.in_trio_task():
             raise RuntimeError(
                 "muxkit runs on Trio: start the program with trio.run(main). "
-                "In a program of asyncio, run Trio in a thread of its own"
+                "In a program of asyncio, use muxkit.asyncio.connect or muxkit.asyncio.open_server"
             )
         return await self._manager.__aenter__()
 

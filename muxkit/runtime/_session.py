@@ -12,6 +12,7 @@ import trio
 
 from muxkit._info import Identity, SessionInfo
 from muxkit._limits import Limits
+from muxkit._observer import Facts
 from muxkit.runtime.halves.opening import Opening
 from muxkit.runtime.halves.send import ErrorMaker
 
@@ -89,6 +90,16 @@ class Channel(trio.abc.Channel[bytes]):
     @abstractmethod
     def stats(self) -> ChannelStats:
         """What is queued, the credit both ways, and since when a sender waits."""
+
+    # For `muxkit.asyncio`, whose tasks save a round through Trio's loop by these; a protocol need not have them.
+
+    def _try_send(self, message: bytes) -> bool:
+        """Send a message if that needs no wait; False means that nothing was done."""
+        return False
+
+    def _try_receive(self) -> bytes | None:
+        """Take a message that has come; None if the caller has to call `receive`."""
+        return None
 
 
 @attrs.frozen(kw_only=True)
@@ -226,7 +237,8 @@ class Pings(Generic[KeyT]):
     `ended`. `round_trip` is smoothed over all answers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, facts: Facts | None = None) -> None:
+        self._facts = facts
         self.round_trip: float | None = None
         """Seconds, smoothed; None before the first answer."""
         self._under_way: dict[KeyT, deque[Ping]] = {}
@@ -254,6 +266,8 @@ class Pings(Generic[KeyT]):
         took = trio.current_time() - ping.sent_at
         known = self.round_trip
         self.round_trip = took if known is None else (1 - SMOOTHING) * known + SMOOTHING * took
+        if self._facts is not None:
+            self._facts.round_trip(took)
         ping.end(took=took)
 
     def ended(self, error: ErrorMaker, key: KeyT | None = None) -> None:

@@ -1,6 +1,6 @@
 """Rows per second of the sink and the time of a commit, beside Spark's own sink that keeps nothing.
 
-    python tests/bench/spark_sink.py [--no-spark] [--rows 400000]
+    python tests/bench/spark_sink.py [--no-spark] [--servers] [--rows 400000]
 
 The server is a process of its own, with its store in a file. Each figure is the median of the rounds, with the least
 and the most. Of rows of 4 KiB there are so many fewer that the bytes are about the same.
@@ -13,6 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -146,6 +147,32 @@ def sinks(frame: DataFrame, url: str) -> dict[str, Callable[[], None]]:
     }
 
 
+def over_servers(session: SparkSession, rows: int) -> None:
+    """The partitions of a frame over one, two and four servers, each with a store of its own."""
+    for size in SIZES:
+        count = rows if size == SIZES[0] else rows // FEWER
+        frame = session.range(0, count, 1, 4).selectExpr(f"rpad(cast(id as string), {size}, 'x') value").cache()
+        frame.count()
+        for number in (1, 2, 4):
+            with tempfile.TemporaryDirectory(prefix="muxkit-") as folder, ExitStack() as stack:
+                servers = [
+                    stack.enter_context(staging_process(f"sqlite:{folder}/{each}.db", "bpmux+tcp://127.0.0.1:0"))
+                    for each in range(number)
+                ]
+                for each in servers:
+                    each.start()
+                writer = frame.write.format("muxkit").mode("append")
+                writer = writer.options(urls=" ".join(each.url for each in servers), spread="partitions")
+                writer.save()  # warm
+                seconds = []
+                for _ in range(ROUNDS):
+                    began = time.perf_counter()
+                    writer.save()
+                    seconds.append(time.perf_counter() - began)
+                told(f"Spark, {size} B, 4 partitions, {number} servers", seconds, count, size)
+        frame.unpersist()
+
+
 def triggers(session: SparkSession, name: str, url: str) -> None:
     """How long a small batch of a streaming query takes."""
     with tempfile.TemporaryDirectory(prefix="muxkit-") as folder:
@@ -171,7 +198,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--no-spark", action="store_true")
+    parser.add_argument("--servers", action="store_true", help="only: the sink with one, two and four servers")
     options = parser.parse_args()
+    if options.servers:
+        over_servers(spark_session(name="sink"), options.rows)
+        return
     for protocol in ("bpmux", "relink"):
         with tempfile.TemporaryDirectory(prefix="muxkit-") as folder:
             with staging_process(f"sqlite:{folder}/staged.db", f"{protocol}+tcp://127.0.0.1:0") as server:

@@ -105,8 +105,9 @@ def plain_reader(url: str, streams: int, count: int) -> float:
     return time.perf_counter() - began
 
 
-def spark_reader(spark: SparkSession, url: str, streams: int) -> float:
-    frame = spark.read.format("muxkit").options(servers=url, streams=" ".join(stream_names(streams))).load()
+def spark_reader(spark: SparkSession, url: str, streams: int, **options: int) -> float:
+    names = " ".join(stream_names(streams))
+    frame = spark.read.format("muxkit").options(servers=url, streams=names, **options).load()
     began = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
     return time.perf_counter() - began
@@ -133,6 +134,17 @@ def rows(spark: SparkSession) -> None:
 
 def _spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):,.0f} ({values[0]:,.0f}–{values[-1]:,.0f})"
+
+
+def hot(spark: SparkSession) -> None:
+    print("one stream in so many ranges: rows a second, median (least to most)")
+    for size, whole in ROWS.items():
+        with server(1, whole, size) as url:
+            for ranges in (1, 2, 4):
+                options = {"minPartitions": ranges, "maxMessagesPerPartition": whole}
+                spark_reader(spark, url, 1, **options)  # warm
+                rates = sorted(whole / spark_reader(spark, url, 1, **options) for _ in range(ROUNDS))
+                print(f"{size:>6} B {whole:>8,} rows {ranges} ranges {_spread(rates):>30}", flush=True)
 
 
 # ---------------------------------------------------------------------------- latency
@@ -220,10 +232,10 @@ def main() -> None:
     if "--serve" in sys.argv:
         trio.run(serve, *json.loads(sys.argv[-1]))
         return
-    chosen = sys.argv[1:] or ["rows", "latency", "sessions"]
+    chosen = sys.argv[1:] or ["rows", "hot", "latency", "sessions"]
     spark = spark_session(name="muxkit bench")
     for each in chosen:
-        {"rows": rows, "latency": latency, "sessions": sessions}[each](spark)
+        {"rows": rows, "hot": hot, "latency": latency, "sessions": sessions}[each](spark)
     spark.stop()
 
 

@@ -27,9 +27,9 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="fi
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Ours, without what would decide about colours."""
+    """Ours, without what would decide about colours, and with time for a server on a busy machine."""
     plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    return {**plain, "TERM": "xterm-256color", **changes}
+    return {**plain, "TERM": "xterm-256color", "MUXKIT_TIMEOUT": str(PATIENCE), **changes}
 
 
 def muxkit(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:

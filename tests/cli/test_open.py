@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
-from functools import partial
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
 import muxkit as library
-from tests.cli._command import ESCAPE, MUXKIT, PATIENCE, environment
+from tests.cli._command import ESCAPE, MUXKIT, PATIENCE, environment, muxkit
 from tests.cli._terminal import on_a_terminal
 from tests.cli.test_pipe import PROTOCOLS, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
 
 pytestmark = [
     pytest.mark.timeout(400),  # programs start slowly on a busy machine
@@ -24,7 +29,7 @@ pytestmark = [
 
 def script(url: str, *lines: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*MUXKIT, "open", url, *options],
+        [*MUXKIT, "open", url, "--wait", str(PATIENCE), *options],
         input="\n".join(lines),
         capture_output=True,
         text=True,
@@ -86,9 +91,60 @@ def test_a_line_that_cannot_be_done_is_told_and_the_next_one_is_done() -> None:
     assert done.stderr.endswith("muxkit: 5 lines could not be done\n")
 
 
-async def in_thread(work: partial[subprocess.CompletedProcess[str]]) -> subprocess.CompletedProcess[str]:
-    with trio.fail_after(PATIENCE):
-        return await trio.to_thread.run_sync(work)
+@pytest.mark.parametrize(
+    ("command", "option", "timeout"), [("open", ["--timeout", "0.3"], "300"), ("pipe", [], "0.3"), ("recv", [], "0.3")]
+)
+def test_a_server_that_says_nothing_is_waited_for_as_long_as_the_option_or_the_environment_says(
+    command: str, option: list[str], timeout: str, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"bpmux+tcp://127.0.0.1:{listener.getsockname()[1]}"
+        where = [str(tmp_path)] if command == "recv" else []
+        done = muxkit(command, url, *where, *option, MUXKIT_TIMEOUT=timeout)
+    assert (done.returncode, done.stderr) == (3, f"muxkit: {url}: no answer within 0.3 s\n")
+
+
+class Conversation:
+    """`muxkit open` at work: what it says is read, and what is typed may depend on it."""
+
+    def __init__(self, process: trio.Process) -> None:
+        self._process = process
+        self.said = b""
+
+    async def until(self, text: bytes) -> None:
+        assert self._process.stdout is not None
+        with trio.fail_after(PATIENCE):
+            while text not in self.said:
+                data = await self._process.stdout.receive_some()
+                assert data, self.said
+                self.said += data
+
+    async def type(self, *lines: str) -> None:
+        assert self._process.stdin is not None
+        with trio.fail_after(PATIENCE):
+            await self._process.stdin.send_all("".join(f"{line}\n" for line in lines).encode())
+
+    async def end(self) -> None:
+        """End its input, and read what it still says."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        await self._process.stdin.aclose()
+        with trio.fail_after(PATIENCE):
+            async for data in self._process.stdout:
+                self.said += data
+            await self._process.wait()
+
+
+@asynccontextmanager
+async def talking(url: str) -> AsyncIterator[Conversation]:
+    process = await trio.lowlevel.open_process(
+        [*MUXKIT, "open", url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(FORCE_COLOR="1")
+    )
+    try:
+        yield Conversation(process)
+    finally:
+        if process.poll() is None:
+            process.kill()
 
 
 async def test_reasons_go_both_ways() -> None:
@@ -107,15 +163,19 @@ async def test_reasons_go_both_ways() -> None:
             heard.append(error.reason)
             told.set()
 
-    async with library.open_server(handle, "bpmux+tcp://127.0.0.1:0") as server:
-        done = await in_thread(partial(script, server.url, ":open no", ":open yes", ":abort the user is tired"))
+    async with library.open_server(handle, "bpmux+tcp://127.0.0.1:0") as server, talking(server.url) as user:
+        await user.type(":open no")
+        await user.until(b"1 no: aborted: ")
+        await user.type(":open yes")
+        await user.until(b"2 yes< go on\n")  # so the handler waits for messages
+        await user.type(":abort the user is tired")
         with trio.fail_after(PATIENCE):
             await told.wait()
+        await user.end()
     assert heard == ["the user is tired"]
-    assert "1 no: aborted: " in done.stdout
-    assert "not \\\\x1b[31mtoday (code 7)" in done.stdout or "not \\x1b[31mtoday (code 7)" in done.stdout
-    assert "2 yes: given up" in done.stdout
-    assert ESCAPE not in done.stdout
+    assert b"not \\\\x1b[31mtoday (code 7)" in user.said or b"not \\x1b[31mtoday (code 7)" in user.said
+    assert b"2 yes: given up\n" in user.said
+    assert ESCAPE.encode() not in user.said
 
 
 async def test_channels_that_the_server_opens_are_shown_and_can_be_used() -> None:
@@ -124,26 +184,12 @@ async def test_channels_that_the_server_opens_are_shown_and_can_be_used() -> Non
             await channel.send(b"tea is ready")
             assert await channel.receive() == b"coming"
 
-    async with library.open_server(handle, "bpmux+tcp://127.0.0.1:0") as server:
-        process = await trio.lowlevel.open_process(
-            [*MUXKIT, "open", server.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        said = b""
-        with trio.fail_after(PATIENCE):
-            while b"1 news< tea is ready\n" not in said:
-                data = await process.stdout.receive_some()
-                assert data, said
-                said += data
-            await process.stdin.send_all(b":use news\ncoming\n")
-            while b"1 news: ended\n" not in said:
-                data = await process.stdout.receive_some()
-                assert data, said
-                said += data
-            await process.stdin.aclose()
-            await process.wait()
-    assert b"1 news: opened by the other side\n" in said
+    async with library.open_server(handle, "bpmux+tcp://127.0.0.1:0") as server, talking(server.url) as user:
+        await user.until(b"1 news< tea is ready\n")
+        await user.type(":use news", "coming")
+        await user.until(b"1 news: ended\n")
+        await user.end()
+    assert b"1 news: opened by the other side\n" in user.said
 
 
 @pytest.mark.parametrize("protocol", ["bpmux", "aqueduct"])

@@ -91,6 +91,14 @@ def test_a_line_goes_through_a_forwarded_port_and_comes_back() -> None:
     assert run("forward") == ["hello through the forward"]
 
 
+def test_asyncio_tasks_talk_and_give_up_on_a_late_answer() -> None:
+    assert run("asyncio_client") == [
+        "300 answers in 3 rooms",
+        "no answer in time; the session goes on",
+        "a ping answered: True",
+    ]
+
+
 def test_an_upload_goes_on_where_it_was_when_its_client_was_killed() -> None:
     lines = run("file_transfer")
     first, second = (int(line.removeprefix("begins at ")[:-1]) for line in lines if line.startswith("begins"))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit.pipeline import OffsetError
-from muxkit.pipeline.source.offsets import Offset, Position, Span, group, share
+from muxkit.pipeline.source.offsets import Offset, Position, Span, cut, group, share
 from tests.pipeline._source_servers import ONE, THREE, TWO
 
 NAMES = st.integers(0, 99).map(lambda n: f"{n:08x}-0000-4000-8000-000000000000")
@@ -87,6 +88,33 @@ def test_each_range_is_in_one_partition_and_no_stream_in_two(sizes: list[int], m
     groups = group(spans, most)
     assert sorted(span.uuid for each in groups for span in each) == sorted(span.uuid for span in spans)
     assert len(groups) == (len(spans) if most is None else min(most, len(spans)))
+
+
+def whole(size: int, uuid: str = ONE, begin: int = 0) -> Span:
+    return Span(uuid, "x", begin, begin + size, "incarnation")
+
+
+@given(st.lists(st.integers(1, 1000), max_size=10), st.integers(1, 300), st.none() | st.integers(1, 20))
+def test_a_stream_is_cut_into_ranges_that_follow_each_other(sizes: list[int], most: int, least: int | None) -> None:
+    spans = [whole(size, str(index), begin=index) for index, size in enumerate(sizes)]
+    pieces = cut(spans, most, least=least)
+    assert all(0 < piece.count <= most for piece in pieces)
+    assert least is None or len(pieces) >= min(least, sum(sizes))
+    for span in spans:
+        ranges = [(piece.begin, piece.end) for piece in pieces if piece.uuid == span.uuid]
+        assert (ranges[0][0], ranges[-1][1]) == (span.begin, span.end)
+        assert all(before[1] == after[0] for before, after in pairwise(ranges))
+
+
+def test_a_hot_stream_fills_the_partitions_that_there_may_be() -> None:
+    pieces = cut([whole(1_000_000), whole(10, TWO)], 100_000, most=2)
+    assert [piece.count for piece in pieces] == [500_000, 500_000, 10]
+    assert sorted(sum(piece.count for piece in each) for each in group(pieces, 2)) == [500_000, 500_010]
+
+
+def test_a_stream_of_a_server_that_lets_one_connection_read_stays_whole() -> None:
+    span = Span(ONE, "x", 0, 1_000_000)
+    assert cut([span], 1000, least=8) == [span]
 
 
 def test_partitions_are_of_about_one_size() -> None:

@@ -75,6 +75,18 @@ def test_a_batch_write_with_a_name_is_done_once_however_often_it_is_run(
     assert rows_in(server, staging_path) == texts(1000)
 
 
+def test_partitions_go_to_several_servers_and_each_row_is_there_once(
+    spark: SparkSession, server: StagingProcess, staging_path: Path
+) -> None:
+    with staging_process(f"sqlite:{staging_path}.other") as other:
+        other.start()
+        writer = numbers(spark, 1000, partitions=4).write.format("muxkit").mode("append").option("txnId", "load")
+        writer.options(urls=f"{server.url} {other.url}", spread="partitions").save()
+        halves = rows_in(server, staging_path), rows_in(other, staging_path.with_name(f"{staging_path.name}.other"))
+    assert [len(half) for half in halves] == [500, 500]
+    assert sorted(halves[0] + halves[1]) == sorted(texts(1000))
+
+
 def test_a_batch_write_without_a_name_appends_again(
     spark: SparkSession, server: StagingProcess, staging_path: Path
 ) -> None:

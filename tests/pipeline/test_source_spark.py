@@ -192,6 +192,13 @@ def test_a_batch_query_reads_what_is_kept_and_acknowledges_nothing(spark: SparkS
     assert there.acknowledged(ONE) == 0
 
 
+def test_a_hot_stream_is_read_by_several_tasks_in_the_order_of_its_ids(spark: SparkSession, there: Hall) -> None:
+    there.feed(ONE, list(range(1000)))
+    frame = table(spark, there, ONE, maxMessagesPerPartition=300).selectExpr("id", "spark_partition_id() AS task")
+    found = [(row.task, row.id) for row in frame.collect()]
+    assert found == [(id // 250, id + 1) for id in range(1000)]
+
+
 def test_a_reader_that_has_enough_is_closed_in_time(spark: SparkSession, there: Hall) -> None:
     there.feed(ONE, list(range(50_000)))
     assert len(table(spark, there, ONE, batchRows=100).limit(5).collect()) == 5

@@ -181,6 +181,17 @@ async def test_a_half_yields_on_every_64th_call_also_where_items_are_handed_out_
     assert yields == [*range(64, 1001, 64)]
 
 
+async def test_what_is_taken_outside_of_trio_comes_in_order_and_is_told() -> None:
+    source = Telling()
+    source._deliver_all([b"%d" % number for number in range(9)])
+    assert await source.receive() == b"0"
+    assert [source._try_receive() for _ in range(4)] == [b"%d" % number for number in range(1, 5)]
+    assert await source.receive() == b"5"
+    assert [source._try_receive() for _ in range(4)] == [b"6", b"7", b"8", None]
+    assert sum(source.told) == 9
+    assert source.unread == 0
+
+
 async def test_a_cancelled_receive_takes_nothing_of_what_is_handed_out() -> None:
     source = Telling()
     source._deliver_all([b"%d" % number for number in range(9)])

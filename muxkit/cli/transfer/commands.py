@@ -17,7 +17,7 @@ import trio
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 import muxkit
-from muxkit.cli.common import CONNECT_SECONDS, LinkOptions, NotConnected, client_options, run, session_with
+from muxkit.cli.common import LinkOptions, NotConnected, client_options, run, session_with, timeout_option
 from muxkit.cli.terminal import CommandFailed, Exit, console, is_live, printable, say
 from muxkit.cli.transfer import files
 from muxkit.cli.transfer.files import Entry, FileRefused, Folder, Transferred
@@ -45,6 +45,7 @@ def _transfer_options(command: Callable[..., int]) -> Callable[..., int]:
             show_default=True,
             help="Give up when no connection has stood for so many seconds.",
         ),
+        timeout_option,
     ):
         command = option(command)
     return client_options(command)
@@ -54,7 +55,9 @@ def _transfer_options(command: Callable[..., int]) -> Callable[..., int]:
 @click.argument("url")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(exists=True, path_type=Path))
 @_transfer_options
-def send(link: LinkOptions, url: str, paths: tuple[Path, ...], patience: float, parallel: int, verbose: bool) -> int:
+def send(
+    link: LinkOptions, url: str, paths: tuple[Path, ...], timeout: float, patience: float, parallel: int, verbose: bool
+) -> int:
     """Send files and folders to the server at URL, which is `muxkit serve --files DIR --upload`.
 
     A lost connection is opened again, and each file goes on where it was; so it does when this command was killed and
@@ -62,7 +65,7 @@ def send(link: LinkOptions, url: str, paths: tuple[Path, ...], patience: float, 
     folders are left out, and counted.
     """
     report = _Report("sent", link.as_json, verbose)
-    code: int = run(_send, url, link, paths, patience, parallel, report)
+    code: int = run(_send, paths, _Line(url, link, timeout, patience, report), parallel, report)
     return code
 
 
@@ -78,6 +81,7 @@ def recv(
     folder: Path,
     paths: tuple[str, ...],
     overwrite: bool,
+    timeout: float,
     patience: float,
     parallel: int,
     verbose: bool,
@@ -90,7 +94,7 @@ def recv(
     """
     report = _Report("received", link.as_json, verbose)
     folder.mkdir(parents=True, exist_ok=True)
-    code: int = run(_recv, url, link, folder, paths, overwrite, patience, parallel, report)
+    code: int = run(_recv, folder, paths, overwrite, _Line(url, link, timeout, patience, report), parallel, report)
     return code
 
 
@@ -205,9 +209,10 @@ class _Job:
 class _Line:
     """Sessions with one server, each opened when the last was lost, until the patience is over."""
 
-    def __init__(self, url: str, link: LinkOptions, patience: float, report: _Report) -> None:
-        self._url = url
+    def __init__(self, url: str, link: LinkOptions, within: float, patience: float, report: _Report) -> None:
+        self.url = url
         self._link = link
+        self._within = within
         self._patience = patience
         self._report = report
         self._stood_at: float | None = None
@@ -217,7 +222,7 @@ class _Line:
         """Call `work` with a session, and again with the next one if that is lost before it is done."""
         while True:
             try:
-                async with session_with(self._url, self._link, within=CONNECT_SECONDS) as session:
+                async with session_with(self.url, self._link, within=self._within) as session:
                     self._stood_at = trio.current_time()
                     self._failures = 0
                     await work(session)
@@ -286,9 +291,7 @@ async def _run_jobs(line: _Line, jobs: Sequence[_Job], parallel: int, report: _R
     await line.use(work)
 
 
-async def _send(
-    url: str, link: LinkOptions, paths: Sequence[Path], patience: float, parallel: int, report: _Report
-) -> int:
+async def _send(paths: Sequence[Path], line: _Line, parallel: int, report: _Report) -> int:
     with ExitStack() as stack:
         stack.callback(report.stop)
         entries: list[Entry] = []
@@ -303,7 +306,7 @@ async def _send(
         if len({job.path for job in jobs}) < len(jobs):
             raise click.UsageError("two of these have the same name at the server")
         report.begin(entries, skipped)
-        await _run_jobs(_Line(url, link, patience, report), jobs, parallel, report)
+        await _run_jobs(line, jobs, parallel, report)
     return report.total()
 
 
@@ -352,21 +355,11 @@ async def _send_one(
         return await files.put(session, number, there, on_bytes)
 
 
-async def _recv(
-    url: str,
-    link: LinkOptions,
-    path: Path,
-    wanted: Sequence[str],
-    overwrite: bool,
-    patience: float,
-    parallel: int,
-    report: _Report,
-) -> int:
+async def _recv(path: Path, wanted: Sequence[str], overwrite: bool, line: _Line, parallel: int, report: _Report) -> int:
     with ExitStack() as stack:
         stack.callback(report.stop)
         folder = Folder(path)
         stack.callback(folder.close)
-        line = _Line(url, link, patience, report)
         entries: list[Entry] = []
 
         async def ask(session: muxkit.Session) -> None:
@@ -375,7 +368,7 @@ async def _recv(
                 try:
                     entries.extend(await files.list_files(session, os.fsencode(each)))
                 except (FileRefused, muxkit.ChannelCancelled) as error:
-                    what = printable(each) if each else url
+                    what = printable(each) if each else line.url
                     raise CommandFailed(f"{what}: {error.reason or error}") from error
 
         await line.use(ask)

@@ -287,11 +287,18 @@ class _Reading(_Request):
     option = "readTimeout"
 
     def __init__(
-        self, uuid: str, begin: int, options: SourceOptions, *, reader: str | None = "", incarnation: str | None = None
+        self,
+        uuid: str,
+        begin: int,
+        options: SourceOptions,
+        *,
+        reader: str | None = "",
+        incarnation: str | None = None,
+        until: int | None = None,
     ) -> None:
         super().__init__(uuid, options.read_timeout)
         self._config = restream.ClientConfig(
-            ack_every=None, line=options.message_bytes, reader=reader, incarnation=incarnation
+            ack_every=None, line=options.message_bytes, reader=reader, incarnation=incarnation, until=until
         )
         # The CRC covers all messages, so it can be checked only from the first one on.
         checked = options.verify is Verify.NUMBERS and begin == 0
@@ -328,7 +335,7 @@ class _Reading(_Request):
 
 class _Range(_Reading):
     def __init__(self, span: Span, take: Take, options: SourceOptions) -> None:
-        super().__init__(span.uuid, span.begin, options, incarnation=span.incarnation)
+        super().__init__(span.uuid, span.begin, options, incarnation=span.incarnation, until=span.end)
         self._end = span.end
         self._take = take
         self._may_lose = not options.fail_on_data_loss

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -104,17 +105,36 @@ def share(lags: Mapping[str, int], most: int, *, turn: int = 0) -> dict[str, int
     return {uuid: shares[uuid] + 1 for uuid in waiting}
 
 
+def cut(spans: Sequence[Span], most_messages: int, *, least: int | None = None, most: int | None = None) -> list[Span]:
+    """Cut long spans into ranges of at most `most_messages`.
+
+    Fewer, if there would be less than `least` ranges of one size; more, if `most` partitions would get several. A span
+    without an incarnation stays whole: its server may let one connection read a session, and no other.
+    """
+    whole = sum(span.count for span in spans)
+    if least is not None and whole:
+        most_messages = min(most_messages, -(-whole // least))
+    if most is not None:
+        most_messages = max(most_messages, -(-whole // most))
+    pieces: list[Span] = []
+    for span in spans:
+        number = 1 if span.incarnation is None else -(-span.count // most_messages)
+        ends = [span.begin + span.count * index // max(1, number) for index in range(number + 1)]
+        pieces += [attrs.evolve(span, begin=begin, end=end) for begin, end in pairwise(ends)]
+    return pieces
+
+
 def group(spans: Sequence[Span], most: int | None) -> list[tuple[Span, ...]]:
     """Make one partition for each span, or `most` partitions of about equal size, the largest spans first."""
     if most is None or len(spans) <= most:
         return [(span,) for span in spans]
     groups: list[list[Span]] = [[] for _ in range(most)]
     sizes = [0] * most
-    for span in sorted(spans, key=lambda each: (-each.count, each.uuid)):
+    for span in sorted(spans, key=lambda each: (-each.count, each.uuid, each.begin)):
         least = sizes.index(min(sizes))
         groups[least].append(span)
         sizes[least] += span.count
-    return [tuple(each) for each in groups]
+    return [tuple(sorted(each, key=lambda span: (span.uuid, span.begin))) for each in groups]
 
 
 def _position(uuid: str, value: object) -> Position:

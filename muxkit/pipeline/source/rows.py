@@ -54,10 +54,17 @@ class Rows:
 
 
 def read(client: Client, rows: Rows, spans: Sequence[Span], size: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of these ranges, some ranges at a time, in batches of about `size` rows of one stream in order."""
+    """Yield the rows of these ranges, in batches of about `size` rows of one stream in order; some streams at once."""
+    by_stream: dict[str, list[Span]] = {}
+    for span in sorted(spans, key=lambda each: each.begin):
+        by_stream.setdefault(span.uuid, []).append(span)
 
     async def work(emit: Emit) -> None:
-        await for_each_limited(spans, lambda span: _read_span(client, rows, span, size, emit), at_once=AT_ONCE)
+        async def read_in_order(ranges: list[Span]) -> None:
+            for span in ranges:
+                await _read_span(client, rows, span, size, emit)
+
+        await for_each_limited(by_stream.values(), read_in_order, at_once=AT_ONCE)
 
     return bridged(work)
 

@@ -15,9 +15,9 @@ from pyspark.sql.types import StructType
 
 from muxkit.pipeline.concurrency import run_bare
 from muxkit.pipeline.errors import OptionError
-from muxkit.pipeline.options import MOST_ID, SourceOptions
+from muxkit.pipeline.options import MOST_ID, SourceOptions, Verify
 from muxkit.pipeline.source.client import Client
-from muxkit.pipeline.source.offsets import Span, group
+from muxkit.pipeline.source.offsets import Span, cut, group
 from muxkit.pipeline.source.planner import Planner
 from muxkit.pipeline.source.rows import SCHEMA, Rows, read
 
@@ -52,7 +52,7 @@ def checked(schema: StructType) -> StructType:
 
 
 class Spans(datasource.InputPartition):
-    """What one task reads; no two tasks share a stream."""
+    """What one task reads; no two tasks of a batch share a message."""
 
     def __init__(self, spans: tuple[Span, ...]) -> None:
         super().__init__(None)
@@ -79,7 +79,11 @@ class _Reading:
         return state
 
     def _partitions(self, spans: Sequence[Span]) -> Sequence[Spans]:
-        return [Spans(each) for each in group(spans, self._options.most_partitions)]
+        options = self._options
+        # The CRC of `verify` covers a stream from its first message on.
+        if options.verify is Verify.NONE:
+            spans = cut(spans, options.partition_messages, least=options.least_partitions, most=options.most_partitions)
+        return [Spans(each) for each in group(spans, options.most_partitions)]
 
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         spans = cast("Spans", partition).spans  # this reader has made it

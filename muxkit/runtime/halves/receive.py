@@ -104,19 +104,23 @@ class Inbox(ABC, Generic[ItemT]):
                 return item
             self._portion_taken()
         elif self._stored.count:
-            item = self._stored.take()
-            size = self._size_of(item)
-            if self._portion_most and self._stored.count and self._take_portion(item, size):
-                return item
-            self._took((item,), size)
-            self._since_yield += size if size > YIELD_LEAST else YIELD_LEAST  # noqa: FURB136 - `max` is a call
+            item = self._take_stored()
         else:
             item = await self._wait()
             self._took((item,), self._size_of(item))
             return item
-        if self._since_yield >= YIELD_BYTES:
+        if self._since_yield >= YIELD_BYTES and not self._portion:
             await self._yield()
         return item
+
+    def _try_receive(self) -> ItemT | None:
+        """Take an item that is stored, outside of Trio's tasks; None if there is none."""
+        if self._portion:
+            item = self._portion.pop()
+            if not self._portion:
+                self._portion_taken()
+            return item
+        return self._take_stored() if self._stored.count else None
 
     async def _next_items(self, limit: int | None = None) -> list[ItemT]:
         """Wait for at least one item, then give all that have come, at most `limit`; one checkpoint.
@@ -256,8 +260,17 @@ class Inbox(ABC, Generic[ItemT]):
         waiter.task = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(abort)
 
-    def _take_portion(self, first: ItemT, size: int) -> bool:
-        """Make a portion of the items behind the first, which was taken; return False if it is not worth while."""
+    def _take_stored(self) -> ItemT:
+        """Take the oldest item that is stored, with a portion of those behind it if that is worth while."""
+        item = self._stored.take()
+        size = self._size_of(item)
+        if not self._portion_most or not self._stored.count or not self._take_portion(size):
+            self._took((item,), size)
+            self._since_yield += size if size > YIELD_LEAST else YIELD_LEAST  # noqa: FURB136 - `max` is a call
+        return item
+
+    def _take_portion(self, size: int) -> bool:
+        """Make a portion of the items behind one of `size` bytes, which was taken; return False if it is too small."""
         bytes_most = self._may_wait_untold()
         if size * PORTION_LEAST > bytes_most:
             return False

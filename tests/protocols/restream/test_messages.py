@@ -182,6 +182,20 @@ def test_a_status_request_has_to_say_true(value: object) -> None:
         request({"uuid": UUID, "status": value}, status=True)
 
 
+@pytest.mark.parametrize("reader", ["", "billing"])
+@pytest.mark.parametrize("incarnation", [None, "x1"])
+@pytest.mark.parametrize("until", [None, 9])
+def test_a_request_beside_others_comes_back_as_it_was(reader: str, incarnation: str | None, until: int | None) -> None:
+    asked = Resumed(UUID, 3, reader, incarnation, until)
+    assert request(json.loads(encode_request(asked)), status=True) == asked
+
+
+@pytest.mark.parametrize("until", [3, 0, -1, "9", 9.0, True, None])
+def test_an_end_that_is_none_is_as_good_as_no_end(until: object) -> None:
+    asked = {"uuid": UUID, "state": 3, "reader": "", "until": until}
+    assert request(asked, status=True) == Resumed(UUID, 3, "")
+
+
 @pytest.mark.clause("restream-S02")
 def test_a_uuid_is_compared_in_lower_case() -> None:
     assert request({"uuid": UUID.upper(), "state": 1}) == Resumed(UUID, 1)

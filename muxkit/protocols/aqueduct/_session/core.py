@@ -13,7 +13,7 @@ import trio
 
 from muxkit._errors import LocalProtocolError, MuxError
 from muxkit._limits import Limits
-from muxkit._observer import Observer
+from muxkit._observer import Facts, Observer, facts_of, frames_of
 from muxkit.core import Reason, Receiving, Sending, Step, advance, counted
 from muxkit.protocols.aqueduct.carrier import Carrier
 from muxkit.protocols.aqueduct.config import Config
@@ -624,6 +624,13 @@ class Channel(CommonChannel):
     async def receive_many(self, limit: int | None = None) -> list[bytes]:
         return [self._payload(arrived) for arrived in await self.receiver._next_all(limit)]
 
+    def _try_send(self, message: bytes) -> bool:
+        return self.sender._try_send(message)
+
+    def _try_receive(self) -> bytes | None:
+        arrived = self.receiver._try_receive()
+        return None if arrived is None else self._payload(arrived)
+
     def _payload(self, arrived: Arrived) -> bytes:
         if arrived.attachments:  # a common channel cannot give them to the application
             for half in self._core.attachments_of(arrived):
@@ -688,11 +695,13 @@ class Core:
         limits: Limits | None,
         observer: Observer | None,
     ) -> None:
+        self.facts: Facts | None = facts_of(observer)
+        observer = frames_of(observer)
         self.engine: Engine = Engine(
             role, config, headers=headers, limits=limits, observer=observer, now=trio.current_time()
         )
         self.limits: Limits = self.engine.limits
-        self.budget: OutboxBudget = OutboxBudget()
+        self.budget: OutboxBudget = OutboxBudget(facts=self.facts)
         self._carrier = None if isinstance(link, MultistreamLink) else Carrier(self.engine)
         self.pump: MultistreamPump[Event] | StreamPump[Event] = self._make_pump(link, observer)
         if isinstance(self.pump, StreamPump):
@@ -733,6 +742,7 @@ class Core:
             on_lost=self._on_lost,
             queued=lambda: self.engine.outbox,
             observer=observer,
+            facts=self.facts,
             reminder=self.budget.watchdog.reminder,
         )
 

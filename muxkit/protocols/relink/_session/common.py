@@ -273,6 +273,9 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
     def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
         return self._sink.send_many(messages)
 
+    def _try_send(self, message: bytes) -> bool:
+        return self._sink._try_send(message)
+
     async def finish(self) -> None:
         await self._sink.finish()
 

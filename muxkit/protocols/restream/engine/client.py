@@ -48,6 +48,8 @@ class ClientConfig:
     those of the reader with this name, or are ignored if it is empty. A server without it takes over as usual."""
     incarnation: str | None = None
     """With a reader: refuse a session that was made anew since it had this incarnation."""
+    until: int | None = None
+    """With a reader: the last message that is wanted. A server that does not know this sends more."""
     line: int = 64 * KIB
     """The longest line; in a stateless stream at least what the longest integer needs."""
 
@@ -156,6 +158,8 @@ class ClientEngine(LineEngine[ClientEvent]):
         limits: Limits | None = None,
         observer: Observer | None = None,
     ) -> None:
+        self.messages_received: int = 0
+        """Messages of a session or values of another stream, since the engine was made."""
         self.mode = mode
         self.uuid = uuid
         """The uuid of the session, in lower case; empty for a stateless stream."""
@@ -404,6 +408,7 @@ class ClientEngine(LineEngine[ClientEvent]):
         check = verifier.follow(self._last_check, data)
         final = verifier.is_final(data)
         self.last_id, self._last_check = id, check
+        self.messages_received += 1
         self._events.append(Received(id, data, message.time, final, check))
         if self._observer is not None:
             self._observer.frame("in", "restream", "message", len(line))
@@ -417,6 +422,7 @@ class ClientEngine(LineEngine[ClientEvent]):
             self._refuse(value)
             return
         self.last_value = value
+        self.messages_received += 1
         self._events.append(ReceivedValue(value))
         if self._observer is not None:
             self._observer.frame("in", "restream", "value", len(line))
@@ -489,7 +495,8 @@ class ClientEngine(LineEngine[ClientEvent]):
         if self.mode is Mode.STATUS:
             return self._status_request
         if self.last_id or self.params is None:
-            return messages.Resumed(self.uuid, self.last_id, self.config.reader, self.config.incarnation)
+            config = self.config
+            return messages.Resumed(self.uuid, self.last_id, config.reader, config.incarnation, config.until)
         return messages.Registered(self.uuid, self.params)
 
 

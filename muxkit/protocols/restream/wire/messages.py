@@ -52,13 +52,15 @@ class Resumed:
     """The client requests a session from the message after `state`; 0 for the first. Answer with `accept` or `fail`.
 
     With a `reader`, an extension, the client reads beside others and takes no connection over; its acknowledgements
-    are those of the reader with this name, and are ignored if it is empty. `incarnation` is the one that it has to be.
+    are those of the reader with this name, and are ignored if it is empty. `incarnation` is the one that it has to be;
+    nothing after the message `until` is wanted.
     """
 
     uuid: str
     state: int
     reader: str | None = None
     incarnation: str | None = None
+    until: int | None = None
 
 
 @attrs.define
@@ -198,8 +200,14 @@ def parse_request(line: bytes, *, digits: int, status: bool) -> Request:
         state = _id_of_state(fields["state"])
         if not status:
             return Resumed(uuid, state)
-        incarnation = fields.get("incarnation")
-        return Resumed(uuid, state, _reader_of(fields), incarnation if type(incarnation) is str else None)
+        incarnation, until = fields.get("incarnation"), fields.get("until")
+        return Resumed(
+            uuid,
+            state,
+            _reader_of(fields),
+            incarnation if type(incarnation) is str else None,
+            until if type(until) is int and until > state else None,
+        )
     if known == ["uuid", "status"] and fields["status"] is True:
         also, done = fields.get("also"), fields.get("done", {})
         if not isinstance(also, list) or not isinstance(done, dict):
@@ -402,12 +410,15 @@ def encode_request(request: Request) -> bytes:
             return encode_line({"uuid": uuid, "params": params})
         case Resumed(uuid, state, None):
             return encode_line({"uuid": uuid, "state": state})
-        case Resumed(uuid, state, reader, None):
-            return encode_line({"uuid": uuid, "state": state, "reader": reader})
-        case Resumed(uuid, state, reader, incarnation):
-            return encode_line({"uuid": uuid, "state": state, "reader": reader, "incarnation": incarnation})
+        case Resumed(uuid, state, reader, incarnation, until):
+            fields: dict[str, Json] = {"uuid": uuid, "state": state, "reader": reader}
+            if incarnation is not None:
+                fields["incarnation"] = incarnation
+            if until is not None:
+                fields["until"] = until
+            return encode_line(fields)
         case StatusRequested(uuid, reader, also, done):
-            fields: dict[str, Json] = {"uuid": uuid, "status": True}
+            fields = {"uuid": uuid, "status": True}
             if reader:
                 fields["reader"] = reader
             if also is not None:

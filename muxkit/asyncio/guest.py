@@ -1,0 +1,389 @@
+"""One guest run of Trio on an asyncio loop: calls of asyncio tasks into it, and coroutines of asyncio that it calls.
+
+Both loops run in the same thread, so each step of one is a moment in which the other stands still. A call is a Trio
+task that an asyncio task waits for. A cancellation of the asyncio task is a request to the Trio task, and the outcome
+of the call is what the Trio task reports: either it was cancelled, and has done nothing, or its result counts and the
+cancellation comes at the next await.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import trio
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from outcome import Outcome  # Trio's own dependency
+
+T = TypeVar("T")
+Job = Callable[[], Awaitable[object]]
+
+IDLE_MOST: Final = 64  # Trio tasks that are kept for the next calls
+ENDED: Final = "the Trio run behind the sessions of this loop has ended"
+
+
+class Call(asyncio.Future[T]):
+    """What an asyncio task waits for while a Trio task works for it; only the Trio task ends it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, scope: trio.CancelScope | None = None) -> None:
+        super().__init__(loop=loop)
+        self.is_unwanted: bool = False
+        """True once the asyncio task was cancelled."""
+        self.message: object = None
+        """What its cancellation said."""
+        self.before: int | None = None
+        """How many cancellations the task had got before this one, if this one is repeated."""
+        self._scope = scope
+
+    def cancel(self, msg: object = None) -> bool:
+        """Ask the Trio task to stop. Called by `asyncio.Task.cancel`, which leaves the rest to this call."""
+        if not self.is_unwanted:
+            self.is_unwanted = True
+            self.message = msg
+            self.before = _LOCAL.before
+            if self._scope is not None and not self.done():
+                self._scope.cancel()
+        return True
+
+    def stopped(self) -> None:
+        """The Trio task was cancelled, and has done nothing."""
+        if not self.get_loop().is_closed():
+            super().cancel(self.message)
+
+    def succeeded(self, result: T) -> None:
+        if not self.get_loop().is_closed():
+            self.set_result(result)
+
+    def failed(self, error: BaseException) -> None:
+        if not self.get_loop().is_closed():
+            self.set_exception(error)
+
+
+async def outcome_of(call: Call[T]) -> T:
+    """Wait for a call. A cancellation that came too late for it comes again at the next await of the task."""
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    try:
+        return await call
+    finally:
+        if not call.done():
+            call.cancel()  # the coroutine is thrown away
+        elif call.is_unwanted and not call.cancelled() and task is not None:
+            before = before if call.before is None else call.before
+            call.get_loop().call_soon(_cancel_again, task, before, call.message)
+
+
+def _cancel_again(task: asyncio.Task[Any], before: int, message: object) -> None:
+    """Repeat a cancellation, unless the block that asked for it (`asyncio.timeout`, a group) has been left since."""
+    if not task.done() and task.cancelling() > before:
+        task.uncancel()  # it is still the same one
+        _LOCAL.before = before
+        try:
+            task.cancel(message)
+        finally:
+            _LOCAL.before = None
+
+
+class Guest:
+    """A run of Trio on an asyncio loop; it begins with the first block that needs it and ends with the last."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop: asyncio.AbstractEventLoop = loop
+        self.is_ending: bool = False
+        self._users = 0
+        self._stop = trio.Event()
+        self._over: list[Call[None]] = []
+        self._idle: list[_Worker] = []
+        self._ticks: deque[Callable[[], object]] = deque()  # a loop that is closed drops what it was to call
+        trio.lowlevel.start_guest_run(
+            self._stop.wait,
+            run_sync_soon_threadsafe=self._soon_from_thread,
+            run_sync_soon_not_threadsafe=self._soon,
+            done_callback=self._done,
+            host_uses_signal_set_wakeup_fd=True,
+        )
+
+    # --- the life of the run
+
+    def enter(self) -> None:
+        """Keep the run until `leave`."""
+        self._users += 1
+
+    async def leave(self) -> None:
+        """Let the run end if no other block needs it, and wait until it has."""
+        self._users -= 1
+        if not self._users and not self.is_ending:
+            self.end()
+            await self.over()
+
+    def end(self) -> None:
+        """Cancel every Trio task and end the run."""
+        self.is_ending = True
+        self._stop.set()
+
+    async def over(self) -> None:
+        """Wait for the end, cancelled or not."""
+        if _LOCAL.guest is self:
+            call: Call[None] = Call(self.loop)
+            self._over.append(call)
+            await outcome_of(call)
+
+    def move_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End a run whose loop was closed before its blocks were left: another loop does the rest."""
+        if not self.loop.is_closed():
+            raise RuntimeError(
+                "another asyncio loop of this thread has sessions of muxkit: close them or that loop, "
+                "or run this one in a thread of its own"
+            )
+        self.loop = loop
+        for _ in self._ticks:
+            loop.call_soon(self._tick)
+        self.end()
+
+    def _done(self, result: Outcome[None]) -> None:
+        """Called by Trio at the end of the run; an interrupt goes on through the loop."""
+        _LOCAL.guest = None
+        self.is_ending = True
+        for call in self._over:
+            call.succeeded(None)
+        try:
+            result.unwrap()
+        except Exception as error:
+            self.loop.call_exception_handler({"message": ENDED, "exception": error})
+
+    def _soon(self, tick: Callable[[], object]) -> None:
+        self._ticks.append(tick)
+        with suppress(RuntimeError):  # closed: see `move_to`
+            self.loop.call_soon(self._tick)
+
+    def _soon_from_thread(self, tick: Callable[[], object]) -> None:
+        self._ticks.append(tick)
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._tick)
+
+    def _tick(self) -> None:
+        if self._ticks:
+            self._ticks.popleft()()
+
+    # --- from asyncio into Trio
+
+    async def call(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Call a Trio function, and return what it returned or raise what it raised.
+
+        Cancelled means that it was cancelled on Trio's side; a call that was quicker than its cancellation returns.
+        """
+        if self.is_ending:
+            raise RuntimeError(ENDED)
+        scope = trio.CancelScope()
+        call: Call[T] = Call(self.loop, scope)
+
+        async def job() -> None:
+            try:
+                with scope:
+                    result = await function()
+            except trio.Cancelled:
+                call.failed(RuntimeError(ENDED))
+                raise
+            except BaseException as error:
+                call.failed(error)
+            else:
+                if scope.cancelled_caught:
+                    call.stopped()
+                else:
+                    call.succeeded(result)
+
+        if self._idle:
+            self._idle.pop().go_on(job)
+        else:
+            trio.lowlevel.spawn_system_task(_Worker(self._idle, job).run, name="calls of asyncio tasks")
+        return await outcome_of(call)
+
+    # --- from Trio into asyncio
+
+    async def run_in_asyncio(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine of asyncio as a task there; a cancellation of the Trio task cancels it and waits for it."""
+        waiting = trio.lowlevel.current_task()
+        task: asyncio.Task[T] | None = None
+        failure: Exception | None = None
+        is_unwanted = False
+
+        def begin() -> None:  # not within Trio's tick, as a loop may run the first step of a new task at once
+            nonlocal task, failure
+            try:
+                task = None if is_unwanted else self.loop.create_task(function())
+            except Exception as error:  # a handler that is no coroutine function
+                failure = error
+            if task is None:
+                trio.lowlevel.reschedule(waiting)
+            else:
+                task.add_done_callback(lambda _: trio.lowlevel.reschedule(waiting))
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            nonlocal is_unwanted
+            is_unwanted = True
+            if self.loop.is_closed():
+                return trio.lowlevel.Abort.SUCCEEDED
+            if task is not None:
+                task.cancel()
+            return trio.lowlevel.Abort.FAILED
+
+        self.loop.call_soon(begin)
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        if failure is not None:
+            raise failure
+        if task is None or task.cancelled():
+            if is_unwanted:
+                await trio.lowlevel.checkpoint_if_cancelled()
+            raise RuntimeError("the asyncio task was cancelled")
+        return task.result()
+
+
+class _Worker:
+    """A Trio task that makes one call after the other, since to start a task costs more than to wake one."""
+
+    def __init__(self, idle: list[_Worker], job: Job) -> None:
+        self._idle = idle
+        self._job: Job | None = job
+        self._task: trio.lowlevel.Task | None = None
+
+    def go_on(self, job: Job) -> None:
+        """Wake it for a job; it is idle no more."""
+        assert self._task is not None
+        self._job = job
+        trio.lowlevel.reschedule(self._task)
+
+    async def run(self) -> None:
+        self._task = trio.lowlevel.current_task()
+        while self._job is not None:
+            job, self._job = self._job, None
+            await job()
+            del job
+            if len(self._idle) < IDLE_MOST:
+                self._idle.append(self)
+                await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._idle.remove(self)
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+class _Local(threading.local):
+    guest: Guest | None = None
+    before: int | None = None  # while a cancellation is repeated
+
+
+_LOCAL: Final = _Local()
+
+
+async def enter_guest() -> Guest:
+    """Return the guest run of the running loop, which `leave` gives back; start it if there is none."""
+    loop = asyncio.get_running_loop()
+    while (guest := _LOCAL.guest) is not None:
+        if guest.loop is not loop:
+            guest.move_to(loop)
+        if not guest.is_ending:
+            break
+        await guest.over()
+    if guest is None:
+        if trio.lowlevel.in_trio_run():
+            raise RuntimeError("Trio runs in this thread already: use muxkit itself in its tasks, not muxkit.asyncio")
+        guest = _LOCAL.guest = Guest(loop)
+    guest.enter()
+    return guest
+
+
+def guest_of_loop() -> Guest:
+    """Return the guest run of the running loop; raises RuntimeError if no session or server is open."""
+    guest = _LOCAL.guest
+    if guest is None or guest.loop is not asyncio.get_running_loop() or guest.is_ending:
+        raise RuntimeError("no session or server of muxkit.asyncio is open on this loop, so no Trio runs beside it")
+    return guest
+
+
+class Block(Generic[T]):
+    """A block of Trio that an asyncio task enters and leaves, and in which a Trio task waits meanwhile."""
+
+    def __init__(self, make: Callable[[Guest], AbstractAsyncContextManager[T]]) -> None:
+        self._make = make
+        self._scope = trio.CancelScope()
+        self._released = trio.Event()
+        self._error: BaseException | None = None  # with which the block is left
+        self._guest: Guest | None = None
+        self._left: Call[None] | None = None
+
+    async def enter(self) -> tuple[Guest, T]:
+        """Enter the block; cancelled means that it was not entered, or left again."""
+        if self._left is not None:
+            raise RuntimeError("this block was entered before; make another one")
+        self._guest = guest = await enter_guest()
+        entered: Call[T] = Call(guest.loop, self._scope)
+        self._left = Call(guest.loop, self._scope)
+        try:
+            trio.lowlevel.spawn_system_task(
+                self._hold, guest, entered, self._left, name="block of asyncio", context=contextvars.copy_context()
+            )
+            return guest, await outcome_of(entered)
+        except BaseException:
+            await guest.leave()
+            raise
+
+    async def leave(self, error: BaseException | None) -> None:
+        """Leave the block, by this error if there is one; raises what else comes out of it."""
+        guest, left = self._guest, self._left
+        if guest is None or left is None:
+            return
+        traceback: TracebackType | None = None if error is None else error.__traceback__
+        self._error = error
+        if error is None or isinstance(error, Exception):
+            self._released.set()
+        else:
+            self._scope.cancel()
+        if isinstance(error, GeneratorExit):  # of a coroutine that is thrown away: it cannot wait
+            guest._users -= 1
+            if not guest._users:
+                guest.end()
+            return
+        try:
+            await outcome_of(left)
+        finally:
+            if error is not None:
+                error.__traceback__ = traceback  # without the way through Trio
+            self._error = None
+            await guest.leave()
+            del error, traceback
+
+    async def _hold(self, guest: Guest, entered: Call[T], left: Call[None]) -> None:
+        try:
+            with self._scope:
+                async with self._make(guest) as value:
+                    entered.succeeded(value)
+                    await self._released.wait()
+                    if self._error is not None:
+                        raise self._error
+        except trio.Cancelled:
+            for call in (entered, left):
+                if not call.done():
+                    call.failed(RuntimeError(ENDED))
+            raise
+        except BaseException as error:
+            if not entered.done():
+                entered.failed(error)
+            elif error is self._error:
+                left.succeeded(None)
+            else:
+                left.failed(error)
+        else:
+            if not entered.done():
+                entered.stopped()
+            elif self._scope.cancelled_caught and self._error is None:
+                left.stopped()
+            else:
+                left.succeeded(None)
