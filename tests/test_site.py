@@ -158,3 +158,13 @@ def test_the_time_in_which_a_sender_had_no_credit_is_shaded() -> None:
 def test_a_picture_of_the_pages_is_drawn_from_a_trace(picture: str) -> None:
     drawn = texts((DOCS / "explanation" / f"{picture}.svg").read_text(encoding="utf-8"))
     assert any(each.endswith(" ms") for each in drawn)
+
+
+def test_each_page_is_in_the_navigation() -> None:
+    """So that it is known before the site is built, which refuses a page that the navigation lacks."""
+    named = re.findall(r"^ +- ([\w/.-]+\.md|[\w/-]+/\*)$", CONFIG.partition("\nnav:\n")[2], re.MULTILINE)
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} - {
+        path.relative_to(DOCS).as_posix() for path in (DOCS / "changes").glob("*.md")
+    }
+    folders = tuple(each.removesuffix("*") for each in named if each.endswith("/*"))
+    assert sorted(page for page in pages if page not in named and not page.startswith(folders)) == []

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from functools import wraps
@@ -24,12 +25,17 @@ from muxkit.metrics import Metrics, endpoint
 from muxkit.runtime import ExtraNeeded, leaves_of
 from muxkit.trace import FOLDER
 
+if sys.platform != "win32":
+    import resource
+
 TOKEN: Final = "MUXKIT_TOKEN"
 FILE: Final = click.Path(exists=True, dir_okay=False)
 UNAUTHORISED: Final = muxkit.Refused().code  # some protocols learn of it after they have begun
 CONNECT_SECONDS: Final = 10.0
 TIMEOUT: Final = "MUXKIT_TIMEOUT"
 FIRST_SOCKET: Final = 3  # the descriptor of the first socket that a service manager passes on
+
+FILES: Final = 65_536  # open ones, where the system sets no bound
 
 # Of this process alone: a program that it starts must not have them.
 OURS: Final = (TOKEN, FOLDER, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
@@ -415,6 +421,16 @@ def passed_sockets(environment: Mapping[str, str] = os.environ) -> list[socket.s
         raise click.UsageError("the environment's LISTEN_FDS is no number of sockets") from None
     except OSError as error:
         raise click.UsageError(f"the environment's LISTEN_FDS promises sockets that are not there: {error}") from None
+
+
+def allow_files() -> None:
+    """Let this process have as many open files as its user may; by default 1,024, for programs that use `select()`."""
+    if sys.platform == "win32":
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if most == resource.RLIM_INFINITY else most
+    with suppress(ValueError, OSError):  # the kernel may have a limit that it does not tell
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def plain_environment() -> dict[str, str]:

@@ -20,6 +20,7 @@ from muxkit import forward as forwards
 from muxkit.cli.common import (
     FILE,
     LinkOptions,
+    allow_files,
     either_options,
     names_and_secrets,
     notify,
@@ -222,6 +223,7 @@ def forward(
         )
     if not serve and not (local or remote or socks):
         raise click.UsageError("there is nothing to forward: give --local, --remote or --socks")
+    allow_files()
     if serve:
         return serve_forwards(link, [url], allow, allow_listen, connections=connections, grace=grace)
     options = _Options(url=url, link=link, grace=grace, limits=forwards.ForwardLimits(connections=connections))

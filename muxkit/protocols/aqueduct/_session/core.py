@@ -615,6 +615,11 @@ class Channel(CommonChannel):
     def send(self, message: bytes) -> Coroutine[object, object, None]:
         return self.sender.send(message)
 
+    async def send_unreliable(self, message: bytes) -> None:
+        """Send a message that may be lost, or overtake others, where the transport has datagrams; waits as `send`."""
+        await self.sender.wait_for_room(len(message))
+        await self.sender.send(message, mode=Mode.UNRELIABLE)
+
     def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
         return self.sender.send_many(messages)
 

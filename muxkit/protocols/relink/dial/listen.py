@@ -322,7 +322,7 @@ class Listener:
         link_id = new_link_id()
         key = self._key(link_id)
         name = endpoint.config.endpoint or "link"
-        observer = traced(for_connection(self._observer, name), f"server {name}")
+        observer = traced(for_connection(self._observer, f"server {name}"), f"server {name}")
         engine = LinkEngine(endpoint.config, is_connector=False, limits=self._limits, observer=frames_of(observer))
         link = Link(engine, facts=facts_of(observer))
         link._core.on_weight = lambda: self._links.reweigh(key)
