@@ -50,14 +50,44 @@ def test_putting_and_taking_may_take_turns(seed: int) -> None:
             size = dice.choice((0, 0, 0, 1, 2, 95, 96, 200))
             new = [dice.randbytes(size)] * dice.choice((1, 3, 170, 400))
             model += new
-            for message in new:
-                mailbox.put(message)
+            if dice.random() < 0.5:
+                mailbox.put_all(new)
+            else:
+                for message in new:
+                    mailbox.put(message)
+        elif dice.random() < 0.3:
+            for _ in range(dice.choice((1, 2, 100))):
+                if model:
+                    assert mailbox.take() == model.pop(0)
         else:
             count = dice.choice((1, 2, 100, 1500))
             taken, model = model[:count], model[count:]
             assert mailbox.take_all(count) == taken
         assert mailbox.count == len(model)
     assert mailbox.take_all() == model
+
+
+@given(batches=st.lists(FEW, max_size=5), taken=st.integers(0, 60))
+def test_messages_that_are_put_together_come_out_as_they_went_in(batches: list[list[bytes]], taken: int) -> None:
+    mailbox, model = Mailbox(), [message for batch in batches for message in batch]
+    for batch in batches:
+        mailbox.put_all([*batch])
+    assert mailbox.count == len(model)
+    assert [mailbox.take() for _ in range(min(taken, len(model)))] == model[:taken]
+    left = model[taken:]
+    assert mailbox.count == len(left)
+    assert mailbox.clear() == sum(map(len, left))
+
+
+@pytest.mark.requirement("R-04")
+def test_short_messages_that_are_put_together_are_packed_as_others_are() -> None:
+    tracemalloc.start()
+    mailbox = Mailbox()
+    for _ in range(1000):
+        mailbox.put_all([bytes([number]) for number in range(200)])
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert size < 4 * 200_000
 
 
 @given(messages=FEW, taken=st.integers(0, 20))

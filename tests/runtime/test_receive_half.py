@@ -60,6 +60,149 @@ async def test_those_who_wait_are_served_in_the_order_in_which_they_came() -> No
     assert got == {number: b"%d" % number for number in range(10)}
 
 
+async def test_items_that_came_together_go_to_those_who_wait_and_the_rest_is_stored() -> None:
+    source = PlainReceive()
+    got: dict[int, bytes] = {}
+
+    async def receive(number: int) -> None:
+        got[number] = await source.receive()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(2):
+            nursery.start_soon(receive, number)
+            await at_rest()
+        source._deliver_all([b"0", b"1", b"2", b"3"])
+    assert got == {0: b"0", 1: b"1"}
+    assert source.unread == 2
+    source._deliver_all([b"4"])
+    assert await source.receive() == b"2"
+    assert await source.receive_many() == [b"3", b"4"]
+
+
+async def test_items_that_come_together_behind_the_close_are_dropped_and_counted() -> None:
+    source = PlainReceive()
+    source.close()
+    source._deliver_all([b"1", b"22"])
+    assert (source.unread, source.consumed) == (0, 3)
+
+
+class Telling(PlainReceive):
+    """A half that tells the engine of so many bytes at once, while more waits."""
+
+    _portion_most = 64
+
+    def __init__(self, most: int = 1000) -> None:
+        super().__init__()
+        self.most = most
+        self.told: list[int] = []
+
+    def _may_wait_untold(self) -> int:
+        return self.most
+
+    def _taken(self, messages: Sequence[bytes], size: int) -> bool:
+        if size:
+            self.told.append(size)
+        return super()._taken(messages, size)
+
+
+async def test_what_is_handed_out_is_told_once_it_is_all_taken() -> None:
+    source = Telling()
+    source._deliver_all([bytes(100)] * 25)
+    for number in range(25):
+        assert source.unread == 25 - number
+        await source.receive()
+    assert source.told == [1000, 1000, 500]
+
+
+async def test_what_may_not_wait_is_told_at_once() -> None:
+    source = Telling(most=0)
+    source._deliver_all([bytes(100)] * 5)
+    for _ in range(5):
+        await source.receive()
+    assert source.told == [100] * 5
+
+
+async def test_larger_items_behind_a_small_one_do_not_wait_untold() -> None:
+    source = Telling()
+    source._deliver_all([b"1", b"2", bytes(5000), b"3", b"4", b"5", b"6", b"7"])
+    assert [len(await source.receive()) for _ in range(8)] == [1, 1, 5000, 1, 1, 1, 1, 1]
+    assert source.told == [1, 1, 5000, 5]
+
+
+async def test_taking_all_tells_of_what_was_handed_out_before() -> None:
+    source = Telling()
+    source._deliver_all([b"%03d" % number for number in range(20)])
+    assert [await source.receive() for _ in range(3)] == [b"000", b"001", b"002"]
+    assert source.told == []
+    assert await source.receive_many(limit=2) == [b"003", b"004"]
+    assert source.told == [9, 6]
+    source._deliver(b"020")
+    assert await source.receive_many() == [b"%03d" % number for number in range(5, 21)]
+    assert sum(source.told) == 63
+    assert source.unread == 0
+
+
+async def test_closing_in_the_middle_counts_what_was_handed_out_and_what_is_dropped() -> None:
+    source = Telling()
+    source._deliver_all([bytes(10)] * 20)
+    await source.receive()
+    source.close()
+    assert sum(source.told) == 200
+    assert source.unread == 0
+
+
+async def test_the_end_comes_behind_what_is_handed_out() -> None:
+    source = Telling()
+    source._deliver_all([bytes(10)] * 5)
+    await source.receive()
+    source._ended(trio.EndOfChannel)
+    for _ in range(4):
+        assert source.state is Receiving.DRAINING
+        await source.receive()
+    assert source.state is Receiving.CLOSED
+    with pytest.raises(trio.EndOfChannel):
+        await source.receive()
+
+
+async def test_a_half_yields_on_every_64th_call_also_where_items_are_handed_out_together() -> None:
+    yields: list[int] = []
+
+    class Yielding(Telling):
+        async def _yield(self) -> None:
+            yields.append(number)
+            await super()._yield()
+
+    source = Yielding(most=1_000_000)
+    source._deliver_all([bytes(40)] * 10)
+    for number in range(1, 1001):
+        if number % 7 == 0:
+            source._deliver_all([bytes(40)] * 7)
+        await source.receive()
+    assert yields == [*range(64, 1001, 64)]
+
+
+async def test_what_is_taken_outside_of_trio_comes_in_order_and_is_told() -> None:
+    source = Telling()
+    source._deliver_all([b"%d" % number for number in range(9)])
+    assert await source.receive() == b"0"
+    assert [source._try_receive() for _ in range(4)] == [b"%d" % number for number in range(1, 5)]
+    assert await source.receive() == b"5"
+    assert [source._try_receive() for _ in range(4)] == [b"6", b"7", b"8", None]
+    assert sum(source.told) == 9
+    assert source.unread == 0
+
+
+async def test_a_cancelled_receive_takes_nothing_of_what_is_handed_out() -> None:
+    source = Telling()
+    source._deliver_all([b"%d" % number for number in range(9)])
+    assert await source.receive() == b"0"
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await source.receive()
+    assert scope.cancelled_caught
+    assert await source.receive() == b"1"
+
+
 async def test_a_newcomer_does_not_take_what_is_on_its_way_to_another() -> None:
     source = PlainReceive()
     got: list[bytes] = []

@@ -16,6 +16,7 @@ from muxkit.protocols.bpmux.engine.events import Event as Event
 from muxkit.protocols.bpmux.engine.events import Failed as Failed
 from muxkit.protocols.bpmux.engine.events import HungUp as HungUp
 from muxkit.protocols.bpmux.engine.events import Message as Message
+from muxkit.protocols.bpmux.engine.events import Messages as Messages
 from muxkit.protocols.bpmux.engine.events import Opened as Opened
 from muxkit.protocols.bpmux.engine.events import Pinged as Pinged
 from muxkit.protocols.bpmux.engine.events import Ponged as Ponged
@@ -59,6 +60,7 @@ __all__ = [
     "IncomingRequest",
     "Kind",
     "Message",
+    "Messages",
     "Opened",
     "Partial",
     "Pinged",

@@ -114,11 +114,17 @@ class Storage(Protocol[ItemT]):
     def put(self, item: ItemT, /) -> None:
         """Append an item."""
 
+    def put_all(self, items: list[ItemT], /) -> None:
+        """Append items; the list itself may be kept, and changed."""
+
     def take(self) -> ItemT:
         """Remove and return the oldest item; there must be one."""
 
     def take_all(self, limit: int | None = None) -> list[ItemT]:
         """Remove and return the oldest items, at most `limit`."""
+
+    def put_back(self, items: list[ItemT], /) -> None:
+        """Put items before all others that `take_all` has returned."""
 
     def clear(self) -> int:
         """Drop everything, and return the bytes that it had; 0 if the storage does not count bytes."""
@@ -140,6 +146,10 @@ class ItemQueue(Generic[ItemT]):
         self._items.append(item)
         self.count += 1
 
+    def put_all(self, items: list[ItemT]) -> None:
+        self._items += items
+        self.count += len(items)
+
     def take(self) -> ItemT:
         self.count -= 1
         return self._items.popleft()
@@ -149,6 +159,10 @@ class ItemQueue(Generic[ItemT]):
         self.count -= count
         return [self._items.popleft() for _ in range(count)]
 
+    def put_back(self, items: list[ItemT]) -> None:
+        self._items.extendleft(reversed(items))
+        self.count += len(items)
+
     def clear(self) -> int:
         self._items.clear()
         self.count = 0
@@ -156,14 +170,19 @@ class ItemQueue(Generic[ItemT]):
 
 
 class Mailbox:
-    """Messages in order, short ones packed."""
+    """Messages in order, short ones packed.
 
-    # A list with the place of the oldest in it, since a deque takes 760 bytes also when it is empty.
-    __slots__ = ("_items", "_oldest", "_packed", "count")
+    Messages are handed out from the end of `_next`; when that is used up, `_items` turned round takes its place. While
+    there are packs among them, `_items` is used up from its beginning instead.
+    """
+
+    # Lists, since a deque takes 760 bytes also when it is empty.
+    __slots__ = ("_items", "_next", "_oldest", "_packed", "count")
 
     def __init__(self) -> None:
+        self._next: list[bytes] = []  # what is handed out before `_items`, the oldest at the end
         self._items: list[bytes | _Empties | _Pack] = []
-        self._oldest = 0
+        self._oldest = 0  # the place of the oldest in `_items`
         self.count: int = 0
         self._packed = 0  # items that are not messages themselves
 
@@ -174,26 +193,64 @@ class Mailbox:
         else:
             self._put_small(message)
 
+    def put_all(self, messages: list[bytes]) -> None:
+        if min(map(len, messages), default=0) < PACK_BELOW:
+            for message in messages:
+                self.put(message)
+        elif self.count:
+            self._items += messages
+            self.count += len(messages)
+        else:
+            messages.reverse()
+            self._next = messages
+            self.count = len(messages)
+
     def take(self) -> bytes:
-        item = self._items[self._oldest]
         self.count -= 1
-        if isinstance(item, bytes):
-            self._advance()
-            return item
-        return self._take_small(item)
+        return self._next.pop() if self._next else self._take_behind()
 
     def take_all(self, limit: int | None = None) -> list[bytes]:
         count = self.count if limit is None else min(limit, self.count)
         if count == self.count and not self._packed and not self._oldest:
-            messages, self._items, self.count = self._items, [], 0
-            return cast("list[bytes]", messages)  # as none is packed
+            messages, self._next = self._next, []
+            messages.reverse()
+            messages += cast("list[bytes]", self._items)  # as none is packed
+            self._items, self.count = [], 0
+            return messages
+        if 0 < count <= len(self._next):
+            messages = self._next[-count:]
+            messages.reverse()
+            del self._next[-count:]
+            self.count -= count
+            return messages
         take = self.take
         return [take() for _ in range(count)]
 
+    def put_back(self, messages: list[bytes]) -> None:
+        self._next += reversed(messages)
+        self.count += len(messages)
+
     def clear(self) -> int:
-        items, self._items = self._items[self._oldest :], []
+        items = [*self._next, *self._items[self._oldest :]]
+        self._next, self._items = [], []
         self._oldest = self.count = self._packed = 0
         return sum(len(item) if isinstance(item, bytes) else item.size() for item in items)
+
+    def _take_behind(self) -> bytes:
+        """Return the oldest message of `_items`."""
+        item = self._items[self._oldest]
+        if not isinstance(item, bytes):
+            return self._take_small(item)
+        if self._packed:
+            self._advance()
+            return item
+        messages = cast("list[bytes]", self._items)  # as none is packed
+        if self._oldest:
+            del messages[: self._oldest]
+            self._oldest = 0
+        messages.reverse()
+        self._next, self._items = messages, []
+        return messages.pop()
 
     def _advance(self) -> None:
         """Drop the oldest item, which is used up."""

@@ -17,6 +17,7 @@ from muxkit.runtime.pumps.turns import turns
 ItemT = TypeVar("ItemT")
 
 DRAINING = Receiving.DRAINING  # looked up for each item
+PORTION_LEAST = 4  # items; fewer are handed out one by one
 
 
 def _closed() -> Exception:
@@ -41,9 +42,10 @@ class _Waiter(Generic[ItemT]):
             self.reading.wake_borrower()
 
 
-# What most halves have most of the time. Nothing is ever put into these two.
+# What most halves have most of the time. Nothing is ever put into these.
 EMPTY: Storage[Any] = ItemQueue()
 NO_WAITERS: list[_Waiter[Any]] = []
+NO_ITEMS: list[Any] = []
 
 
 class Inbox(ABC, Generic[ItemT]):
@@ -53,16 +55,31 @@ class Inbox(ABC, Generic[ItemT]):
     that), fills in `_taken` and `_stop`, and calls `_deliver` and `_ended`.
     """
 
-    __slots__ = ("_error", "_request_write", "_since_yield", "_stored", "_waiters", "state")
+    __slots__ = (
+        "_error",
+        "_portion",
+        "_portion_bytes",
+        "_request_write",
+        "_since_yield",
+        "_stored",
+        "_waiters",
+        "state",
+    )
 
     _new_storage: ClassVar[type[Storage[Any]]] = ItemQueue
     """Made when the first item has to wait; `Mailbox` packs short messages."""
     _size_of: staticmethod[[Any], int] = staticmethod(len)
     """Bytes of one item, which decide when a call yields, and which `_taken` is told."""
+    _portion_most: ClassVar[int] = 0
+    """Items that are handed out at most before `_taken` is called, if `_may_wait_untold` allows; 0 for one by one."""
 
     def __init__(self, request_write: Callable[[], None]) -> None:
         self._request_write = request_write
         self._stored: Storage[ItemT] = EMPTY
+        self._portion: list[ItemT] = (
+            NO_ITEMS  # what is handed out next, the oldest at the end; `_taken` is told behind it
+        )
+        self._portion_bytes = 0  # with what was handed out
         self._waiters: list[_Waiter[ItemT]] = NO_WAITERS
         self._error: ErrorMaker = trio.EndOfChannel
         self._since_yield = 0  # bytes
@@ -80,25 +97,30 @@ class Inbox(ABC, Generic[ItemT]):
         `LinkLost` when the connection is gone, `trio.ClosedResourceError` after `aclose`.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        if not self._stored.count:
+        portion = self._portion
+        if portion:  # usually
+            item = portion.pop()
+            if portion:
+                return item
+            self._portion_taken()
+        elif self._stored.count:
+            item = self._take_stored()
+        else:
             item = await self._wait()
             self._took((item,), self._size_of(item))
             return item
-        item = self._stored.take()
-        size = self._size_of(item)
-        self._took((item,), size)
-        self._since_yield += size if size > YIELD_LEAST else YIELD_LEAST  # noqa: FURB136 - `max` is a call
-        if self._since_yield >= YIELD_BYTES:
+        if self._since_yield >= YIELD_BYTES and not self._portion:
             await self._yield()
         return item
 
     def _try_receive(self) -> ItemT | None:
         """Take an item that is stored, outside of Trio's tasks; None if there is none."""
-        if not self._stored.count:
-            return None
-        item = self._stored.take()
-        self._took((item,), self._size_of(item))
-        return item
+        if self._portion:
+            item = self._portion.pop()
+            if not self._portion:
+                self._portion_taken()
+            return item
+        return self._take_stored() if self._stored.count else None
 
     async def _next_items(self, limit: int | None = None) -> list[ItemT]:
         """Wait for at least one item, then give all that have come, at most `limit`; one checkpoint.
@@ -108,6 +130,7 @@ class Inbox(ABC, Generic[ItemT]):
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit}: must be at least 1")
         await trio.lowlevel.checkpoint_if_cancelled()
+        self._return_portion()
         has_waited = not self._stored.count
         items = [await self._wait()] if has_waited else []
         items += self._stored.take_all(None if limit is None else limit - len(items))
@@ -123,6 +146,7 @@ class Inbox(ABC, Generic[ItemT]):
         if self.state is not Receiving.CLOSED:
             self.state = advance(self.state, Step.STOP)
         self._error = _closed
+        self._return_portion()
         self._took((), self._discard())
         self._request_write()
         self._wake_all()
@@ -130,7 +154,7 @@ class Inbox(ABC, Generic[ItemT]):
     @property
     def unread(self) -> int:
         """Items that wait to be taken."""
-        return self._stored.count
+        return self._stored.count + len(self._portion)
 
     # --- for the session
 
@@ -149,6 +173,21 @@ class Inbox(ABC, Generic[ItemT]):
             if self._stored is EMPTY:
                 self._stored = self._new_storage()
             self._stored.put(item)
+
+    def _deliver_all(self, items: list[ItemT]) -> None:
+        """Do the same with items that came together; the list is this half's from now on."""
+        if self.state is Receiving.CLOSED:
+            self._taken((), sum(map(self._size_of, items)))
+            return
+        if self._waiters:
+            handed_over = len(self._waiters)
+            for item in items[:handed_over]:
+                self._deliver(item)
+            del items[:handed_over]
+        if items:
+            if self._stored is EMPTY:
+                self._stored = self._new_storage()
+            self._stored.put_all(items)
 
     def _ended(self, error: ErrorMaker) -> None:
         """No more will come; `error` makes what is raised once everything stored was taken."""
@@ -171,6 +210,10 @@ class Inbox(ABC, Generic[ItemT]):
     @abstractmethod
     def _stop(self) -> None:
         """Tell the engine that the application wants no more."""
+
+    def _may_wait_untold(self) -> int:
+        """Return the bytes that may be taken before `_taken` is called, while more items wait; then it has no items."""
+        return 0
 
     def _discard(self) -> int:
         """Drop what is stored and return its bytes, for `_taken`; a protocol whose items own something overrides it."""
@@ -217,6 +260,54 @@ class Inbox(ABC, Generic[ItemT]):
         waiter.task = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(abort)
 
+    def _take_stored(self) -> ItemT:
+        """Take the oldest item that is stored, with a portion of those behind it if that is worth while."""
+        item = self._stored.take()
+        size = self._size_of(item)
+        if not self._portion_most or not self._stored.count or not self._take_portion(size):
+            self._took((item,), size)
+            self._since_yield += size if size > YIELD_LEAST else YIELD_LEAST  # noqa: FURB136 - `max` is a call
+        return item
+
+    def _take_portion(self, size: int) -> bool:
+        """Make a portion of the items behind one of `size` bytes, which was taken; return False if it is too small."""
+        bytes_most = self._may_wait_untold()
+        if size * PORTION_LEAST > bytes_most:
+            return False
+        left = YIELD_BYTES - self._since_yield  # a portion is handed out without a yield
+        bytes_most = min(bytes_most, left)
+        most = min(self._portion_most, left // YIELD_LEAST, bytes_most // max(size, 1))
+        if most < PORTION_LEAST:
+            return False
+        portion = self._stored.take_all(most - 1)
+        size += sum(map(self._size_of, portion))
+        if size > bytes_most:
+            self._stored.put_back(portion)
+            return False
+        portion.reverse()
+        self._portion, self._portion_bytes = portion, size
+        self._since_yield += max(size, YIELD_LEAST * (len(portion) + 1))
+        return True
+
+    def _portion_taken(self) -> None:
+        """Count what was handed out of the portion, now that nothing of it is left."""
+        self._portion = NO_ITEMS
+        self._took((), self._portion_bytes)
+
+    def _return_portion(self) -> None:
+        """Put what is left of the portion back, and count what was handed out."""
+        if self._portion:
+            size = self._handed_out
+            left, self._portion = self._portion, NO_ITEMS
+            left.reverse()
+            self._stored.put_back(left)
+            self._took((), size)
+
+    @property
+    def _handed_out(self) -> int:
+        """Bytes of the portion that were handed out."""
+        return self._portion_bytes - sum(map(self._size_of, self._portion)) if self._portion else 0
+
     def _took(self, items: Sequence[ItemT], size: int) -> None:
         if not self._stored.count:
             self._stored = EMPTY
@@ -226,7 +317,7 @@ class Inbox(ABC, Generic[ItemT]):
             self._drain()
 
     def _drain(self) -> None:
-        if not self._stored.count:
+        if not self._stored.count and not self._portion:
             self.state = advance(self.state, Step.DRAINED)
 
     def _wake_all(self) -> None:

@@ -504,11 +504,16 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
         if type(message) is not bytes:
             message = as_bytes(message)
         size = len(message)
-        if self.state is OPEN and not self._line and self._budget.admits(size) and self._try_push(message):
-            self._since_yield += size if size > YIELD_LEAST else YIELD_LEAST  # noqa: FURB136 - `max` is a call
-        else:
+        pushed = None
+        if self.state is OPEN and not self._line and self._budget.admits(size):
+            pushed = self._try_push(message)
+        if pushed is None:
             await self._hand_over(message)
-        self._request_write()
+            self._request_write()
+        else:
+            self._since_yield += size if size > YIELD_LEAST else YIELD_LEAST  # noqa: FURB136 - `max` is a call
+            if pushed:
+                self._request_write()
         if self._since_yield >= YIELD_BYTES:
             await self._yield()
 
@@ -516,7 +521,7 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
         """`send` outside of Trio's tasks; False means that it would wait or raise, and that nothing was done."""
         if type(message) is not bytes or self.state is not OPEN or self._line:
             return False
-        if not self._budget.admits(len(message)) or not self._try_push(message):
+        if not self._budget.admits(len(message)) or self._try_push(message) is None:
             return False
         self._request_write()
         return True
@@ -564,13 +569,14 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
     def _push(self, message: bytes) -> None:
         """Give a message to the engine."""
 
-    def _try_push(self, message: bytes) -> bool:
-        """Give a message to the engine if the window has room; False means that nothing was done.
+    def _try_push(self, message: bytes) -> bool | None:
+        """Give a message to the engine if the window has room; None means that nothing was done.
 
-        A protocol may have a quicker way than to ask first.
+        False means that a write was requested before, for a message that is still queued here, and that this one leaves
+        with it. A protocol may have a quicker way than to ask first.
         """
         if not self._admits(len(message)):
-            return False
+            return None
         self._push(message)
         return True
 
@@ -591,7 +597,7 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
             return
         await self._wait(size)
         try:
-            if not self._try_push(message):
+            if self._try_push(message) is None:
                 self._push(message)
         finally:
             self._end_turn()

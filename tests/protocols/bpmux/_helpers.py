@@ -17,6 +17,7 @@ from muxkit.protocols.bpmux import (
     Failed,
     Kind,
     Message,
+    Messages,
     Opened,
     Partial,
     Probed,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from muxkit._errors import RemoteProtocolError
     from muxkit._limits import Limits
+    from muxkit._observer import Observer
     from muxkit.protocols.bpmux.engine.entities import Parts
 
 U64_MAX = 2**64 - 1
@@ -39,9 +41,12 @@ U64_MAX = 2**64 - 1
 WINDOW = ("by_hand", "credit", "held", "lent", "renewed_at", "renews", "size", "target", "unfinished")
 
 
-def by_hand(*, limits: Limits | None = None, letter: bool = False, pongs: bool = True) -> Engine:
+def by_hand(
+    *, limits: Limits | None = None, letter: bool = False, pongs: bool = True, observer: Observer | None = None
+) -> Engine:
     """Make an engine that writes nothing by itself but pongs: every grant is made by hand."""
-    return Engine(Config(grants=False, keepalive=None, letter=letter, pongs=pongs), limits=limits)
+    config = Config(grants=False, keepalive=None, letter=letter, pongs=pongs)
+    return Engine(config, limits=limits, observer=observer)
 
 
 def automatic(*, limits: Limits | None = None, letter: bool = False) -> Engine:
@@ -123,6 +128,8 @@ def told(event: Event) -> tuple[object, ...]:
     match event:
         case Message() | Ended() | Responded():
             return name, event.entity.label, event.payload
+        case Messages():
+            return name, event.entity.label, event.payloads
         case Opened():
             source = () if event.source is None else (event.source.label,)
             return (name, event.entity.label, event.payload, *source)

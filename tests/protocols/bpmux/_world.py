@@ -21,6 +21,7 @@ from muxkit.protocols.bpmux import (
     Failed,
     Kind,
     Message,
+    Messages,
     Opened,
     Responded,
     Silent,
@@ -61,7 +62,10 @@ class World:
         self.dice = random.Random(seed)
         config = config or Config(keepalive=None)
         self.pair: EnginePair[Engine, Event] = EnginePair(
-            Engine(config, limits=limits), Engine(config, limits=limits), weather=self.dice, listener=self._hear
+            Engine(config, limits=limits),
+            Engine(config, limits=limits, joins_messages=True),
+            weather=self.dice,
+            listener=self._hear,
         )
         self.engines = self.pair.engines
         self.wires = (Wire(), Wire())
@@ -105,6 +109,9 @@ class World:
                         if not half.receives:
                             reader = self.announced[1 - side, MIRROR[half.kind], half.id]
                             self.lines[half] = Line(torn=reader in self.stops)
+            case Messages():
+                for payload in event.payloads:
+                    self._hear(side, Message(event.entity, payload))
             case Message() | Responded():
                 line = self.lines[self._partner(side, event.entity)]
                 assert event.payload == line.sent[line.came], "a message was lost, changed or overtaken"

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muxkit._limits import Limits
 from muxkit.core import encode_varu64
-from muxkit.protocols.bpmux import Engine, Failed
+from muxkit.protocols.bpmux import Config, Engine, Failed, Message, Messages
 from muxkit.protocols.bpmux.engine.entities import Kind
 from muxkit.testing._pair import EngineCase, check_every_split, check_stream_engine, drain, feed
-from tests.protocols.bpmux._helpers import automatic, by_hand, fed, state_of, told
+from tests.protocols.bpmux._helpers import automatic, by_hand, fed, grant, state_of, the, told
 from tests.protocols.bpmux._world import TIGHT, World
+from tests.protocols.bpmux.test_observer import Diary
+
+if TYPE_CHECKING:
+    from muxkit._observer import Observer
 
 ROOMY = Limits(
     channel_bytes=300_000, channel_floor=1, connection_bytes=1_000_000, message=150_000, reassembly=160_000, channels=5,
@@ -91,9 +96,10 @@ def _nearly_right(dice: random.Random) -> bytes:
     return bytes(data)
 
 
-def streams() -> Engine:
+def streams(*, joins_messages: bool = False, observer: Observer | None = None) -> Engine:
     """Make an engine with two streams of the peer and a local one, little credit and small messages only."""
-    engine = by_hand(limits=Limits(message=50, reassembly=50))
+    config, limits = Config(grants=False, keepalive=None), Limits(message=50, reassembly=50)
+    engine = Engine(config, limits=limits, joins_messages=joins_messages, observer=observer)
     engine.give_credit(engine.top_stream, 200)
     fed(engine, "50 01 00", "50 f9 01 00 00")
     for id in (1, 256):
@@ -120,6 +126,82 @@ def test_the_short_way_for_payloads_gives_what_the_long_way_gives(data: bytes) -
     assert events == [told(event) for event in feed(bytewise, [data[i : i + 1] for i in range(len(data))])]
     assert state_of(whole) == state_of(bytewise)
     assert drain(whole) == drain(bytewise)
+
+
+def duplexes(*, observer: Observer | None = None) -> Engine:
+    """Make an engine with a duplex of its own, one of the peer, a request each way, and some of them ended."""
+    engine = by_hand(observer=observer)
+    grant(engine, "in-stream 0", 100)
+    engine.give_credit(engine.top_stream, 200)
+    for id in (2, 255, 256):
+        engine.open_duplex(id=id)
+    engine.open_request(id=3, credit=9)
+    fed(engine, "d0 01 00", "d0 f9 01 00 00", "10 07 00")
+    engine.end(the(engine, Kind.SINK_OUT, 2))
+    engine.end(the(engine, Kind.STREAM_IN, 1))
+    drain(engine)
+    engine.end(the(engine, Kind.SINK_IN, 1))  # not written yet
+    return engine
+
+
+def controls(flags: int) -> st.SearchStrategy[bytes]:
+    """Generate chunks with these flags about what `duplexes` has, and about what it has not."""
+    tags = st.sampled_from([type << 5 | flags for type in range(7)])
+    ids = st.sampled_from(["01", "02", "02", "03", "07", "00", "09", "f8 ff", "f9 01 00", "f8 02", "f9 00 ff"])
+    numbers = st.sampled_from(["00", "00", "05", "f7", "f8 f8", "f8 05", "fc 01 00 00 00 00", "f9 01 00", "ff" * 9])
+    return st.tuples(tags, ids, numbers).map(
+        lambda chunk: bytes([chunk[0]]) + bytes.fromhex(chunk[1] + (chunk[2] if flags & 0x0A else ""))
+    )
+
+
+CONTROL = st.lists(st.one_of(controls(0x08), controls(0x02), controls(0x01), OTHERS), max_size=8).map(b"".join)
+
+
+@pytest.mark.clause("bpmux-G12", "bpmux-G13")
+@pytest.mark.requirement("R-20")
+@given(CONTROL, st.integers(0, 40))
+@example(bytes.fromhex("a8 f8 ff" + "ff" * 9 + "a8 f8 ff 01"), 0)  # credit of 2^64
+@example(bytes.fromhex("c8 01 05"), 0)  # a duplex chunk about a known entity
+def test_the_short_way_for_credit_and_ends_gives_what_the_long_way_gives(data: bytes, cut: int) -> None:
+    """Under the eyes of an observer every chunk takes the general path."""
+    short, general = duplexes(), duplexes(observer=Diary())
+    pieces = [data[:cut], data[cut:]]
+    assert [told(event) for event in feed(short, pieces)] == [told(event) for event in feed(general, pieces)]
+    assert state_of(short) == state_of(general)
+    assert drain(short) == drain(general)
+
+
+@given(RUNS)
+def test_messages_that_are_joined_are_those_that_are_told_one_by_one(data: bytes) -> None:
+    joined, single = streams(joins_messages=True), streams()
+    events: list[tuple[object, ...]] = []
+    for event in feed(joined, [data]):
+        if isinstance(event, Messages):
+            assert len(event.payloads) > 1
+            events += [told(Message(event.entity, payload)) for payload in event.payloads]
+        else:
+            events.append(told(event))
+    assert events == [told(event) for event in feed(single, [data])]
+    assert state_of(joined) == state_of(single)
+
+
+def test_messages_are_joined_only_where_they_come_one_behind_the_other() -> None:
+    engine = streams(joins_messages=True)
+    data = "50 01 01 61  50 01 01 62  70 02 01 63  50 01 01 64  64 00  50 01 01 65  50 01 02 66 67" + "64 00" * 10
+    assert [one for one in fed(engine, data) if one[0] != "Pinged"] == [
+        ("Messages", "in-stream 1", [b"a", b"b"]),
+        ("Message", "out-stream 2", b"c"),
+        ("Message", "in-stream 1", b"d"),
+        ("Messages", "in-stream 1", [b"e", b"fg"]),
+    ]
+
+
+def test_no_more_messages_are_joined_than_may_be_parsed_at_once() -> None:
+    engine = streams(joins_messages=True)
+    engine.frames_at_once = 3
+    engine.receive_bytes(bytes.fromhex("50 01 00" * 20), 0.0)
+    assert [told(event) for event in engine.events()] == [("Messages", "in-stream 1", [b""] * 3)]
+    assert engine.unparsed == 17 * 3
 
 
 STRANGE = {

@@ -17,6 +17,7 @@ from tests.protocols.bpmux._helpers import (
     parsed,
     seen,
     the,
+    violation,
     with_sink,
     written,
 )
@@ -247,3 +248,65 @@ def test_a_refusal_of_what_is_gone_by_now_sends_nothing() -> None:
     written(engine)
     engine.refuse(entity)
     assert written(engine) == ""
+
+
+# --- openings and ends without payload, which are written among the control chunks
+
+
+def test_openings_and_ends_without_payload_are_written_in_the_order_of_the_commands() -> None:
+    engine = by_hand()
+    sinks = [engine.open_sink(id=id) for id in (3, 4, 5)]
+    assert written(engine) == "500300 500400 500500"
+    for sink in reversed(sinks):
+        engine.end(sink)
+    assert written(engine) == "420500 420400 420300"
+
+
+def test_an_end_waits_for_the_messages_before_it_and_for_the_end_of_the_other_half() -> None:
+    engine = by_hand()
+    sink, stream = engine.open_duplex(id=3, credit=0)
+    written(engine)
+    grant(engine, "in-stream 3", 2)
+    engine.send(sink, b"hi")
+    engine.end(sink)
+    engine.end(stream)
+    assert written(engine) == "5003026869 420300 820300"
+
+
+def test_nothing_is_sent_behind_an_end_that_waits_for_nothing() -> None:
+    engine, sink = with_sink(100)
+    engine.end(sink)
+    engine.watch(sink)
+    assert engine.try_send(sink, b"late") is None
+    assert written(engine) == "420300"
+    engine.watch(sink)
+    assert engine.try_send(sink, b"late") is None
+    assert written(engine) == ""
+
+
+@pytest.mark.clause("bpmux-R33")
+def test_an_end_that_is_only_queued_cannot_be_confirmed() -> None:
+    engine, sink = with_sink(100)
+    engine.end(sink)
+    assert violation(engine, "a1 03").rule == "bpmux-R33"
+    engine, sink = with_sink(100)
+    engine.end(sink)
+    written(engine)
+    assert fed(engine, "a1 03") == [("Confirmed", "out-sink 3")]
+
+
+def test_an_end_is_not_written_once_the_peers_end_has_come() -> None:
+    engine, sink = with_sink(100)
+    engine.end(sink)
+    assert fed(engine, "a2 03 00") == [("Ended", "out-sink 3", b"")]
+    assert written(engine) == "4103"
+    assert not engine.has_output()
+
+
+def test_an_opening_that_is_declined_is_not_written() -> None:
+    engine = by_hand()
+    engine.open_sink(id=3)
+    engine.open_duplex(id=4)
+    assert [one[0] for one in fed(engine, "a2 00 00")] == ["Ended", "Declined", "Declined"]
+    assert written(engine) == "6100"
+    assert engine.channels == 0

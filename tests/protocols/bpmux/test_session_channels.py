@@ -39,6 +39,15 @@ async def test_the_peer_hears_of_a_channel_at_once() -> None:
         assert duplex.opening == b"name"
 
 
+async def test_messages_that_are_tried_one_behind_the_other_are_sent_once_each() -> None:
+    async with sessions() as pair, pair.one.open() as channel:
+        peer = await next_duplex(pair.other)
+        await channel.send(b"first")
+        assert [channel._try_send(b"%d" % number) for number in range(20)] == [True] * 20
+        assert await peer.receive() == b"first"
+        assert [await peer.receive() for _ in range(20)] == [b"%d" % number for number in range(20)]
+
+
 async def test_both_ends_of_a_channel_leave_with_one_write() -> None:
     writes: list[bytes] = []
 

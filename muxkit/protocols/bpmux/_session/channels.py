@@ -36,6 +36,7 @@ from muxkit.runtime import (
 REASON_MOST = 4096  # bytes of an end payload that are kept for the error that holds it
 # While messages are unread the engine hears of what was taken by so many parts of the window: it grants half of one.
 PARTS_OF_WINDOW = 16
+PORTION_MOST = 64  # messages that are taken before, as many as between two yields
 QUEUES = (Kind.SINK_OUT, Kind.SINK_IN, Kind.REQUEST_OUT, Kind.REQUEST_IN)  # entities whose queues hold payload
 
 
@@ -55,7 +56,7 @@ class Connection:
     ) -> None:
         self.facts: Facts | None = facts_of(observer)
         observer = frames_of(observer)
-        self.engine: Engine = Engine(config, limits=limits, observer=observer)
+        self.engine: Engine = Engine(config, limits=limits, observer=observer, joins_messages=True)
         self.budget: OutboxBudget = OutboxBudget(limits.outbox, self.engine.waiting, facts=self.facts)
         self.pump: StreamPump[Event] = StreamPump(
             stream,
@@ -136,7 +137,7 @@ class Sink(SendHalf):
         """Whether this side has opened the channel or sent on it, so that leaving waits for the peer's confirmation."""
         outgoing, entity = self._entity.outgoing, self._entity
         return (outgoing is not None and outgoing.has_sent) or (
-            not entity.is_top and (outgoing is not None or entity.kind in OURS)
+            not entity.is_top and (outgoing is not None or entity.ending or entity.kind in OURS)
         )
 
     def _admits(self, size: int) -> bool:
@@ -148,7 +149,7 @@ class Sink(SendHalf):
     def _push(self, message: bytes) -> None:
         self._connection.engine.send(self._entity, message)
 
-    def _try_push(self, message: bytes) -> bool:
+    def _try_push(self, message: bytes) -> bool | None:
         return self._connection.engine.try_send(self._entity, message)
 
     def _try_push_all(self, messages: list[bytes]) -> bool:
@@ -188,14 +189,14 @@ class Sink(SendHalf):
 class Source(ReceiveHalf[bytes]):
     """The receiving half of a channel."""
 
-    __slots__ = ("_channel", "_connection", "_entity", "_untold", "end_payload")
+    __slots__ = ("_channel", "_connection", "_entity", "end_payload")
 
     _new_storage = Mailbox
+    _portion_most = PORTION_MOST
 
     def __init__(self, connection: Connection, entity: Entity) -> None:
         super().__init__(connection.request_write)
         self._connection = connection
-        self._untold = 0  # bytes that were taken, and that the engine will hear of with later ones
         self._entity: Entity = entity
         self._channel: Duplex | None = None
         """What it is a half of, until it has ended."""
@@ -237,17 +238,16 @@ class Source(ReceiveHalf[bytes]):
     _lost: Final = ReceiveHalf._ended
 
     def _taken(self, messages: Sequence[bytes], size: int) -> bool:
-        size += self._untold
-        if self._stored.count and size * PARTS_OF_WINDOW < (window := self._entity.window).target and not window.lent:
-            self._untold = size
-            return False
-        self._untold = 0
         return self._connection.engine.consumed(self._entity, size)
+
+    def _may_wait_untold(self) -> int:
+        window = self._entity.window
+        return 0 if window.lent else window.target // PARTS_OF_WINDOW  # a loan is repaid with each message
 
     @property
     def _unread_bytes(self) -> int:
         """Bytes that arrived and were not taken."""
-        return self._entity.window.held - self._untold
+        return self._entity.window.held - self._handed_out
 
     def _stop(self) -> None:
         self._connection.engine.end(self._entity)

@@ -35,6 +35,7 @@ from muxkit.protocols.bpmux.engine.events import (
     Failed,
     HungUp,
     Message,
+    Messages,
     Opened,
     Ponged,
     Probed,
@@ -364,6 +365,13 @@ class Session(CommonSession):
                     source._deliver(event.payload)
                 else:
                     self._engine.consumed(event.entity, len(event.payload))
+            elif type(event) is Messages:
+                self._messages_received += len(event.payloads)
+                source = event.entity.half  # type: ignore[assignment]  # as above
+                if source is not None:
+                    source._deliver_all(event.payloads)
+                else:
+                    self._engine.consumed(event.entity, sum(map(len, event.payloads)))
             else:
                 self._act(event)
 

@@ -38,17 +38,22 @@ class Engine:
 
     Commands take and return `Entity` objects. A command either does all of its work, or raises `LocalProtocolError`
     and changes nothing. Call `consumed` for every `Message` that the application has taken, or the peer's credit is
-    never renewed.
+    never renewed. With `joins_messages` those that came one behind the other for an entity are one `Messages` event.
     """
 
     def __init__(
-        self, config: Config | None = None, *, limits: Limits | None = None, observer: Observer | None = None
+        self,
+        config: Config | None = None,
+        *,
+        limits: Limits | None = None,
+        observer: Observer | None = None,
+        joins_messages: bool = False,
     ) -> None:
         self.config: Config = config or Config()
         self.limits: Limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self._observer = observer
         self._state = State(self.config, self.limits, observer)
-        self._reader = ChunkReader(self._state)
+        self._reader = ChunkReader(self._state, joins_messages=joins_messages)
         self._deadlines: Deadlines[Timer] = Deadlines()
         self._keepalive = Keepalive(
             self._deadlines,
@@ -176,14 +181,18 @@ class Engine:
     def has_output(self) -> bool:
         """Whether there is something to write."""
         control = self._state.control
-        return bool(control.dirty or control.acks or self._state.scheduler.line) and not self.over
+        return not self.over and bool(
+            self._state.scheduler.line or control.dirty or control.acks or control.ends or control.openings
+        )
 
     def buffers_to_send(self, limit: int = 256 * 1024) -> list[Buffer]:
         """Take about `limit` bytes to write now."""
         out: list[Buffer] = []
         if not self.over:
             control = self._state.control
-            written = control.write(limit, out) if control.dirty or control.acks else 0
+            written = 0
+            if control.dirty or control.acks or control.ends or control.openings:
+                written = control.write(limit, out)
             if written < limit:
                 self._state.scheduler.pull(limit - written, out)
             if self._observer is not None:
@@ -330,9 +339,13 @@ class Engine:
         return entity
 
     def _announce(self, entity: Entity, type: Type, payload: bytes) -> Entity:
-        self._state.outgoing(entity).open(type, payload)
         self._state.count_channel(entity)
-        self._state.opening_queued(entity)
+        entity.announced = False
+        if payload:
+            self._state.outgoing(entity).open(type, payload)
+            self._state.opening_queued(entity)
+        else:
+            self._state.control.openings.append((entity, type))
         return entity
 
     # --- sending
@@ -381,13 +394,16 @@ class Engine:
         else:
             self._state.schedule(entity)
 
-    def try_send(self, entity: Entity, payload: bytes) -> bool:
-        """Queue a message that credit covers as a whole; otherwise do nothing and return False. Faster than `send`."""
+    def try_send(self, entity: Entity, payload: bytes) -> bool | None:
+        """Queue a message that credit covers as a whole; otherwise do nothing and return None. Faster than `send`.
+
+        Returns True if the entity was not in line for writing before.
+        """
         outgoing, size = entity.outgoing, len(payload)
         if outgoing is None or not outgoing.accepts or size > self._largest or self.over:
-            return False
+            return None
         if size > entity.credit.available - outgoing.queued - outgoing.claimed:
-            return False
+            return None
         state, queue = self._state, outgoing.queue  # `Outgoing.push_covered` inlined: this runs for each message
         if not queue:
             outgoing.has_sent = True
@@ -398,8 +414,9 @@ class Engine:
         outgoing.counted += size + OVERHEAD
         state.outbox.used += size + OVERHEAD
         state.messages_sent += 1
-        if not outgoing.scheduled and (entity.announced or outgoing.is_ready()):
-            state.scheduler.add(outgoing)
+        if outgoing.scheduled or not (entity.announced or outgoing.is_ready()):
+            return False
+        state.scheduler.add(outgoing)
         return True
 
     def try_send_all(self, entity: Entity, payloads: list[bytes]) -> bool:
@@ -442,8 +459,9 @@ class Engine:
             raise LocalProtocolError(
                 f"{entity.label}: an end payload of {len(payload)} bytes against {entity.credit_out} of credit"
             )
-        self._state.outgoing(entity).close(payload)
-        self._state.end_queued(entity)
+        if payload or not self._state.end_at_once(entity):
+            self._state.outgoing(entity).close(payload)
+            self._state.end_queued(entity)
 
     def abort(self, entity: Entity, reason: Reason = NO_REASON) -> None:
         """Drop the messages of which nothing was written, then end the entity; harmless once the end was written.

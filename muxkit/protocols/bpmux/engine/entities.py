@@ -62,6 +62,7 @@ class Entity:
         "announced",
         "credit",
         "direct",
+        "end_due",
         "end_in",
         "end_out",
         "gone",
@@ -97,10 +98,11 @@ class Entity:
         # Sending.
         self.announced: bool = True  # its opening has been written completely
         self.outgoing: Outgoing | None = None
-        # Control chunks to write, merged: a grant in bytes, and numbers of pings and pongs.
+        # Control chunks to write, merged: a grant in bytes, numbers of pings and pongs, and the end.
         self.grant: int = 0
         self.pings: int = 0
         self.pongs: int = 0
+        self.end_due: bool = False  # an end without payload, which nothing on its queue comes before
         # Life.
         self.half: object = None  # the session's object for it; the engine does not use it
         self.gone: bool = False
@@ -151,7 +153,7 @@ class Entity:
     @property
     def ending(self) -> bool:
         """Whether this side has ended it: the end was written or is queued."""
-        return self.end_out or (self.outgoing is not None and self.outgoing.closing)
+        return self.end_out or self.end_due or (self.outgoing is not None and self.outgoing.closing)
 
     @property
     def is_top(self) -> bool:
@@ -231,6 +233,11 @@ class Outgoing:
         return 0 if self._opening is None else len(self._opening[1]) - self._begun
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing is queued."""
+        return not (self.queue or self.closing or self._opening or self._begun)
+
+    @property
     def is_mid_message(self) -> bool:
         """Whether a part of a message was written, and not the rest."""
         return self._begun > 0
@@ -243,7 +250,7 @@ class Outgoing:
     @property
     def is_idle(self) -> bool:
         """Whether it can be replaced by a new queue without losing anything."""
-        return not (self.queue or self.has_sent or self.watched or self.closing or self._opening or self._begun)
+        return self.is_empty and not (self.has_sent or self.watched)
 
     def watch(self, size: int) -> None:
         """Report `Writable` when a message of this size fits; an empty one needs no credit."""

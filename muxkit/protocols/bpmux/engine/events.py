@@ -17,6 +17,17 @@ class Message:
 
 
 @attrs.define(eq=False)
+class Messages:
+    """Whole messages that came one behind the other for an entity, if `Engine.joins_messages`; otherwise each is told.
+
+    The list is the reader's from then on.
+    """
+
+    entity: Entity
+    payloads: list[bytes]
+
+
+@attrs.define(eq=False)
 class Opened:
     """The peer opened an entity. A duplex has two halves: `entity` to send on, `source` to receive from.
 
@@ -114,6 +125,7 @@ class Failed:
 
 Event = (
     Message
+    | Messages
     | Opened
     | Responded
     | Ended

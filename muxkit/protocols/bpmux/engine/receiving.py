@@ -5,10 +5,11 @@ from __future__ import annotations
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import U64_MAX, Cursor, NeedMore, Pieces, ReceiveWindow
 from muxkit.protocols.bpmux.engine.entities import ADDRESSED, Entity, Kind, Parts
-from muxkit.protocols.bpmux.engine.events import Confirmed, Ended, Message, Opened, Pinged, Ponged, Responded
+from muxkit.protocols.bpmux.engine.events import Confirmed, Ended, Message, Messages, Opened, Pinged, Ponged, Responded
 from muxkit.protocols.bpmux.engine.state import State
 from muxkit.protocols.bpmux.frames import (
     ACK_END,
+    CREDIT,
     END,
     PAYLOAD,
     PING,
@@ -24,6 +25,8 @@ EVENT_FRAMES = 4  # frames that an event counts as, because acting on an opening
 HEAD_MOST = 16  # bytes; the head of a usual payload chunk is shorter
 OWN_SINK = Type.OUT_SINK << 5 | PAYLOAD
 PEERS_SINK = Type.IN_SINK << 5 | PAYLOAD
+DUPLEX = Type.DUPLEX << 5  # such chunks open entities, and those with a higher tag announce parts
+SHORT_CONTROL = frozenset({CREDIT, END, ACK_END})  # flags
 LEAST = (0, 248, 1 << 8, 1 << 16, 1 << 24)  # the least number whose VarU64 has so many bytes behind the first
 
 CREATING = frozenset({Type.OUT_REQUEST, Type.OUT_SINK, Type.OUT_STREAM, Type.DUPLEX})
@@ -38,8 +41,9 @@ class ChunkReader:
     It holds the beginning of an incomplete chunk, never more than the credit that covers it.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, *, joins_messages: bool) -> None:
         self._state = state
+        self._joins_messages = joins_messages
         self.rules: ChunkRules = ChunkRules(state)
         self.held: Pieces = Pieces()  # the beginning of a chunk
         self._wanted = 0  # bytes to hold before parsing is tried again
@@ -93,23 +97,80 @@ class ChunkReader:
         """
         size = len(data)
         while position < size and self.left > 0:
-            cursor = Cursor(data, position)
-            try:
-                chunk = parse_chunk(cursor, self.rules)
-            except NeedMore as need:
-                self.held.append(data[position:])
-                self._wanted = size - position + need.missing
-                return size
-            except RemoteProtocolError as error:
-                error.offset = base + position
-                raise
             events = self._state.events
             before = len(events)
-            self.rules.apply(chunk)
+            behind = self._apply_control(data, position)
+            if behind:
+                position = behind
+            else:
+                cursor = Cursor(data, position)
+                try:
+                    chunk = parse_chunk(cursor, self.rules)
+                except NeedMore as need:
+                    self.held.append(data[position:])
+                    self._wanted = size - position + need.missing
+                    return size
+                except RemoteProtocolError as error:
+                    error.offset = base + position
+                    raise
+                self.rules.apply(chunk)
+                position = cursor.position
             self.left -= 1 + EVENT_FRAMES * (len(events) - before)
-            position = cursor.position
             if size - position > HEAD_MOST and not self.rules.announced:
                 position = self.parse_payloads(data, position)
+        return position
+
+    def _apply_control(self, data: bytes, position: int) -> int:
+        """Apply one usual chunk without payload fast: credit, an empty end or its confirmation, about a known entity.
+
+        Returns the position behind it, or 0 without having done anything if it is anything else, or incomplete.
+        """
+        tag = data[position]
+        flags = tag & 0x1F
+        if flags not in SHORT_CONTROL or tag >= DUPLEX or self.rules.announced or self._state.observer is not None:
+            return 0
+        size = len(data)
+        if size - position < 3 - (flags == ACK_END):
+            return 0
+        id = data[position + 1]
+        position += 2
+        if id >= 248:
+            position += id - 247
+            if position >= size + (flags == ACK_END) or id > 0xF9:
+                return 0
+            least = LEAST[id - 247]
+            id = int.from_bytes(data[position - id + 247 : position], "big")
+            if id < least:
+                return 0
+        entity = self._state.maps[ADDRESSED[tag >> 5]].get(id)
+        if entity is None or entity.parts is not None or entity.opening or entity.window.unfinished:
+            return 0
+        if entity.twin is not None and entity.twin.opening:
+            return 0
+        if flags == ACK_END:
+            if not entity.end_out:
+                return 0
+            self._state.remove(entity)
+            self._state.events.append(Confirmed(entity))
+            return position
+        number = data[position]
+        position += 1
+        if flags == END:
+            if number:
+                return 0
+            self.rules.take_end(entity, b"")
+            return position
+        if number >= 248:
+            bytes_ = number - 247
+            position += bytes_
+            if bytes_ > 4 or position > size:
+                return 0
+            number = int.from_bytes(data[position - bytes_ : position], "big")
+            if number < LEAST[bytes_]:
+                return 0
+        if not number or entity.credit.available + number > U64_MAX:
+            return 0
+        self.rules.take_credit(entity, number)
         return position
 
     def parse_payloads(self, data: bytes, position: int) -> int:
@@ -119,14 +180,12 @@ class ChunkReader:
         """
         size = len(data)
         last = size - HEAD_MOST
-        maps, events = self._state.maps, self._state.events
-        append, observer = events.append, self._state.observer
+        maps, events, observer = self._state.maps, self._state.events, self._state.observer
         largest = self._state.limits.message
         sinks, streams = maps[Kind.STREAM_IN], maps[Kind.STREAM_OUT]
-        before = len(events)
-        for _ in range(self.left):
-            if position >= last:
-                break
+        left = self.left
+        while left > 0 and position < last:
+            first = position
             tag = data[position]
             if tag == OWN_SINK:
                 entities = sinks
@@ -152,32 +211,53 @@ class ChunkReader:
             entity = entities.get(id)
             if entity is None or not entity.direct:
                 break
-            length = data[start]
-            start += 1
-            if length >= 248:
-                bytes_ = length - 247
-                if bytes_ > 4:
-                    break
-                length = int.from_bytes(data[start : start + bytes_], "big")
-                if length < LEAST[bytes_]:
-                    break
-                start += bytes_
-            end = start + length
+            head = start - first
             window = entity.window
-            if length > window.credit or length > largest:
+            credit = window.credit
+            payloads: list[bytes] = []
+            while True:  # the chunks about this entity that come one behind the other
+                length = data[start]
+                start += 1
+                if length >= 248:
+                    bytes_ = length - 247
+                    if bytes_ > 4:
+                        break
+                    length = int.from_bytes(data[start : start + bytes_], "big")
+                    if length < LEAST[bytes_]:
+                        break
+                    start += bytes_
+                end = start + length
+                if length > credit or length > largest:
+                    break
+                if end > size:  # the rest is not here yet
+                    self.owner, self._missing = entity, end - size
+                    self._pieces.append(memoryview(data)[start:])
+                    position = size
+                    break
+                credit -= length
+                payloads.append(data[start:end])
+                position = end
+                left -= 1
+                start = end + head
+                if not left or position >= last or data[position] != tag:
+                    break
+                if data[position + 1] != data[first + 1] or (
+                    head > 2 and data[position:start] != data[first : first + head]
+                ):
+                    break
+            if not payloads:
                 break
-            if end > size:  # the rest is not here yet
-                self.owner, self._missing = entity, end - size
-                self._pieces.append(memoryview(data)[start:])
-                position = size
-                break
-            window.credit -= length
-            window.held += length
-            append(Message(entity, data[start:end]))
+            window.held += window.credit - credit
+            window.credit = credit
+            if self._joins_messages and len(payloads) > 1:
+                events.append(Messages(entity, payloads))
+            else:
+                for payload in payloads:
+                    events.append(Message(entity, payload))
             if observer is not None:
-                observer.frame("in", entity.label, "payload", length)
-            position = end
-        self.left -= len(events) - before
+                for payload in payloads:
+                    observer.frame("in", entity.label, "payload", len(payload))
+        self.left = left
         return position
 
 
@@ -353,11 +433,11 @@ class ChunkRules(Checks):
         if chunk.payload is not None:
             self._take_payload(entity, chunk.payload)
         if chunk.credit:
-            self._take_credit(entity, chunk.credit)
+            self.take_credit(entity, chunk.credit)
         if chunk.ping:
             self._take_ping(entity)
         if chunk.end is not None:
-            self._take_end(entity, chunk.end)
+            self.take_end(entity, chunk.end)
         if chunk.ack_end:
             state.remove(entity)
             state.events.append(Confirmed(entity))
@@ -416,7 +496,8 @@ class ChunkRules(Checks):
         state.peer_ended(entity)
         state.events.append(Responded(entity, payload) if entity.is_wanted else Ended(entity, b""))
 
-    def _take_credit(self, entity: Entity, amount: int) -> None:
+    def take_credit(self, entity: Entity, amount: int) -> None:
+        """The peer granted credit."""
         state = self._state
         entity.own_credit().grant(amount)
         if state.observer is not None:
@@ -438,10 +519,11 @@ class ChunkRules(Checks):
         elif entity not in parts.pinged:
             parts.pinged.append(entity)
 
-    def _take_end(self, entity: Entity, payload: bytes) -> None:
+    def take_end(self, entity: Entity, payload: bytes) -> None:
         state = self._state
-        entity.window.arrived(len(payload))
         size = len(payload)
+        if size:
+            entity.window.arrived(size)
         if entity.parts is not None:
             entity.parts.is_end = True
             whole = state.add_part(entity, entity.parts, payload)
@@ -454,7 +536,8 @@ class ChunkRules(Checks):
             cancels = entity.twin is None
         if entity.twin is not None:
             entity.twin.orderly = not payload
-        state.consume(entity, size)
+        if size:
+            state.consume(entity, size)
         entity.end_in = True
         state.peer_ended(entity)
         state.events.append(Ended(entity, payload, cancels))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core import (
@@ -18,7 +21,9 @@ from muxkit.core import (
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.entities import OURS, RECEIVERS, Entity, Kind, Outgoing, Parts
 from muxkit.protocols.bpmux.engine.events import Declined, Event, Writable
-from muxkit.protocols.bpmux.frames import ACK_END, CREDIT, PING, head
+from muxkit.protocols.bpmux.frames import ACK_END, CREDIT, END, PAYLOAD, PING, Type, head
+
+NOTHING = b"\x00"  # the size of an empty payload
 
 
 class State:
@@ -30,7 +35,7 @@ class State:
         self.observer = observer
         self.events: list[Event] = []
         self.maps: tuple[dict[int, Entity], ...] = tuple({} for _ in Kind)
-        self.control: Control = Control()
+        self.control: Control = Control(on_opened=self._announced, on_ended=self._ended)
         self.scheduler: Scheduler = Scheduler()
         self.budget: ReceiveBudget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.channel_first)
         self.reassembly: Reassembly[Entity] = Reassembly(limits.reassembly)
@@ -242,12 +247,37 @@ class State:
         """Return the queue of an entity, made at the first call."""
         if entity.outgoing is None:
             entity.outgoing = Outgoing(entity, self.top_sink.credit, self.outbox, self._on_written)
+            entity.outgoing.accepts &= not entity.ending
         return entity.outgoing
 
     def schedule(self, entity: Entity) -> None:
         """Put an entity in line for writing if it has something to write."""
         if entity.outgoing is not None and entity.outgoing.is_ready():
             self.scheduler.add(entity.outgoing)
+
+    def end_at_once(self, entity: Entity) -> bool:
+        """Queue an end without payload among the control chunks; return False if something has to be written before.
+
+        That is what is queued for the entity, and an end that is queued behind messages of the other half: the peer
+        counts the other order as a cancellation.
+        """
+        outgoing, twin = entity.outgoing, entity.twin
+        if entity.is_top or not entity.announced or not (outgoing is None or outgoing.is_empty):
+            return False
+        if twin is not None and twin.outgoing is not None and twin.outgoing.closing:
+            return False
+        if outgoing is not None:
+            outgoing.accepts = False
+        if entity.receives:
+            self.discard_incoming(entity)
+        entity.end_due = True
+        self.control.ends.append(entity)
+        return True
+
+    def _ended(self, entity: Entity) -> None:
+        """Act on an end that was written."""
+        self.control.forget(entity)
+        self.lend_shortfall(entity)
 
     def end_queued(self, entity: Entity) -> None:
         """Act on a queued end. Grants and pongs go on until it is written."""
@@ -267,8 +297,7 @@ class State:
         if entity in self._openings:
             self._opening_written(entity, outgoing)
         if entity.end_out:
-            self.control.forget(entity)
-            self.lend_shortfall(entity)
+            self._ended(entity)
         self.report_writable(outgoing)
 
     # --- openings that are not written completely
@@ -289,11 +318,15 @@ class State:
 
     def decline_openings(self, *, begun: bool) -> None:
         """Remove entities whose opening is not written; with `begun` also those whose opening was written in part."""
-        for entity in [*self._openings]:
-            if begun or (entity.outgoing is not None and entity.outgoing.is_untold):
-                twin = entity.twin
-                self.remove_channel(entity)
-                self.events.append(Declined(entity, twin))
+        declined = [entity for entity, _ in self.control.openings if not entity.gone]
+        self.control.openings.clear()
+        declined += [
+            entity for entity in self._openings if begun or (entity.outgoing is not None and entity.outgoing.is_untold)
+        ]
+        for entity in declined:
+            twin = entity.twin
+            self.remove_channel(entity)
+            self.events.append(Declined(entity, twin))
 
     def _opening_written(self, entity: Entity, outgoing: Outgoing) -> None:
         self._claim(entity, outgoing.opening_left)
@@ -302,6 +335,10 @@ class State:
                 self._starved[entity] = None
             return
         self._remove_opening(entity)
+        self._announced(entity)
+
+    def _announced(self, entity: Entity) -> None:
+        """Act on an opening that was written completely."""
         for half in (entity, entity.twin):
             if half is not None:
                 half.announced = True
@@ -326,16 +363,22 @@ class State:
 
 
 class Control:
-    """The control chunks to write before any payload: grants, pings, pongs and acknowledgements.
+    """The control chunks to write before any payload: acknowledgements, openings, grants, pings, pongs and ends.
 
     They are merged until they are written: a grant is one integer an entity, pings and pongs are counters, an
     acknowledgement is the two to ten bytes of its chunk. So reading never waits for writing, whatever the peer sends.
-    There is something to write while `acks` or `dirty` hold anything.
+    Openings and ends are here if they have no payload and nothing has to be written before them; `on_opened` and
+    `on_ended` are called when one was written. There is something to write while `acks`, `openings`, `dirty` or `ends`
+    hold anything.
     """
 
-    __slots__ = ("acks", "dirty", "leaving", "pongs_owed")
+    __slots__ = ("_on_ended", "_on_opened", "acks", "dirty", "ends", "leaving", "openings", "pongs_owed")
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_opened: Callable[[Entity], None], on_ended: Callable[[Entity], None]) -> None:
+        self._on_opened = on_opened
+        self._on_ended = on_ended
+        self.openings: deque[tuple[Entity, Type]] = deque()  # those of entities that are gone are not written
+        self.ends: deque[Entity] = deque()  # the same
         self.dirty: dict[Entity, None] = {}  # announced entities with something to write
         self.acks: bytearray = bytearray()
         self.leaving: int = 0  # channels of the peer that ended and whose acknowledgement was not written yet
@@ -364,6 +407,7 @@ class Control:
         """Drop the control chunks of an entity."""
         self.pongs_owed -= entity.pongs
         entity.grant = entity.pings = entity.pongs = 0
+        entity.end_due = False
 
     def write(self, limit: int, out: list[Buffer]) -> int:
         """Append control chunks to `out`, about `limit` bytes; return their size."""
@@ -377,7 +421,32 @@ class Control:
             written += self._write_entity(entity, limit - written, out)
             if not (entity.grant or entity.pings or entity.pongs):
                 del self.dirty[entity]
+        while self.openings and written < limit:
+            entity, type = self.openings.popleft()
+            if not entity.gone:
+                written += self._write_opening(entity, type, out)
+        while self.ends and written < limit:  # behind what was to be written about these entities
+            entity = self.ends.popleft()
+            if entity.end_due:
+                chunk = head(entity.type, entity.id, END) + NOTHING
+                out.append(chunk)
+                written += len(chunk)
+                entity.end_out = True
+                self._on_ended(entity)
         return written
+
+    def _write_opening(self, entity: Entity, type: Type, out: list[Buffer]) -> int:
+        """Write the chunk that opens an entity, with the first grant."""
+        receiver, grant = entity.receiver, 0
+        if receiver is not None:
+            grant, receiver.grant = receiver.grant, 0
+        if grant:
+            chunk = head(type, entity.id, PAYLOAD | CREDIT) + NOTHING + encode_varu64(grant)
+        else:
+            chunk = head(type, entity.id, PAYLOAD) + NOTHING
+        out.append(chunk)
+        self._on_opened(entity)
+        return len(chunk)
 
     def _write_entity(self, entity: Entity, limit: int, out: list[Buffer]) -> int:
         written = 0

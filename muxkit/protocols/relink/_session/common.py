@@ -88,7 +88,7 @@ class Sink(SendHalf):
         if size > most:
             raise LocalProtocolError(f"a message of {size} bytes against Limits(message={most})")
 
-    def _try_push(self, message: bytes) -> bool:
+    def _try_push(self, message: bytes) -> bool | None:
         number = self._engine.try_send(self._id, message, RESERVE)
         if number is None:
             return super()._try_push(message)
@@ -210,14 +210,13 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         "_peer_is_done",
         "_sent_stop",
         "_sink",
-        "_taken_bytes",
-        "_taken_calls",
         "_told",
         "_unread_markers",
         "id",
     )
 
     _new_storage = Mailbox
+    _portion_most = TOLD_CALLS
 
     def __init__(
         self, core: Core, id: int, forgotten: Callable[[Channel], None], *, is_ours: bool, opening: bytes = b""
@@ -232,8 +231,6 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         self._is_open_there: bool = not is_ours  # the peer's direction is in use
         self._came = -1  # the last message that the engine gave
         self._done = -1  # the last that was consumed
-        self._taken_calls = 0  # since the engine was told
-        self._taken_bytes = 0
         self._unread_markers = 0  # behind the oldest message that is unread
         self._peer_is_done = False  # END or CANCEL came, or the peer's direction is closed
         self._sent_stop = False
@@ -341,14 +338,19 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         if event.first <= self._came:
             return  # a channel that was accepted late has asked for everything, and got this before the event came
         self._came = event.first - 1  # a half that is closed consumes at once what it is given
-        for parts in event.messages:
-            self._came += 1
-            if len(parts) == 1:
-                core.messages_received += 1
-                self._deliver(parts[0])
-            else:
-                self._unread_markers += 1
-                self._on_marker(parts)
+        if len(event.messages) > 1 and set(map(len, event.messages)) == {1}:  # no marker among them
+            self._came += len(event.messages)
+            core.messages_received += len(event.messages)
+            self._deliver_all([message for (message,) in event.messages])
+        else:
+            for parts in event.messages:
+                self._came += 1
+                if len(parts) == 1:
+                    core.messages_received += 1
+                    self._deliver(parts[0])
+                else:
+                    self._unread_markers += 1
+                    self._on_marker(parts)
         if self._unread_markers:
             self._consume()
             self._close_if_done()
@@ -394,17 +396,16 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         return self._core.reading()
 
     def _taken(self, messages: Sequence[bytes], size: int) -> bool:
-        # What is unread comes before anything that the peer could be waiting to send, so the ack can wait for more.
-        self._taken_calls += 1
-        self._taken_bytes += size
-        if not self._stored.count or self._taken_calls >= TOLD_CALLS or self._taken_bytes >= TOLD_BYTES:
-            self._consume()
+        self._consume()
         return False  # the core wakes the writer, if it has to
+
+    def _may_wait_untold(self) -> int:
+        # What is unread comes before anything that the peer could be waiting to send, so the ack can wait for more.
+        return TOLD_BYTES
 
     def _consume(self) -> None:
         """Tell the engine what the application has taken."""
-        self._taken_calls = self._taken_bytes = 0
-        unread = 0 if self._is_absorbing else self._stored.count
+        unread = 0 if self._is_absorbing else self._stored.count + len(self._portion)
         if not unread:
             self._unread_markers = 0
         through = self._came - unread - self._unread_markers
