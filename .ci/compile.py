@@ -19,16 +19,10 @@ WANTED = os.environ.get("MUXKIT_COMPILE", "") not in ("", "0")
 
 # Where messages pass: the core and the engines, which have no coroutines. Left out: what awaits, since a compiled
 # coroutine has no frame in which Trio finds that Ctrl-C has to wait (docs/explanation/decisions, 21); `_engine` of the
-# core, which declares protocols and runs nothing; the settings and restream's messages, whose attrs fields mypyc does
-# not understand; restream's JSON, whose recursive type msgspec could not resolve any more.
-PACKAGES = (
-    "core",
-    "protocols/bpmux",
-    "protocols/relink",
-    "protocols/e3x",
-    "protocols/aqueduct",
-    "protocols/restream/engine",
-)
+# core, which declares protocols and runs nothing; the settings, whose attrs fields mypyc does not understand; restream,
+# whose JSON has a recursive type that msgspec could not resolve any more, whose errors mypyc takes for others when they
+# are caught, and whose engine others subclass.
+PACKAGES = ("core", "protocols/bpmux", "protocols/relink", "protocols/e3x", "protocols/aqueduct")
 NOT_COMPILED = {"core/_engine.py"}
 
 

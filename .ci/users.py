@@ -21,8 +21,8 @@ README = "README.md"
 LEFT_OUT = (".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypothesis")
 
 
-# What runs on compiled modules or leans on them: the rules of all protocols with their sessions, the runtime above the
-# engines, Ctrl-C in what calls them. Left out: memory, which is not that of the sources, and what only starts commands,
+# What runs on compiled modules or leans on them: the rules of the four protocols with their sessions, the runtime above
+# the engines, Ctrl-C in what calls them. Left out: memory, which is not that of the sources, and what only starts commands,
 # speaks to a socket or needs Spark, and has no compiled module of its own.
 COMPILED_TESTS = (
     "tests/core",
@@ -31,7 +31,6 @@ COMPILED_TESTS = (
     "tests/protocols/relink",
     "tests/protocols/e3x",
     "tests/protocols/aqueduct",
-    "tests/protocols/restream",
     "tests/system/test_interrupts.py",
     "tests/test_channels_of_all.py",
 )
@@ -139,7 +138,6 @@ def compiled(reader: Reader) -> None:
         "protocols.relink.engine.engine",
         "protocols.e3x.engine.engine",
         "protocols.aqueduct.engine.engine",
-        "protocols.restream.engine.client",
     ):
         print(reader.runs(python, "-c", where.format(module), folder=reader.folder).strip())
     reader.runs(python, "-m", "pip", "install", "--quiet", "click", "rich")  # what the extra `cli` asks for
@@ -153,6 +151,7 @@ def compiled(reader: Reader) -> None:
     tests = reader.folder / "tests"
     tests.mkdir()
     shutil.copytree(reader.clone / "tests", tests / "tests")
+    shutil.copytree(reader.clone / "docs", tests / "docs")  # some tests compare settings with a page
     shutil.copy(reader.clone / "pyproject.toml", tests)
     reader.runs(sys.executable, "-c", where.format("core._windows"), folder=tests, PYTHONPATH=packages)
     suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", COMPILED_MARKS]
