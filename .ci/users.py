@@ -110,6 +110,9 @@ def pages(reader: Reader) -> None:
     tried = reader.types("examples/custom_transport/README.md", "python -m muxkit_exec", folder=reader.folder)
     assert "Traceback" not in tried, tried
 
+    reader.types("docs/how-to/metrics.md", "pip install '.[cli,otel,prometheus]'")
+    reader.follows_pages(with_command, "cli,otel,prometheus")
+
     with_spark = reader.enter("spark")
     reader.types("docs/tutorial/spark.md", "pip install '.[spark]'")
     others = ("docs/how-to/captures.md", "docs/how-to/fleet.md", "docs/how-to/spark-sink.md")

@@ -15,7 +15,7 @@ from muxkit._authorize import Authorize, Gatekeeper, first_line, show_token
 from muxkit._errors import MuxError, Refused
 from muxkit._handlers import SessionHandler
 from muxkit._limits import Limits
-from muxkit._observer import Observer, for_connection
+from muxkit._observer import Observer, for_connection, tell, telling_of_listener
 from muxkit._plugins import PROTOCOLS, STREAMS, link_kind, load, load_transport
 from muxkit._tls import TLS
 from muxkit.runtime import (
@@ -169,13 +169,14 @@ class Door:
     async def serve(self, handle: Handle, *, task_status: trio.TaskStatus[list[str]]) -> None:
         """Accept connections until cancelled, and call `handle` with each that is let in."""
         self._check_options("server")
-        await self.transport.serve(
-            handle if self._gatekeeper is None else partial(self._admit, self._gatekeeper, handle),
-            self.address,
-            limits=self.limits,
-            task_status=task_status,
-            **self._link_options,
-        )
+        with telling_of_listener(self._observer, self.protocol_name, self._transport_name):
+            await self.transport.serve(
+                handle if self._gatekeeper is None else partial(self._admit, self._gatekeeper, handle),
+                self.address,
+                limits=self.limits,
+                task_status=task_status,
+                **self._link_options,
+            )
 
     async def _admit(self, gatekeeper: Gatekeeper, handle: Handle, link: Any) -> None:  # noqa: ANN401 - of any kind
         if link_kind(self.transport) == "stream":
@@ -223,7 +224,7 @@ def _lifetime(info: SessionInfo, observer: Observer | None, own: Observer | None
     who = f"{info.protocol} session {fields['connection']} with {info.peer or 'a peer'}"
     _log.info("%s opened", who, extra=fields)
     for each in observers:
-        _tell(each, "session_opened", info)
+        tell(each, "session_opened", info)
     error: BaseException | None = None
     try:
         yield
@@ -234,15 +235,8 @@ def _lifetime(info: SessionInfo, observer: Observer | None, own: Observer | None
         how = "" if error is None else f", {_why(error)}"
         _log.info("%s closed after %.1f s%s", who, trio.current_time() - began, how, extra=fields)
         for each in observers:
-            _tell(each, "session_closed", info, error)
+            tell(each, "session_closed", info, error)
         del error  # or it and this frame would hold each other
-
-
-def _tell(observer: Observer | None, event: str, *arguments: object) -> None:
-    """Call a method that observers need not have."""
-    method = getattr(observer, event, None)
-    if method is not None:
-        method(*arguments)
 
 
 def _why(error: BaseException) -> str:

@@ -13,7 +13,7 @@ import trio
 
 from muxkit._door import LINGER_SECONDS, connect
 from muxkit._limits import Limits
-from muxkit._observer import Observer
+from muxkit._observer import Observer, tell
 from muxkit._plugins import PROTOCOLS, PluginError, load
 from muxkit._tls import TLS
 from muxkit.runtime import Backoff, LinkLost, OnFailed, OutageLog, Session, can_heal, protect_package
@@ -53,7 +53,7 @@ def reconnecting(
         theirs = getattr(load(PROTOCOLS, url.partition("+")[0]), "options", frozenset[str]())
         options |= {name: value for name, value in ours.items() if value is not None and name in theirs}
     open_one = partial(connect, url, limits=limits, observer=observer, linger=linger, tls=tls, token=token, **options)
-    return _Sessions(url, open_one, backoff or Backoff(), patience, on_failed)
+    return _Sessions(url, open_one, backoff or Backoff(), patience, on_failed, observer)
 
 
 class _Sessions(AsyncIterator[Session]):
@@ -66,8 +66,11 @@ class _Sessions(AsyncIterator[Session]):
         policy: Backoff,
         patience: float | None,
         on_failed: OnFailed | None,
+        observer: Observer | None,
     ) -> None:
         self._url = url
+        self._observer = observer
+        self._is_first = True
         self._open = open_one
         self._policy = policy
         self._patience = patience
@@ -103,6 +106,10 @@ class _Sessions(AsyncIterator[Session]):
                     self._kept = kept
                     self._outage.over()
                     self._began = trio.current_time()
+                    if not self._is_first:
+                        info = kept.session.info
+                        tell(self._observer, "reconnected", self._began - self._lost_at, info.protocol, info.transport)
+                    self._is_first = False
                     return kept.session
             self._failures += 1
             pause = policy.wait(self._failures)

@@ -45,10 +45,19 @@ class Server:
     """A running server."""
 
     def __init__(
-        self, urls: Sequence[str], listening: Sequence[Listening], tls: TLS | None, closed: trio.Event
+        self,
+        urls: Sequence[str],
+        listening: Sequence[Listening],
+        tls: TLS | None,
+        closed: trio.Event,
+        observer: Observer | None = None,
     ) -> None:
         self.urls: tuple[str, ...] = tuple(urls)
         """What clients connect to, one URL for each address; a host for all addresses, as 0.0.0.0, stays as it is."""
+        self.observer: Observer | None = observer
+        """The observer that was given to it."""
+        self.is_draining: bool = False
+        """True from the begin of `shutdown`: it takes no new sessions."""
         self._listening = listening
         self._tls = tls
         self._closed = closed
@@ -70,6 +79,7 @@ class Server:
 
     async def shutdown(self, *, grace: float) -> None:
         """Take no new sessions and channels, let the live ones end for up to `grace` seconds, then stop."""
+        self.is_draining = True
         async with bare_nursery() as nursery:
             for each in self._listening:
                 nursery.start_soon(partial(each.shutdown, grace=grace))
@@ -148,7 +158,7 @@ async def open_server(
             for door, each in zip(doors, listening, strict=True):
                 addresses: list[str] = await nursery.start(serve_at, door, each)
                 urls += map(door.url, addresses)
-            server = Server(urls, listening, tls, closed)
+            server = Server(urls, listening, tls, closed, observer)
             yield server
             if not server._closed.is_set():
                 await server.shutdown(grace=linger)
@@ -202,6 +212,7 @@ def run_server(
     grace: float = GRACE_SECONDS,
     on_started: Callable[[Server], object] | None = None,
     on_ending: Callable[[Server], object] | None = None,
+    beside: Callable[[Server], AbstractAsyncContextManager[object]] | None = None,
     tls: TLS | None = None,
     authorize: Authorize | None = None,
     listeners: Sequence[socket.socket] = (),
@@ -214,7 +225,8 @@ def run_server(
 
     SIGINT or SIGTERM takes no new sessions and lets the live ones end for up to `grace` seconds: then it returns 0. The
     next signal ends them at once: then it returns 1. SIGHUP reads the files of `tls` again. `on_started` is called with
-    the server once it listens, `on_ending` when the first signal has come.
+    the server once it listens, `on_ending` when the first signal has come. The block that `beside` returns stands while
+    the server runs and while it ends, for an endpoint of metrics for example.
     """
     start = partial(
         open_server,
@@ -228,7 +240,7 @@ def run_server(
         linger=linger,
         **options,
     )
-    return trio.run(_run_until_signal, start, grace, on_started, on_ending)
+    return trio.run(_run_until_signal, start, grace, on_started, on_ending, beside)
 
 
 async def _run_until_signal(
@@ -236,10 +248,11 @@ async def _run_until_signal(
     grace: float,
     on_started: Callable[[Server], object] | None,
     on_ending: Callable[[Server], object] | None,
+    beside: Callable[[Server], AbstractAsyncContextManager[object]] | None,
 ) -> int:
     reload = {signal.SIGHUP} if hasattr(signal, "SIGHUP") else set()
     with trio.open_signal_receiver(*SIGNALS, *reload) as signals, trio.CancelScope() as scope:
-        async with start() as server, background() as nursery:
+        async with start() as server, nullcontext() if beside is None else beside(server), background() as nursery:
             for each in server.urls:
                 _log.info("listening on %s", each)
             if on_started is not None:

@@ -120,6 +120,12 @@ def test_a_failure_of_any_part_of_a_step_is_one_of_the_whole(tree: Tree, step: s
     assert f"{failing}" in done.stdout
 
 
+def test_a_warning_of_the_site_is_a_failure(tree: Tree) -> None:
+    """Was: with --quiet a link to nowhere was no warning any more, so --strict had nothing to refuse."""
+    tree.run("docs")
+    assert tree.asked == ["mkdocs build --strict --config-file docs/site/mkdocs.yml pages=unset"]
+
+
 def test_without_an_environment_nothing_else_is_tried(tree: Tree) -> None:
     done = tree.run(failing="make ready-test")
     assert done.returncode == 1

@@ -44,7 +44,7 @@ OBJECTS: Final[list[tuple[type, set[str], str]]] = [
         SESSION,
         "connected connections id is_connected leave multicast outage receiver receivers sender unanswered",
     ),
-    (aqueduct.Channel, CHANNEL, "close receiver sender"),
+    (aqueduct.Channel, CHANNEL, "close receiver send_unreliable sender"),
     (aqueduct.Sender, SENDING, "cancel headers send_tracked"),
     (aqueduct.Receiver, RECEIVING, "abort headers"),
     (aqueduct.Client, SESSION, "channel entrypoint peer_headers"),

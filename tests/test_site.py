@@ -5,24 +5,38 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
+import sys
+import tomllib
+from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree as ET
 
 import pytest
 
+import muxkit
+from muxkit.trace import Event, Recording
 from tests._pages import DOCS, ROOT
 
 CONFIG = (DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8")
 
+# Where the site will stand; there is no other public address yet. mkdocs.yml, pyproject.toml and the README have it.
+SITE = "https://muxkit.readthedocs.io/"
 
-@pytest.fixture(scope="module")
-def hooks() -> ModuleType:
-    """The hooks as mkdocs loads them: by their path, since docs are no package."""
-    spec = importlib.util.spec_from_file_location("hooks", DOCS / "site" / "hooks.py")
+
+def loaded(name: str) -> ModuleType:
+    """A module of docs/site, by its path as mkdocs loads it, since docs are no package."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / "site" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    return loaded("hooks")
 
 
 def test_each_example_and_each_file_that_a_page_links_to_has_a_page(hooks: ModuleType) -> None:
@@ -64,6 +78,93 @@ def test_the_site_asks_no_other_machine_for_anything() -> None:
     plugins = re.search(r"^plugins:\n((?:  .*\n)+)", CONFIG, re.MULTILINE)
     assert plugins is not None
     assert re.findall(r"^  - (\w+)", plugins[1], re.MULTILINE) == ["search", "mkdocstrings"]
-    assert re.findall(r"https?://\S+", CONFIG) == ["https://muxkit.readthedocs.io/"]
+    assert re.findall(r"https?://\S+", CONFIG) == [SITE]
     for style in (DOCS / "site").glob("*.css"):
         assert "http" not in style.read_text(encoding="utf-8")
+
+
+def test_the_signatures_of_muxkit_are_complete() -> None:
+    page = (DOCS / "reference" / "api" / "muxkit.md").read_text(encoding="utf-8")
+    shown = [name for members in re.findall(r"members: \[(.*?)\]", page) for name in members.split(", ")]
+    assert sorted(shown) == sorted(muxkit.__all__)
+
+
+def pages_of(hooks: ModuleType) -> dict[str, Path]:
+    """The address of each page of the site, and the file that it shows."""
+    shown = {path.relative_to(DOCS).as_posix(): path for path in DOCS.rglob("*.md")}
+    shown |= {uri: path for path, uri in hooks.above().items() if uri != "index.md"}
+    addresses = {re.sub(r"(^|/)index\.md$", r"\1", uri).removesuffix(".md"): path for uri, path in shown.items()}
+    return {SITE + (f"{address}/" if address else "").replace("//", "/"): path for address, path in addresses.items()}
+
+
+def test_each_absolute_link_to_the_site_leads_to_a_page(hooks: ModuleType) -> None:
+    """The README is shown by package indexes too, where a relative link leads nowhere."""
+    pages = pages_of(hooks)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(rf"{re.escape(SITE)}[^)\s#]*", readme)
+    assert len(links) > 10
+    assert [link for link in links if link not in pages or not pages[link].exists()] == []
+    assert [target for target in hooks.LINK.findall(readme) if "://" not in target] == []
+    assert readme.count("\n") <= 80
+
+
+def test_the_package_names_pages_of_the_site(hooks: ModuleType) -> None:
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    assert {*urls.values()} <= pages_of(hooks).keys()
+    assert urls["Documentation"] == SITE
+
+
+# ---------------------------------------------------------------------------- pictures from traces
+
+
+def texts(picture: str) -> list[str]:
+    return [each.text or "" for each in ET.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_the_frames_of_a_traced_program_are_drawn_in_their_order(tmp_path: Path) -> None:
+    pictures = loaded("pictures")
+    drawn = texts(pictures.sequence(*pictures.traces("echo.py", tmp_path)))
+    assert drawn[:2] == ["client", "server"]
+    frames = [each for each in drawn if ": " in each]
+    there = [each.partition(": ")[2] for each in frames if each.startswith(("out-", "duplex"))]
+    assert there == ["payload", "credit", "payload, 5 bytes", "end", "end"]
+    assert "in-sink 1: payload, 5 bytes" in frames
+    assert "in-sink 1: ack-end" in frames
+
+
+def test_the_time_in_which_a_sender_had_no_credit_is_shaded() -> None:
+    pictures = loaded("pictures")
+
+    def event(time: float, name: str, **data: object) -> Event:
+        return Event(time, name, {"channel": "a", **data})
+
+    recording = Recording(
+        {},
+        [
+            event(0, "credit_received", amount=2048),
+            event(10, "frame_sent", frame="payload", size=2048),
+            event(50, "credit_received", amount=1024),
+            event(51, "frame_sent", frame="payload", size=1024),
+        ],
+    )
+    drawn = pictures.credit_timeline(recording, [("a", "one")])
+    assert "one: blocked on credit for 40 ms" in texts(drawn)
+    [shaded] = ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}rect")
+    pixels = (pictures.WIDTH - pictures.LEFT - pictures.RIGHT) / 51
+    assert float(shaded.get("width", 0)) == pytest.approx(40 * pixels, abs=0.1)
+
+
+@pytest.mark.parametrize("picture", ["slow-reader", "first-message"])
+def test_a_picture_of_the_pages_is_drawn_from_a_trace(picture: str) -> None:
+    drawn = texts((DOCS / "explanation" / f"{picture}.svg").read_text(encoding="utf-8"))
+    assert any(each.endswith(" ms") for each in drawn)
+
+
+def test_each_page_is_in_the_navigation() -> None:
+    """So that it is known before the site is built, which refuses a page that the navigation lacks."""
+    named = re.findall(r"^ +- ([\w/.-]+\.md|[\w/-]+/\*)$", CONFIG.partition("\nnav:\n")[2], re.MULTILINE)
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} - {
+        path.relative_to(DOCS).as_posix() for path in (DOCS / "changes").glob("*.md")
+    }
+    folders = tuple(each.removesuffix("*") for each in named if each.endswith("/*"))
+    assert sorted(page for page in pages if page not in named and not page.startswith(folders)) == []

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import trio
 
 from muxkit import Limits
-from muxkit.runtime import bare_nursery, close_at_once
+from muxkit.runtime import bare_nursery, close_at_once, turned_away
 
 log = logging.getLogger("muxkit.adapters")
 
@@ -98,6 +98,7 @@ class Admission(Generic[KeyT]):
         while len(half_open) > limits.half_open or len(half_open) + len(self._established) > limits.connections:
             half_open.pop(next(iter(half_open))).cancel()
             log.info("a connection was dropped in its handshake: Limits(half_open=%d)", limits.half_open)
+            turned_away("half_open")
         return scope
 
     def establish(self, connection: KeyT) -> None:
@@ -151,6 +152,8 @@ class _Server(Generic[WireT, LinkT]):
             nursery.start_soon(self._connection, wire, scope)
 
     async def _wait_for_room(self) -> None:
+        if self._admission.is_full:
+            turned_away("connections")
         while self._admission.is_full:
             await self._room.park()
 
@@ -166,6 +169,7 @@ class _Server(Generic[WireT, LinkT]):
                     await self._handler(link)
             if scope.cancelled_caught and self._admission.is_half_open(wire):
                 log.info("a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake)
+                turned_away("handshake")
         except Exception as error:
             log_failure("connection", error)
         finally:

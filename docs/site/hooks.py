@@ -39,6 +39,19 @@ PAGES: Final = {
 LINK: Final = re.compile(r"(?<=\]\()(?P<target>[^)\s]+)(?=\))")
 BLOCK: Final = re.compile(r"^(?P<fence>`{3,}).*?^(?P=fence)$", re.DOTALL | re.MULTILINE)
 DIAGRAM: Final = re.compile(r"^```mermaid\nstateDiagram-v2\n(?P<steps>.*?)^```$", re.DOTALL | re.MULTILINE)
+WEIGHTS: Final = {
+    "how-to/questions": 8.0,
+    "how-to/troubleshooting": 4.0,
+    "how-to/": 4.0,
+    "tutorial/": 2.0,
+    "reference/api/": 0.5,
+    "reference/what-the-peer-reads": 0.5,
+    "explanation/decisions/": 0.2,
+    "conformance": 0.1,
+    "project/": 0.5,
+    "examples/": 0.5,
+}
+IMAGE: Final = re.compile(r'<img[^>]* src="(?P<target>[^":]+\.svg)"[^>]*>')
 LANGUAGES: Final = {".py": "python", ".toml": "toml", ".sh": "bash"}
 
 log: Final = logging.getLogger("mkdocs.muxkit")
@@ -79,6 +92,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links to files above docs lead to their pages, and draw diagrams of states."""
     uri = page.file.src_uri
+    page.meta.setdefault("search", {"exclude": True} if uri.startswith("source/") else {"boost": weight(uri)})
     sources = {there: path for path, there in above().items() if there != "index.md"}
     folder = EXAMPLES if uri == "examples/index.md" else sources.get(uri, DOCS / uri).parent
     drawn = DIAGRAM.sub(lambda found: state_diagram(found["steps"]), markdown)
@@ -87,6 +101,21 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         kept += [relinked(drawn[at : block.start()], folder, uri), block[0]]
         at = block.end()
     return "".join([*kept, relinked(drawn[at:], folder, uri)])
+
+
+def weight(uri: str) -> float:
+    """Return how early the search shows a page: answers first, then explanations, then what is for contributors."""
+    return next((found for begin, found in WEIGHTS.items() if uri.startswith(begin)), 1.0)
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put drawings into the page itself, where they have the colours of its scheme."""
+
+    def inlined(found: re.Match[str]) -> str:
+        path = (DOCS / page.file.src_uri).parent / found["target"].rpartition("/")[2]
+        return path.read_text(encoding="utf-8") if path.exists() else found[0]
+
+    return IMAGE.sub(inlined, content)
 
 
 # ---------------------------------------------------------------------------- files above docs
@@ -189,17 +218,17 @@ def state_diagram(steps: str) -> str:
         begin, end = at[source], at[target]
         words = html.escape(label or "")
         if states.index(target) - states.index(source) == 1:
-            parts.append(f'<path d="M{begin + WIDTH},90 H{end - 8}" marker-end="url(#tip)"/>')
+            parts.append(f'<path d="M{begin + WIDTH},90 H{end}" marker-end="url(#tip)"/>')
             lines = words.split(" | ")
             middle = (begin + WIDTH + end) / 2
             for number, line in enumerate(lines):
                 parts.append(f'<text x="{middle}" y="{84 if len(lines) == 1 else 124 + 16 * number}">{line}</text>')
         else:
             left, right = begin + WIDTH / 2, end + WIDTH / 2
-            parts.append(f'<path d="M{left},70 C{left},14 {right},14 {right},62" marker-end="url(#tip)"/>')
+            parts.append(f'<path d="M{left},70 C{left},14 {right},14 {right},70" marker-end="url(#tip)"/>')
             parts.append(f'<text x="{(left + right) / 2}" y="22">{words}</text>')
     width = GAP * len(states)
-    tip = '<defs><marker id="tip" viewBox="0 0 8 8" refX="0" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+    tip = '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
     tip += '<path class="tip" d="M0,0 L8,4 L0,8 z"/></marker></defs>'
     label = html.escape(", ".join(states))
     return f'<svg class="states" viewBox="0 0 {width} 190" role="img" aria-label="{label}">{tip}{"".join(parts)}</svg>'

@@ -1,9 +1,9 @@
 """muxkit for programs that run on asyncio: sessions and servers whose awaits belong to asyncio tasks.
 
-async with muxkit.asyncio.connect("bpmux+tcp://127.0.0.1:7000") as session:
-    async with session.open("chat") as channel:
-        await channel.send(b"hello")
-        async for message in channel: ...
+    async with muxkit.asyncio.connect("bpmux+tcp://127.0.0.1:7000") as session:
+        async with session.open("chat") as channel:
+            await channel.send(b"hello")
+            async for message in channel: ...
 
 Trio runs beside the loop, in the same thread, while such a block is open.
 """

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import trio
 
@@ -78,16 +78,27 @@ async def outcome_of(call: Call[T]) -> T:
             call.cancel()  # the coroutine is thrown away
         elif call.is_unwanted and not call.cancelled() and task is not None:
             before = before if call.before is None else call.before
-            call.get_loop().call_soon(_cancel_again, task, before, call.message)
+            _LOCAL.late[task] = late = _Late(before, call.message)
+            call.get_loop().call_soon(_cancel_again, task, late)
 
 
-def _cancel_again(task: asyncio.Task[Any], before: int, message: object) -> None:
+class _Late(NamedTuple):
+    """A cancellation that came too late for its call, and will be repeated."""
+
+    before: int
+    message: object
+
+
+def _cancel_again(task: asyncio.Task[Any], late: _Late) -> None:
     """Repeat a cancellation, unless the block that asked for it (`asyncio.timeout`, a group) has been left since."""
-    if not task.done() and task.cancelling() > before:
+    if _LOCAL.late.get(task) is not late:
+        return
+    del _LOCAL.late[task]
+    if not task.done() and task.cancelling() > late.before:
         task.uncancel()  # it is still the same one
-        _LOCAL.before = before
+        _LOCAL.before = late.before
         try:
-            task.cancel(message)
+            task.cancel(late.message)
         finally:
             _LOCAL.before = None
 
@@ -151,6 +162,7 @@ class Guest:
     def _done(self, result: Outcome[None]) -> None:
         """Called by Trio at the end of the run; an interrupt goes on through the loop."""
         _LOCAL.guest = None
+        _LOCAL.late.clear()
         self.is_ending = True
         for call in self._over:
             call.succeeded(None)
@@ -181,7 +193,11 @@ class Guest:
         Cancelled means that it was cancelled on Trio's side; a call that was quicker than its cancellation returns.
         """
         if self.is_ending:
-            raise RuntimeError(ENDED)
+            raise trio.ClosedResourceError("the block of this session or server was left")
+        task = asyncio.current_task()
+        if task in _LOCAL.late:  # before anything is done: one quick call after the other would outrun it for ever
+            _cancel_again(task, _LOCAL.late[task])
+            await asyncio.sleep(0)
         scope = trio.CancelScope()
         call: Call[T] = Call(self.loop, scope)
 
@@ -276,8 +292,10 @@ class _Worker:
 
 
 class _Local(threading.local):
-    guest: Guest | None = None
-    before: int | None = None  # while a cancellation is repeated
+    def __init__(self) -> None:
+        self.guest: Guest | None = None
+        self.before: int | None = None  # while a cancellation is repeated
+        self.late: dict[asyncio.Task[Any], _Late] = {}
 
 
 _LOCAL: Final = _Local()

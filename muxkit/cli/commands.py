@@ -25,6 +25,7 @@ from muxkit.cli.serve import serve
 from muxkit.cli.serving import serve_restream, serve_stage
 from muxkit.cli.terminal import CommandFailed, Exit, console, failure_of, printable
 from muxkit.cli.transfer.commands import recv, send
+from muxkit.cli.watching.top import top
 from muxkit.cli.watching.trace import trace
 from muxkit.pipeline.fleet import UnknownSimulation, find, named_simulations, parse_seeds, simulate, simulate_all
 
@@ -93,6 +94,7 @@ commands.add_command(pipe)
 commands.add_command(recv)
 commands.add_command(send)
 commands.add_command(serve)
+commands.add_command(top)
 commands.add_command(trace)
 
 

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from functools import wraps
@@ -20,8 +21,12 @@ import trio
 import muxkit
 from muxkit.cli.terminal import CommandFailed, Exit, in_options, printable, say
 from muxkit.forward import Address
-from muxkit.runtime import leaves_of
+from muxkit.metrics import Metrics, endpoint
+from muxkit.runtime import ExtraNeeded, leaves_of
 from muxkit.trace import FOLDER
+
+if sys.platform != "win32":
+    import resource
 
 TOKEN: Final = "MUXKIT_TOKEN"
 FILE: Final = click.Path(exists=True, dir_okay=False)
@@ -29,6 +34,8 @@ UNAUTHORISED: Final = muxkit.Refused().code  # some protocols learn of it after 
 CONNECT_SECONDS: Final = 10.0
 TIMEOUT: Final = "MUXKIT_TIMEOUT"
 FIRST_SOCKET: Final = 3  # the descriptor of the first socket that a service manager passes on
+
+FILES: Final = 65_536  # open ones, where the system sets no bound
 
 # Of this process alone: a program that it starts must not have them.
 OURS: Final = (TOKEN, FOLDER, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
@@ -44,11 +51,17 @@ class LinkOptions:
     tokens: dict[str, str] | None = attrs.field(repr=False)
     """Those of a server's clients by their names, or that of a client; None if there are none."""
     as_json: bool
+    metrics: str | None = None
+    """Where metrics are shown; None if nowhere."""
 
     @property
     def link(self) -> dict[str, Any]:
         """The options of the transport."""
         return {"insecure": True} if self.insecure else {}
+
+    def observer(self) -> Metrics | None:
+        """Return what counts sessions, if metrics are to be shown."""
+        return None if self.metrics is None else Metrics()
 
     def token(self) -> str | None:
         """Return the token that a client shows; None if it has none."""
@@ -89,6 +102,11 @@ _TRACE = click.option(
     metavar="DIR",
     help=f"Write a trace of each session into this folder. [default: the environment's {FOLDER}]",
 )
+_METRICS = click.option(
+    "--metrics",
+    metavar="HOST:PORT",
+    help="Answer there by HTTP with /metrics for Prometheus, /healthz, and /sessions for `muxkit top`; or unix:PATH.",
+)
 timeout_option: CommandDecorator = click.option(
     "--timeout",
     type=click.FloatRange(0.001, 1e9),
@@ -125,6 +143,7 @@ def _with_options(*options: Callable[..., Any]) -> CommandDecorator:
             ca: str | None = None,
             client_ca: str | None = None,
             trace: str | None = None,
+            metrics: str | None = None,
             **given: Any,
         ) -> int:
             if trace is not None:
@@ -142,6 +161,7 @@ def _with_options(*options: Callable[..., Any]) -> CommandDecorator:
                 insecure=insecure,
                 tokens=_tokens(token_file),
                 as_json=as_json,
+                metrics=metrics,
             )
             return command(link, **given)
 
@@ -169,6 +189,7 @@ server_options: CommandDecorator = _with_options(
     _client_ca(""),
     _insecure("Allow plaintext beyond this machine, and every client to come in."),
     _TRACE,
+    _METRICS,
     _JSON,
 )
 """Give a command the options of a server; its function gets `LinkOptions` as the first argument."""
@@ -180,6 +201,7 @@ either_options: CommandDecorator = _with_options(
     _client_ca("With --serve: "),
     _insecure("Allow plaintext beyond this machine, and a server that lets in every client."),
     _TRACE,
+    _METRICS,
     _JSON,
 )
 """Give a command the options of both sides, of which `--serve` says which one it is."""
@@ -298,6 +320,7 @@ def serve_until_signal(
     `logged` prints what the library logs, in place of warnings on standard error.
     """
     options.check_exposure(urls)
+    metrics = options.observer()
 
     def started(server: muxkit.Server) -> None:
         for url in server.urls:
@@ -318,6 +341,8 @@ def serve_until_signal(
                 grace=grace,
                 on_started=started,
                 on_ending=ending,
+                beside=None if metrics is None else lambda server: shown_metrics(options, metrics, server),
+                observer=metrics,
                 tls=options.tls,
                 authorize=None if options.tokens is None else muxkit.tokens(options.tokens),
                 listeners=passed_sockets(),
@@ -328,6 +353,23 @@ def serve_until_signal(
     except BaseException as error:
         raise_in_options(error)
         raise
+
+
+@asynccontextmanager
+async def shown_metrics(
+    options: LinkOptions, metrics: Metrics | None, server: muxkit.Server | None = None
+) -> AsyncIterator[None]:
+    """Show metrics where `--metrics` says while the block runs; without it nothing is shown."""
+    if options.metrics is None:
+        yield
+        return
+    try:
+        async with endpoint(server, options.metrics, metrics=metrics, insecure=True) as running:
+            for url in running.urls:
+                say(f"metrics on {url}", {"event": "metrics", "url": url}, as_json=options.as_json)
+            yield
+    except ExtraNeeded as error:
+        raise CommandFailed(str(error)) from error
 
 
 class _Logged(logging.Handler):
@@ -379,6 +421,16 @@ def passed_sockets(environment: Mapping[str, str] = os.environ) -> list[socket.s
         raise click.UsageError("the environment's LISTEN_FDS is no number of sockets") from None
     except OSError as error:
         raise click.UsageError(f"the environment's LISTEN_FDS promises sockets that are not there: {error}") from None
+
+
+def allow_files() -> None:
+    """Let this process have as many open files as its user may; by default 1,024, for programs that use `select()`."""
+    if sys.platform == "win32":
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if most == resource.RLIM_INFINITY else most
+    with suppress(ValueError, OSError):  # the kernel may have a limit that it does not tell
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def plain_environment() -> dict[str, str]:

@@ -17,7 +17,17 @@ import click
 import trio
 
 from muxkit import forward as forwards
-from muxkit.cli.common import FILE, LinkOptions, either_options, names_and_secrets, notify, run, serve_until_signal
+from muxkit.cli.common import (
+    FILE,
+    LinkOptions,
+    allow_files,
+    either_options,
+    names_and_secrets,
+    notify,
+    run,
+    serve_until_signal,
+    shown_metrics,
+)
 from muxkit.cli.terminal import CommandFailed, Exit, printable, say
 from muxkit.runtime import background
 
@@ -213,6 +223,7 @@ def forward(
         )
     if not serve and not (local or remote or socks):
         raise click.UsageError("there is nothing to forward: give --local, --remote or --socks")
+    allow_files()
     if serve:
         return serve_forwards(link, [url], allow, allow_listen, connections=connections, grace=grace)
     options = _Options(url=url, link=link, grace=grace, limits=forwards.ForwardLimits(connections=connections))
@@ -274,8 +285,12 @@ async def _forward(options: _Options, wanted: _Wanted, token: str | None) -> int
     """Forward until a signal; return its number."""
     with trio.open_signal_receiver(*SIGNALS) as signals:
         async with AsyncExitStack() as stack:
+            metrics = options.link.observer()
+            await stack.enter_async_context(shown_metrics(options.link, metrics))
             line = await stack.enter_async_context(
-                forwards.line(options.url, tls=options.link.tls, token=token, linger=1.0, **options.link.link)
+                forwards.line(
+                    options.url, tls=options.link.tls, token=token, observer=metrics, linger=1.0, **options.link.link
+                )
             )
             opened = await _open(stack, options, wanted, line)
             notify("READY=1")

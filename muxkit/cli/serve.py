@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 import muxkit
-from muxkit.cli.common import LinkOptions, serve_until_signal, server_options
+from muxkit.cli.common import LinkOptions, allow_files, serve_until_signal, server_options
 from muxkit.cli.forward import rules, serve_forwards
 from muxkit.cli.processes import run_commands
 from muxkit.cli.terminal import printable
@@ -119,6 +119,8 @@ def serve(
         raise click.UsageError("--upload goes with --files")
     if overwrite and not upload:
         raise click.UsageError("--overwrite goes with --upload")
+    if command is None:  # which would get it too, and may not be made for it
+        allow_files()
     if forwards:
         return serve_forwards(link, urls, allow, allow_listen, connections=connections, grace=grace)
     handler = muxkit.each_channel(send_back)

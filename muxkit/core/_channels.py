@@ -284,6 +284,8 @@ def draw(table: Mapping[tuple[StateT, Step], StateT]) -> str:
 
 def printable(text: str, most: int = TEXT_MOST) -> str:
     """Return text of a peer as it may be shown: without control characters, and not longer than `most` characters."""
+    if len(text) <= most and text.isprintable():
+        return text
     shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text[:most])
     return shown if len(shown) <= most and len(text) <= most else f"{shown[: most - 1]}…"
 

@@ -17,6 +17,7 @@ FORM = "expected host:port, [IPv6]:port, a port, or the path of a Unix socket"
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
+_ZONE = re.compile(r"[A-Za-z0-9._-]{1,15}")  # as the kernels name their interfaces
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
 
 
@@ -79,6 +80,9 @@ def checked_host(host: str) -> str:
     """Return a host as it is compared and looked up: in lower case, ASCII, without a dot at its end."""
     found = ip_of(host)
     if found is not None:
+        zone = found.scope_id if isinstance(found, ipaddress.IPv6Address) else None
+        if zone is not None and not _ZONE.fullmatch(zone):  # Python takes any text for one
+            raise ValueError(f"{host[:80]!a} has no name of an interface behind its %")
         return str(found)
     name = host.rstrip(".").lower() if host.count(".") != len(host) else ""
     if not name.isascii():

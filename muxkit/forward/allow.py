@@ -43,6 +43,7 @@ NETWORKS = {word: tuple(map(ipaddress.ip_network, each)) for word, each in _WORD
 # IPv6 addresses that stand for an IPv4 one, which is the one that is reached.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _COMPATIBLE = ipaddress.IPv6Network("::/96")
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 
 
 def plain(address: IPAddress) -> IPAddress:
@@ -60,7 +61,21 @@ def plain(address: IPAddress) -> IPAddress:
 
 def is_public(address: IPAddress) -> bool:
     """Return True for an address of the Internet: not of this machine, of a private network, nor of many hosts."""
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+    real = plain(address)
+    if isinstance(real, ipaddress.IPv6Address) and real not in _GLOBAL_UNICAST:
+        return False  # Python counts site-local addresses as global
+    return real.is_global and not (real.is_multicast or real.is_reserved or real.is_unspecified)
+
+
+def _judged(address: IPAddress) -> IPAddress:
+    """Return the address that a rule has to allow: the one that is reached.
+
+    NAT64 and 6to4 carry to public IPv4 addresses only (RFC 6052 3.1, RFC 3056 2). With another one in it an address
+    does not reach what a rule about this machine or a private network means, but something beyond the translator.
+    """
+    real = plain(address)
+    is_same = isinstance(address, ipaddress.IPv4Address) or address.ipv4_mapped is not None
+    return real if is_same or is_public(real) else ipaddress.IPv6Address(int(address))
 
 
 @attrs.frozen
@@ -94,6 +109,12 @@ class Rule:
             return self.denies or is_public(address)
         return any(address.version == each.version and address in each for each in self.networks)
 
+    def is_for(self, name: str | None, address: IPAddress, port: int) -> bool:
+        """Return True if this rule is about what is reached at an address; a denial is also about the form of it."""
+        if not self.denies:
+            return self.matches(name, _judged(address), port)
+        return self.matches(name, address, port) or self.matches(name, plain(address), port)
+
     def matches_path(self, path: str) -> bool:
         """Compare part by part: a `*` stands for one name, not for folders below."""
         if self.path is None:
@@ -116,17 +137,14 @@ class AllowList:
 
     def allows(self, name: str | None, address: IPAddress, port: int, *, udp: bool = False) -> bool:
         """Return True if this address may be reached, which was asked for as `name` or, if that is None, as itself."""
-        real = plain(address)
-        about = [rule for rule in self.rules if rule.is_about(udp=udp)]
-        as_written = [rule for rule in about if rule.denies and rule.matches(name, address, port)]
-        return self._decide([*as_written, *(rule for rule in about if rule.matches(name, real, port))])
+        return self._decide([rule for rule in self._about(udp=udp) if rule.is_for(name, address, port)])
 
     def allows_path(self, path: str) -> bool:
         return self._decide([rule for rule in self.rules if rule.matches_path(path)])
 
     def may_resolve(self, name: str, port: int, *, udp: bool = False) -> bool:
         """Return True if looking up a name could lead to an allowed address; else its name server hears nothing."""
-        about = [rule for rule in self.rules if rule.path is None and rule.has_port(port) and rule.is_about(udp=udp)]
+        about = [rule for rule in self._about(udp=udp) if rule.path is None and rule.has_port(port)]
         named = [rule for rule in about if rule.names is None or fnmatchcase(name, rule.names)]
         refused = any(rule.denies and rule.names is not None and rule.networks is None for rule in named)
         return not refused and any(not rule.denies for rule in named)
@@ -139,14 +157,14 @@ class AllowList:
             return self.may_resolve(target.host, target.port)
         public_or_not = [
             rule
-            for rule in self.rules
-            if rule.is_about(udp=False)
-            and (
-                rule.matches(None, plain(target.ip), target.port)
-                or (rule.names == "*" and rule.networks is None and rule.has_port(target.port))
-            )
+            for rule in self._about(udp=False)
+            if rule.is_for(None, target.ip, target.port)
+            or (rule.names == "*" and rule.networks is None and rule.has_port(target.port))
         ]
         return self._decide(public_or_not)
+
+    def _about(self, *, udp: bool) -> list[Rule]:
+        return [rule for rule in self.rules if rule.is_about(udp=udp)]
 
     def _decide(self, matching: list[Rule]) -> bool:
         return bool(matching) and not any(rule.denies for rule in matching)

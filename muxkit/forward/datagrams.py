@@ -1,16 +1,19 @@
 """Forwards of UDP: each address that sends to a listener has a channel of its own, and may lose datagrams as UDP does.
 
 Over e3x datagrams travel on an unreliable channel beside the one that was asked for, if they fit into its packets; over
-everything else each is a message of that channel, and those that find its queue full are dropped.
+Aqueduct each is an unreliable message of that channel, and over everything else a message. Those that find its queue
+full are dropped.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sized
 from contextlib import suppress
 from typing import Any
 
+import attrs
 import trio
 
 from muxkit.forward.addresses import Address, parse_address
@@ -22,21 +25,48 @@ from muxkit.forward.wire import NAME, NUMBER_SIZE, Code, Datagrams, ForwardRefus
 from muxkit.runtime import Channel, Session, background, protect_package, protected_manager
 
 WAITING = 64  # datagrams of one sender that wait for the session; then the next ones are dropped
+WAITING_BYTES = 16 * 1024 * 1024  # of all senders of a forward, or of a client at the server
+
+
+@attrs.define(eq=False)
+class Backlog:
+    """The bytes of the datagrams that wait for a session, of all senders together."""
+
+    bytes: int = 0
+
+    def add(self, data: Sized) -> bool:
+        """Count a datagram; return False if there is no room for it."""
+        if self.bytes + len(data) > WAITING_BYTES:
+            return False
+        self.bytes += len(data)
+        return True
+
+    def remove(self, *gone: Sized) -> None:
+        self.bytes -= sum(map(len, gone))
 
 
 class DatagramRelay:
     """Carries the datagrams of one sender, until none has passed for a while or the channel ends."""
 
     def __init__(
-        self, channel: Channel, tally: Tally, deliver: Callable[[bytes], Awaitable[object]], *, idle: float
+        self,
+        channel: Channel,
+        tally: Tally,
+        backlog: Backlog,
+        deliver: Callable[[bytes], Awaitable[object]],
+        *,
+        idle: float,
     ) -> None:
         self._channel = channel
         self._tally = tally
+        self._backlog = backlog
         self._deliver = deliver
         self._idle = idle
         self._scope = trio.CancelScope()
-        self._queue, self._queued = trio.open_memory_channel[bytes](WAITING)
+        self._queue: deque[bytes] = deque()
+        self._queued = trio.Event()
         self._unreliable: Channel | None = None
+        self._send_unreliable: Callable[[bytes], Awaitable[None]] | None = getattr(channel, "send_unreliable", None)
         self._prefix = b""
         self.dropped: int = 0
 
@@ -47,12 +77,12 @@ class DatagramRelay:
     def push(self, data: bytes) -> None:
         """Queue a datagram for the session."""
         self._stir()
-        try:
-            self._queue.send_nowait(data)
-        except trio.WouldBlock:
+        if len(self._queue) >= WAITING or not self._backlog.add(data):
             self.dropped += 1
-        else:
-            self._tally.bytes_in += len(data)
+            return
+        self._tally.bytes_in += len(data)
+        self._queue.append(data)
+        self._queued.set()
 
     async def take(self, data: bytes) -> None:
         """Deliver a datagram that the session has brought."""
@@ -73,6 +103,8 @@ class DatagramRelay:
                     await self.hear(self._channel)
                     nursery.cancel_scope.cancel()
         finally:
+            self._backlog.remove(*self._queue)
+            self._queue.clear()
             for channel in (self._channel, self._unreliable):
                 if channel is not None:
                     channel.abort("the datagrams are over", code=Code.GONE)
@@ -85,12 +117,19 @@ class DatagramRelay:
 
     async def _send_queued(self) -> None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            async for data in self._queued:
+            while True:
+                if not self._queue:
+                    self._queued = trio.Event()
+                    await self._queued.wait()
+                data = self._queue[0]
                 unreliable = self._unreliable
                 if unreliable is not None and len(self._prefix) + len(data) <= getattr(unreliable, "quota", 0):
                     await unreliable.send(self._prefix + data)
+                elif self._send_unreliable is not None:
+                    await self._send_unreliable(data)
                 else:
                     await self._channel.send(data)
+                self._backlog.remove(self._queue.popleft())
         self._scope.cancel()
 
     def _stir(self) -> None:
@@ -125,6 +164,7 @@ class _DatagramForward(Forward):
         self._target = target
         host, port = sock.getsockname()[:2]
         self._addresses = (str(Address(host, port)),)
+        self._backlog = Backlog()
         self._relays: dict[Any, DatagramRelay | list[bytes]] = {}  # by the address of the sender
 
     @property
@@ -151,13 +191,13 @@ class _DatagramForward(Forward):
                         case DatagramRelay() as relay:
                             relay.push(data)
                         case list() as early:
-                            if len(early) < WAITING:
+                            if len(early) < WAITING and self._backlog.add(data):
                                 early.append(data)
                         case None if self._tally.is_full:
                             self._tally.refused += 1
                         case None:
                             self._tally.enter()
-                            self._relays[sender] = [data]
+                            self._relays[sender] = [data] if self._backlog.add(data) else []
                             nursery.start_soon(self._carry, sender)
 
     async def _carry(self, sender: Any) -> None:  # noqa: ANN401 - an address of the kernel, of any family
@@ -168,7 +208,7 @@ class _DatagramForward(Forward):
             async def deliver(data: bytes) -> None:
                 await self._sock.sendto(data, sender)
 
-            relay = DatagramRelay(channel, self._tally, deliver, idle=self._limits.idle)
+            relay = DatagramRelay(channel, self._tally, self._backlog, deliver, idle=self._limits.idle)
             unreliable = await _open_unreliable(session, channel)
             for data in self._replaced(sender, relay):
                 relay.push(data)
@@ -180,14 +220,19 @@ class _DatagramForward(Forward):
         except (ForwardRefused, *LOST) as error:
             self._refused(f"{self.address}: datagrams were not carried", error)
         finally:
-            self._relays.pop(sender, None)
+            early = self._relays.pop(sender)
+            if isinstance(early, list):
+                self._backlog.remove(*early)
             self._tally.leave()
 
     def _replaced(self, sender: Any, relay: DatagramRelay) -> list[bytes]:  # noqa: ANN401
         """Give a sender its relay; return the datagrams that came earlier."""
         early = self._relays[sender]
         self._relays[sender] = relay
-        return early if isinstance(early, list) else []
+        if not isinstance(early, list):
+            return []
+        self._backlog.remove(*early)
+        return early
 
     def __repr__(self) -> str:
         return f"<forward {self.address}/udp to {self._target}/udp: {self._tally.live} senders>"

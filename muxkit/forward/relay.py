@@ -39,6 +39,8 @@ class ForwardLimits:
     """Listeners that one client may have at a server."""
     pending: int = _count(128)
     """Connections that a listener has accepted and its client has not taken yet; then it accepts no more."""
+    lookups: int = _count(8)
+    """Names that a server resolves at once for one client, and four times as many for all; more wait."""
     half_open: int = _count(256)
     """SOCKS handshakes under way; with one more the oldest is closed."""
     handshake: float = _seconds(10.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
@@ -12,9 +13,9 @@ import trio
 
 from muxkit.forward.addresses import LOOPBACK, Address, parse_address
 from muxkit.forward.allow import AllowList
-from muxkit.forward.datagrams import DatagramRelay, read_datagrams
+from muxkit.forward.datagrams import Backlog, DatagramRelay, read_datagrams
 from muxkit.forward.relay import ForwardLimits, ForwardStats, Relay, Tally, log
-from muxkit.forward.sockets import Listeners, dial, dial_udp, listening, peer_of
+from muxkit.forward.sockets import Listeners, Lookups, Reach, dial, dial_udp, listening, peer_of
 from muxkit.forward.streams import CarriedStream
 from muxkit.forward.wire import (
     NAME,
@@ -35,6 +36,8 @@ from muxkit.forward.wire import (
 )
 from muxkit.runtime import Channel, Session, bare_nursery
 
+LOGGED_MOST = 50  # refusals that are logged in a row; a client could fill a disk with them
+LOGGED_EVERY = 0.2  # s until another one may be
 PATIENCE_FOR_OLD = 1.0  # s that a listener of a client without a connection gets to close for a new one
 
 
@@ -87,20 +90,46 @@ class _Client:
 
     session: Session
     tally: Tally
+    reach: Reach
     channels: int = 0
+    listening: int = 0
+    """Listeners, and those that are about to be."""
     listeners: dict[int, _Listener] = attrs.field(factory=dict)
     datagrams: dict[int, DatagramRelay] = attrs.field(factory=dict)
+    backlog: Backlog = attrs.field(factory=Backlog)
     numbers: count[int] = attrs.field(factory=lambda: count(1))
 
     @property
     def user(self) -> str | None:
-        identity = self.session.info.identity
-        return None if identity is None else identity.user or identity.subject
+        return _user_of(self.session)
 
     @property
     def is_absent(self) -> bool:
         """True for a session that waits for its client to come back."""
         return getattr(self.session, "is_connected", True) is False
+
+
+@attrs.define(eq=False)
+class _RefusalLog:
+    """Logs refusals, as long as they are not too frequent, and how many it left out."""
+
+    room: float = LOGGED_MOST
+    left_out: int = 0
+    _looked_at: float = -math.inf
+
+    def note(self, session: Session, refused: ForwardRefused) -> None:
+        now = trio.current_time()
+        self.room = min(LOGGED_MOST, self.room + (now - self._looked_at) / LOGGED_EVERY)
+        self._looked_at = now
+        if self.room < 1:
+            self.left_out += 1
+            return
+        self.room -= 1
+        if self.left_out:
+            log.warning("%d refusals were too many to log each of them", self.left_out)
+            self.left_out = 0
+        fields = {"event": "refused", "fields": {"code": int(refused.code)}}
+        log.info("refused %s: %s", session.info.peer or "a client", refused.reason, extra=fields)
 
 
 class ForwardHandler:
@@ -112,6 +141,8 @@ class ForwardHandler:
         self._limits = limits
         self._clients: dict[Session, _Client] = {}
         self._all = Tally(limits.connections)
+        self._lookups = Lookups(limits.lookups)
+        self._refusals = _RefusalLog()
 
     def stats(self) -> ForwardStats:
         """Return the gauges and counters of all clients together."""
@@ -129,7 +160,8 @@ class ForwardHandler:
         session = channel.session
         client = self._clients.get(session)
         if client is None:
-            client = self._clients[session] = _Client(session, Tally(self._limits.connections))
+            reach = Reach(self._allow, self._lookups, _user_of(session) or session)
+            client = self._clients[session] = _Client(session, Tally(self._limits.connections), reach)
         client.channels += 1
         try:
             if getattr(channel, "is_reliable", True):
@@ -138,7 +170,7 @@ class ForwardHandler:
                 await self._take_datagrams(channel, client)
         except ForwardRefused as refused:
             self._all.refused += 1
-            log.info("refused %s: %s", session.info.peer or "a client", refused.reason, extra=_fields(refused))
+            self._refusals.note(session, refused)
             await channel.send(encode(Refusal(refused.reason, int(refused.code))))
             await channel.aclose()
         finally:
@@ -164,8 +196,10 @@ class ForwardHandler:
         self._enter(client)
         number = next(client.numbers)
         try:
-            with await dial_udp(target, self._allow, seconds=self._limits.connect) as sock:
-                relay = client.datagrams[number] = DatagramRelay(channel, self._all, sock.send, idle=self._limits.idle)
+            with await dial_udp(target, client.reach, seconds=self._limits.connect) as sock:
+                relay = client.datagrams[number] = DatagramRelay(
+                    channel, self._all, client.backlog, sock.send, idle=self._limits.idle
+                )
                 await channel.send(encode(Done(str(target), number)))
                 await relay.run(partial(read_datagrams, sock, relay.push))
         finally:
@@ -187,7 +221,7 @@ class ForwardHandler:
     async def _connect(self, channel: Channel, client: _Client, target: Address) -> None:
         self._enter(client)
         try:
-            stream = await dial(target, self._allow, seconds=self._limits.connect)
+            stream = await dial(target, client.reach, seconds=self._limits.connect)
             await self._carry(stream, channel, client, str(target))
         finally:
             client.tally.leave()
@@ -229,14 +263,17 @@ class ForwardHandler:
 
     async def _listen(self, channel: Channel, client: _Client, bind: Address) -> None:
         self._check_bind(bind)
-        if len(client.listeners) >= self._limits.listeners:
-            raise ForwardRefused(f"this client has {len(client.listeners)} listeners", Code.TOO_MANY)
-        await self._close_listeners_of_absent(client, bind)
+        if client.listening >= self._limits.listeners:
+            raise ForwardRefused(f"this client has {client.listening} listeners", Code.TOO_MANY)
+        client.listening += 1
         try:
+            await self._close_listeners_of_absent(client, bind)
             async with listening(bind) as opened:
                 await self._run_listener(channel, client, bind, opened)
         except OSError as error:
             raise ForwardRefused(str(error.strerror or error), Code.IN_USE) from error
+        finally:
+            client.listening -= 1
 
     def _check_bind(self, bind: Address) -> None:
         rules = self._listen_allow
@@ -312,12 +349,13 @@ class ForwardHandler:
         await opened.accept_for_ever(waiting, offer, nursery)
 
 
+def _user_of(session: Session) -> str | None:
+    identity = session.info.identity
+    return None if identity is None else identity.user or identity.subject
+
+
 def _parsed(text: str, *, any_port: bool = False) -> Address:
     try:
         return parse_address(text, any_port=any_port)
     except ValueError as error:
         raise ForwardRefused(str(error), Code.MALFORMED) from None
-
-
-def _fields(refused: ForwardRefused) -> dict[str, object]:
-    return {"event": "refused", "fields": {"code": int(refused.code)}}

@@ -9,6 +9,7 @@ import stat
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 
+import attrs
 import trio
 
 from muxkit.forward.addresses import Address, IPAddress, ip_of
@@ -25,9 +26,16 @@ BACKLOG_PAUSE = 0.01  # s; the kernel does not say when a full backlog has room 
 EXHAUSTED_PAUSE = 0.1  # s; the kernel does not say when there are descriptors again
 MOST = 65_535  # bytes of a datagram
 LEAST_ATTEMPT = 2.0  # s for one address of several
+LOOKUP_SHARES = 4  # clients that may have all of their lookups under way at once
 
 _UNDER_WAY = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK})
-_GONE = frozenset({errno.ECONNABORTED, errno.EPERM, errno.EPROTO})  # the connection, before it was accepted
+# What `accept` says of a connection that is gone before it was accepted, as the manual of Linux has it; the listener
+# is well. Not every system has all of them.
+_GONE_NAMES = (
+    *("ECONNABORTED", "ECONNRESET", "EPERM", "EPROTO", "ENETDOWN", "ENETUNREACH", "EHOSTDOWN", "EHOSTUNREACH"),
+    *("ENONET", "ENOPROTOOPT", "EOPNOTSUPP", "ENOSR", "ETIMEDOUT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT"),
+)
+_GONE = frozenset(getattr(errno, name) for name in _GONE_NAMES if hasattr(errno, name))
 _REFUSED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOENT})
 
 
@@ -159,18 +167,76 @@ def peer_of(stream: CarriedStream) -> str:
 # ---------------------------------------------------------------------------- connecting
 
 
-async def dial(target: Address, allow: AllowList | None, *, seconds: float) -> CarriedStream:
+class Lookups:
+    """Names that are resolved for the clients of a server, so many at once for each of them and for all.
+
+    A lookup is a thread, which ends in its own time even if its client has given up. It counts until then, or a client
+    that asks for names which no name server answers would take all threads of this process.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._all = trio.CapacityLimiter(LOOKUP_SHARES * most)
+        self._limiters: dict[object, trio.CapacityLimiter] = {}
+
+    async def look_up(self, target: Address, client: object) -> list[str]:
+        """Return the addresses that a name has; raises `ForwardRefused`."""
+        lookup = object()
+        limiter = self._limiters.setdefault(client, trio.CapacityLimiter(self._most))
+        await limiter.acquire_on_behalf_of(lookup)
+        try:
+            await self._all.acquire_on_behalf_of(lookup)
+        except BaseException:
+            self._release(client, limiter, lookup)
+            raise
+        found: list[str] = []
+        failures: list[Exception] = []
+        is_over = trio.Event()
+
+        async def run() -> None:
+            try:
+                found.extend(await _looked_up(target))
+            except Exception as error:  # raised where it is waited for: this task belongs to the whole run
+                failures.append(error)
+            finally:
+                self._all.release_on_behalf_of(lookup)
+                self._release(client, limiter, lookup)
+                is_over.set()
+
+        trio.lowlevel.spawn_system_task(run, name=f"lookup of {target.host}")
+        await is_over.wait()
+        if failures:
+            raise failures[0]
+        return found
+
+    def _release(self, client: object, limiter: trio.CapacityLimiter, lookup: object) -> None:
+        limiter.release_on_behalf_of(lookup)
+        if not limiter.borrowed_tokens:  # with tasks that wait the place would have passed on
+            del self._limiters[client]
+
+
+@attrs.frozen
+class Reach:
+    """What a client of a server may reach, and how its names are resolved."""
+
+    allow: AllowList
+    lookups: Lookups
+    client: object
+    """Its user, or its session if it has none."""
+
+
+async def dial(target: Address, reach: Reach | None, *, seconds: float) -> CarriedStream:
     """Connect to a target within `seconds`; raises `ForwardRefused`.
 
-    Under an allow list a name is resolved once, each address is judged, and what is connected to is the address that
-    was judged: another answer of the name server changes nothing.
+    For a client of a server a name is resolved once, each address is judged, and what is connected to is the address
+    that was judged: another answer of the name server changes nothing. Without `reach` everything is allowed.
     """
     with trio.move_on_after(seconds):
         if target.path:
-            return await _dial_path(target.path, allow)
-        if allow is None:
+            return await _dial_path(target.path, None if reach is None else reach.allow)
+        if reach is None:
             return await _connect([(target.host, target.port)], target)
-        return await _connect(await _resolved(target, allow), target)
+        return await _connect(await _resolved(target, reach), target)
     raise ForwardRefused(f"{target} did not answer within {seconds:g} s", Code.TIMED_OUT)
 
 
@@ -192,12 +258,12 @@ async def _dial_path(path: str, allow: AllowList | None) -> CarriedStream:
             return CarriedStream(sock)
 
 
-async def dial_udp(target: Address, allow: AllowList, *, seconds: float) -> trio.socket.SocketType:
+async def dial_udp(target: Address, reach: Reach, *, seconds: float) -> trio.socket.SocketType:
     """Return a UDP socket that sends to a target and hears nothing else; raises `ForwardRefused`."""
     if target.path:
         raise ForwardRefused(f"{target} is not for UDP", Code.MALFORMED)
     with trio.move_on_after(seconds):
-        host, port = (await _resolved(target, allow, udp=True))[0]
+        host, port = (await _resolved(target, reach, udp=True))[0]
         address = ip_of(host)
         family = socket.AF_INET6 if address is not None and address.version == 6 else socket.AF_INET
         sock = trio.socket.socket(family, socket.SOCK_DGRAM)
@@ -213,12 +279,13 @@ async def dial_udp(target: Address, allow: AllowList, *, seconds: float) -> trio
     raise ForwardRefused(f"{target}: its name was not resolved within {seconds:g} s", Code.TIMED_OUT)
 
 
-async def _resolved(target: Address, allow: AllowList, *, udp: bool = False) -> list[tuple[str, int]]:
+async def _resolved(target: Address, reach: Reach, *, udp: bool = False) -> list[tuple[str, int]]:
     """Return the addresses of a target that are allowed."""
+    allow = reach.allow
     name = None if target.ip is not None else target.host
     if name is not None and not allow.may_resolve(name, target.port, udp=udp):
         raise ForwardRefused(f"{target} is not allowed here", Code.NOT_ALLOWED)
-    addresses = [target.host] if name is None else await _looked_up(target)
+    addresses = [target.host] if name is None else await reach.lookups.look_up(target, reach.client)
     allowed = [each for each in dict.fromkeys(addresses) if _is_allowed(allow, name, ip_of(each), target.port, udp)]
     if not allowed:
         # The address itself is not told: it may be one that a client must not learn.

@@ -3,6 +3,11 @@
 from muxkit._info import Identity as Identity
 from muxkit._info import Request as Request
 from muxkit._info import SessionInfo as SessionInfo
+from muxkit._observer import Facts as Facts
+from muxkit._observer import facts_of as facts_of
+from muxkit._observer import frames_of as frames_of
+from muxkit._observer import measured as measured
+from muxkit._observer import turned_away as turned_away
 from muxkit.core import Reason as Reason
 from muxkit.core import StartPace as StartPace
 from muxkit.core import TokenBucket as TokenBucket
@@ -121,6 +126,7 @@ __all__ = [
     "ErrorMaker",
     "Explaining",
     "ExtraNeeded",
+    "Facts",
     "Forgotten",
     "HandshakeFailed",
     "HandshakeQueue",
@@ -181,14 +187,18 @@ __all__ = [
     "check_options",
     "close_at_once",
     "describe",
+    "facts_of",
+    "frames_of",
     "interruptible",
     "leaves_of",
     "looks_like",
+    "measured",
     "peer_of",
     "prefixed",
     "protect_package",
     "protected_manager",
     "redial",
     "run_interruptible",
+    "turned_away",
     "turns",
 ]

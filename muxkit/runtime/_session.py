@@ -12,6 +12,7 @@ import trio
 
 from muxkit._info import Identity, SessionInfo
 from muxkit._limits import Limits
+from muxkit._observer import Facts
 from muxkit.runtime.halves.opening import Opening
 from muxkit.runtime.halves.send import ErrorMaker
 
@@ -236,7 +237,8 @@ class Pings(Generic[KeyT]):
     `ended`. `round_trip` is smoothed over all answers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, facts: Facts | None = None) -> None:
+        self._facts = facts
         self.round_trip: float | None = None
         """Seconds, smoothed; None before the first answer."""
         self._under_way: dict[KeyT, deque[Ping]] = {}
@@ -264,6 +266,8 @@ class Pings(Generic[KeyT]):
         took = trio.current_time() - ping.sent_at
         known = self.round_trip
         self.round_trip = took if known is None else (1 - SMOOTHING) * known + SMOOTHING * took
+        if self._facts is not None:
+            self._facts.round_trip(took)
         ping.end(took=took)
 
     def ended(self, error: ErrorMaker, key: KeyT | None = None) -> None:

@@ -14,6 +14,8 @@ from muxkit._errors import MuxError
 
 SEPARATOR: Final = "\x1e"
 PREFIX: Final = "muxkit:"
+AGAIN: Final = " again"
+"""How the name ends of a frame that is sent once more."""
 MOST_RECORD: Final = 64 * 1024 * 1024  # bytes of one record
 
 
@@ -127,6 +129,8 @@ class ChannelSummary:
     bytes_received: int = 0
     credit_granted: int = 0
     credit_received: int = 0
+    resends: int = 0
+    """Frames that were sent again, after a loss or on the next connection."""
     blocked_ms: float = 0.0
     """The time in which the credit was less than the next payload that was sent."""
     state: str = ""
@@ -171,6 +175,7 @@ def summary(recording: Recording) -> Summary:
             case "frame_sent":
                 one.frames_sent += 1
                 one.bytes_sent += _size(data.get("size"))
+                one.resends += str(data.get("frame")).endswith(AGAIN)
                 frames[f"sent {data.get('frame')}"] += 1
             case "frame_received":
                 one.frames_received += 1

@@ -78,9 +78,16 @@ def _packed(recording: Recording, shift: float) -> dict[str, Any]:
     """Return a trace as columns: times in microseconds since the event before, numbers of texts, sizes."""
     texts = _Texts()
     columns: dict[str, list[int]] = {"t": [], "k": [], "c": [], "n": [], "s": []}
+    ends: list[tuple[str, int]] = []  # errors and how the session was closed, with the numbers of their events
+    losses: list[tuple[int, int]] = []  # of connections: number of the event, time
     last = 0
-    for event in recording.events:
+    for number, event in enumerate(recording.events):
         at = max(last, round((event.time + shift) * 1000))
+        if event.name == "error":
+            ends.append((visible(_label(event)), number))
+            losses.append((number, at))
+        elif event.name == "session_closed":
+            ends.append((visible(f"closed {_label(event)}"), number))
         columns["t"].append(at - last)
         last = at
         columns["k"].append(KINDS.get(event.name, OTHER))
@@ -100,7 +107,8 @@ def _packed(recording: Recording, shift: float) -> dict[str, Any]:
         "texts": texts.all,
         "blocked": waits,
         "channels": channels,
-        "errors": [visible(text) for text in found.errors],
+        "errors": ends,
+        "losses": losses,
         "sent": found.transport_sent,
         "received": found.transport_received,
         **columns,
@@ -118,9 +126,11 @@ def _label(event: Event) -> str:
             return str(data.get("timer", ""))
         case "error" | "session_closed":
             error = data.get("error")
-            return "in order" if error is None else f"{error}: {data.get('text', '')}"
+            closed = event.name == "session_closed"
+            return "in order" if error is None else f"{'by ' if closed else ''}{error}: {data.get('text', '')}"
         case "session_opened":
-            return f"{data.get('protocol', '')} with {data.get('peer', '')}"
+            peer = data.get("peer", "")
+            return f"{data.get('protocol', '')} with {peer}" if peer else str(data.get("protocol", ""))
         case "credit_granted" | "credit_received":
             return "credit"
         case "bytes_sent" | "bytes_received":

@@ -17,7 +17,7 @@ from typing import Final
 
 from muxkit._errors import MuxError, RemoteProtocolError
 from muxkit._info import SessionInfo
-from muxkit._observer import BaseObserver, Direction, Observer
+from muxkit._observer import BaseObserver, Blocked, Counted, Direction, Observer, facts_of, frames_of
 
 FOLDER: Final = "MUXKIT_TRACE_DIR"
 """The environment variable that names a folder, and so turns on traces of every session of a program."""
@@ -291,8 +291,9 @@ class _Both(BaseObserver):
     """Tells two observers: that of the program first, then the trace."""
 
     def __init__(self, first: Observer, trace: SessionTrace) -> None:
-        self._observers = (first, trace)
+        self._observers: tuple[Observer, ...] = (trace,) if frames_of(first) is None else (first, trace)
         self._trace = trace
+        self._facts = facts_of(first)
 
     def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
         for observer in self._observers:
@@ -317,6 +318,42 @@ class _Both(BaseObserver):
     def transport(self, direction: Direction, data: bytes | memoryview) -> None:
         for observer in self._observers:
             observer.transport(direction, data)
+
+    def session_began(self, session: Counted) -> None:
+        if self._facts is not None:
+            self._facts.session_began(session)
+
+    def session_ended(self, session: Counted, error: BaseException | None) -> None:
+        if self._facts is not None:
+            self._facts.session_ended(session, error)
+
+    def wait_began(self, on: Blocked) -> None:
+        if self._facts is not None:
+            self._facts.wait_began(on)
+
+    def wait_ended(self, on: Blocked, seconds: float) -> None:
+        if self._facts is not None:
+            self._facts.wait_ended(on, seconds)
+
+    def round_trip(self, seconds: float) -> None:
+        if self._facts is not None:
+            self._facts.round_trip(seconds)
+
+    def limit(self, name: str) -> None:
+        if self._facts is not None:
+            self._facts.limit(name)
+
+    def broken(self) -> None:
+        if self._facts is not None:
+            self._facts.broken()
+
+    def outage(self) -> None:
+        if self._facts is not None:
+            self._facts.outage()
+
+    def resumed(self, seconds: float) -> None:
+        if self._facts is not None:
+            self._facts.resumed(seconds)
 
     # The door tells the observer of the program by itself.
     def session_opened(self, info: SessionInfo) -> None:

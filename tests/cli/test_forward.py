@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -30,9 +30,9 @@ pytestmark = [
 class Command:
     """`muxkit forward` at work, and the lines that it says as JSON."""
 
-    def __init__(self, *arguments: str, **changes: str) -> None:
+    def __init__(self, *arguments: str, before: Sequence[str] = (), **changes: str) -> None:
         self.process = subprocess.Popen(
-            [*MUXKIT, "forward", *arguments, "--json"],
+            [*before, *MUXKIT, "forward", *arguments, "--json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -71,7 +71,12 @@ class Command:
 
 @contextmanager
 def command(*arguments: str, **changes: str) -> Iterator[Command]:
-    running = Command(*arguments, **changes)
+    with killed(Command(*arguments, **changes)) as running:
+        yield running
+
+
+@contextmanager
+def killed(running: Command) -> Iterator[Command]:
     try:
         yield running
     finally:
@@ -295,6 +300,23 @@ def test_what_cannot_be_meant_is_a_usage_error_that_speaks_of_options(arguments:
     assert said in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
     assert "insecure=" not in done.stderr
+
+
+def test_more_connections_are_open_than_the_soft_limit_of_files(echo: int) -> None:
+    """It is 1,024 in most places, and a client may have 4,096 connections: it would keep out all others."""
+    url = f"bpmux+tcp://127.0.0.1:{free_port()}"
+    few = ("bash", "-c", 'ulimit -S -n 64; exec "$@"', "bash")
+    with (
+        killed(Command(url, "--serve", "--allow", str(echo), before=few)) as server,
+        server.started(),
+        killed(Command(url, "-L", f"0:{echo}", before=few)) as client,
+    ):
+        port = int(str(client.next("listening")["address"]).rpartition(":")[2])
+        with ExitStack() as stack:
+            opened = [stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE)) for _ in range(150)]
+            for each in opened:
+                each.sendall(b"tea")
+            assert [each.recv(3) for each in opened] == [b"tea"] * len(opened)
 
 
 def test_datagrams_go_through_and_need_a_rule_of_their_own() -> None:

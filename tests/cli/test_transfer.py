@@ -397,6 +397,22 @@ async def test_a_server_that_lies_writes_nothing_outside_of_the_folder(tmp_path:
     assert (back / "dangling").is_symlink()
 
 
+async def test_a_listing_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LISTING_MOST", 1000)
+    sent = 0
+
+    async def handle(channel: library.Channel) -> None:
+        nonlocal sent
+        while True:
+            await channel.send(msgspec.msgpack.encode([Entry(b"%d" % sent, 1, is_folder=False)] * 100))
+            sent += 100
+
+    async with library.open_server(library.by_name({files.NAME: handle}), "bpmux+mem://lists") as server:
+        async with library.connect(server.url) as session:
+            with pytest.raises(FileRefused, match="more than 1,000 files"), trio.fail_after(PATIENCE):
+                await files.list_files(session, b"")
+
+
 async def test_names_of_a_server_do_not_command_the_terminal(tmp_path: Path) -> None:
     async with lying([Entry(b"\x1b[2Jclear", 5, is_folder=False)]) as url:
         done = await trio.to_thread.run_sync(partial(muxkit, "recv", url, str(tmp_path / "back"), "-v"))
@@ -448,6 +464,31 @@ async def test_a_client_that_lies_reads_and_writes_nothing_outside_of_the_folder
         assert {entry.path for entry in await files.list_files(session, b"")} == set()
     assert sorted(os.listdir(tmp_path)) == ["secret", "there"]
     assert (tmp_path / "secret").read_text() == "mine"
+
+
+async def test_a_deep_path_costs_no_more_descriptors_than_a_short_one(there: Path) -> None:
+    """Or a client that may upload could take those that others need, with a few transfers that it stalls."""
+    async with own_server(there) as (session, _):
+        before = len(os.listdir("/dev/fd"))
+        for path in (b"one", b"a/" * 200 + b"one"):
+            channel = await session.open(files.NAME)
+            await files.tell(channel, Request("put", path))
+            await files.tell(channel, Offer(6, 0, executable=False))
+            await files.hear(channel, files.Answer)
+        assert len(os.listdir("/dev/fd")) - before == 2 * 2  # the folder and the unfinished file
+
+
+def test_what_is_removed_while_a_folder_is_listed_is_left_out(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_bytes(b"tea")
+    (tmp_path / "folder").mkdir()
+    folder = Folder(tmp_path)
+    found = folder.entries()
+    first = next(found)
+    (tmp_path / "b").unlink()
+    (tmp_path / "folder").rmdir()
+    assert [entry.path for entry in (first, *found)] == [b"a", b"c"]
+    folder.close()
 
 
 async def test_a_wrong_checksum_stores_nothing(there: Path) -> None:

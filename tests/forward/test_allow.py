@@ -8,12 +8,14 @@ import trio.testing
 
 import muxkit
 from muxkit import forward
+from muxkit.forward.server import LOGGED_EVERY, LOGGED_MOST
+from muxkit.forward.sockets import Lookups
 from muxkit.forward.wire import Connect, Listen, Take, ask, encode
 from tests.forward._targets import PATIENCE, dial, echo, names, pair, read_all, target, until_refused
 
 URL = "bpmux+mem://allow"
 LOCAL = ("127.0.0.1", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "::127.0.0.1", "0.0.0.0", "::")
-PRIVATE = ("10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "169.254.169.254", "fe80::1", "fd00::1")
+PRIVATE = ("10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "169.254.169.254", "fe80::1", "fd00::1", "fec0::1")
 
 
 def allows(rules: list[str], host: str, port: int, name: str | None = None) -> bool:
@@ -50,6 +52,20 @@ def test_a_name_that_leads_to_an_address_that_is_not_public_needs_a_rule_that_sa
     assert not allows(["*.example.com@any:*", f"![{address}]:*"], address, 80, "www.example.com")
 
 
+@pytest.mark.parametrize("form", ["64:ff9b::{}", "2002:{}::1", "::{}"])
+def test_a_rule_about_this_machine_or_a_private_network_is_not_about_a_translator(form: str) -> None:
+    """`64:ff9b::127.0.0.1` is not reached here: a packet to it leaves this machine."""
+    for network, embedded in (("loopback", "7f00:1"), ("10.0.0.0/8", "a00:1"), ("private", "c0a8:1")):
+        address = form.format(embedded)
+        assert not allows([f"{network}:*"], address, 5432)
+        assert not allows(["any:*", f"!{network}:*"], address, 5432)
+
+
+def test_a_rule_about_a_public_address_is_about_its_translated_form() -> None:
+    for rule in ("*:443", "8.8.8.0/24:443"):
+        assert allows([rule], "64:ff9b::8.8.8.8", 443)
+
+
 def test_what_is_denied_is_not_allowed_whatever_else_is() -> None:
     rules = ["any:*", "!10.0.0.0/8:*", "!evil.example.com:*"]
     assert not allows(rules, "10.0.0.1", 80)
@@ -78,10 +94,14 @@ def test_a_faulty_rule_says_what_was_expected(rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host:0", "host:x", "::1:80", "[db]:80", "a b:80", "/run/../x", "/run/a\nb", "x" * 300 + ":80"]
+    "text",
+    [
+        *("", "host:0", "host:x", "::1:80", "[db]:80", "a b:80", "/run/../x", "/run/a\nb", "x" * 300 + ":80"),
+        *("[fe80::1%\x1b[31mred\nroot: fine]:80", "[::1%" + "x" * 1500 + "]:80", "[::1%a b]:80"),
+    ],
 )
 def test_a_faulty_address_says_what_is_wrong(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expected|no \.\.|must be|control"):
+    with pytest.raises(ValueError, match=r"expected|no \.\.|must be|control|interface"):
         forward.parse_address(text)
 
 
@@ -153,6 +173,55 @@ async def test_a_name_that_no_rule_is_about_is_not_even_looked_up() -> None:
     assert "secret.attacker.test" not in resolver.asked
 
 
+async def test_names_that_no_name_server_answers_leave_room_for_other_clients() -> None:
+    resolver = names()
+    resolver.silent = {f"name-{number}.example.com" for number in range(100)}
+    resolver.known["app.test"] = ["127.0.0.1"]
+    limits = forward.ForwardLimits(lookups=3)
+    with trio.fail_after(PATIENCE):
+        async with target() as port:
+            handler = forward.handler(["*:443", f"app.test@loopback:{port}"], limits=limits)
+            async with (
+                muxkit.open_server(handler, URL) as server,
+                muxkit.connect(server.url) as hostile,
+                muxkit.connect(server.url) as other,
+                trio.open_nursery() as nursery,
+            ):
+
+                async def ask_for(name: str) -> None:
+                    with pytest.raises(forward.ForwardRefused, match="not found"):
+                        await ask(hostile, Connect(f"{name}:443"))
+
+                for name in resolver.silent:
+                    nursery.start_soon(ask_for, name)
+                while handler.stats().connections < len(resolver.silent):
+                    await trio.testing.wait_all_tasks_blocked()
+                await ask(other, Connect(f"app.test:{port}"))
+                waiting = resolver.waiting
+                resolver.answer.set()
+    assert waiting == 3
+
+
+async def test_a_lookup_counts_until_its_thread_is_done() -> None:
+    resolver = names()
+    resolver.silent = {"silent.test"}
+    resolver.known["app.test"] = ["127.0.0.1"]
+    lookups = Lookups(3)
+    silent, known = forward.Address("silent.test", 443), forward.Address("app.test", 443)
+    with trio.fail_after(PATIENCE):
+        for _ in range(3):
+            async with trio.open_nursery() as nursery:
+                for _ in range(10):
+                    nursery.start_soon(lookups.look_up, silent, "hostile")
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+        waiting = resolver.waiting
+        assert await lookups.look_up(known, "other") == ["127.0.0.1"]
+        resolver.answer.set()
+        assert waiting == 3
+        assert await lookups.look_up(known, "hostile") == ["127.0.0.1"]
+
+
 async def test_a_server_without_rules_reaches_nothing_and_listens_nowhere() -> None:
     with trio.fail_after(PATIENCE):
         async with target() as port, pair(URL) as there:
@@ -207,6 +276,46 @@ async def test_a_client_has_so_many_connections_and_listeners_and_no_more() -> N
             while there.handler.stats().connections or there.handler.listeners:
                 await trio.testing.wait_all_tasks_blocked()
             await ask(there.session, Connect(str(port)))
+
+
+async def test_a_client_that_asks_again_and_again_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
+) -> None:
+    caplog.set_level("INFO", "muxkit.forward")
+
+    async def ask_for_it() -> None:
+        with pytest.raises(forward.ForwardRefused):
+            await ask(there.session, Connect("127.0.0.1:9"))
+
+    async with pair(URL) as there:
+        for _ in range(4 * LOGGED_MOST):
+            await ask_for_it()
+        refused = [record for record in caplog.records if getattr(record, "event", "") == "refused"]
+        assert len(refused) == LOGGED_MOST
+        await trio.sleep(2 * LOGGED_EVERY)
+        await ask_for_it()
+        assert f"{3 * LOGGED_MOST} refusals" in caplog.text
+        assert there.handler.stats().refused == 4 * LOGGED_MOST + 1
+
+
+async def test_listeners_that_are_asked_for_at_once_are_counted_at_once() -> None:
+    limits = forward.ForwardLimits(listeners=2)
+    granted: list[str] = []
+    refused: list[int] = []
+    with trio.fail_after(PATIENCE):
+        async with pair(URL, listen=["*"], limits=limits) as there:
+
+            async def listen() -> None:
+                try:
+                    granted.append((await ask(there.session, Listen("0")))[1].address)
+                except forward.ForwardRefused as error:
+                    refused.append(error.code)
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(20):
+                    nursery.start_soon(listen)
+            assert (len(granted), len(there.handler.listeners)) == (2, 2)
+            assert refused == [forward.Code.TOO_MANY] * 18
 
 
 async def test_a_connection_of_another_client_cannot_be_taken() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import socket
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +16,9 @@ import trustme
 
 import muxkit
 from muxkit import forward
+from muxkit.forward.relay import Tally
+from muxkit.forward.sockets import Listeners
+from muxkit.forward.streams import CarriedStream
 from tests.forward._targets import PATIENCE, PROTOCOLS, dial, pair, read_all, reset, target, until_refused
 
 
@@ -275,3 +280,31 @@ async def test_thousands_of_connections_go_through_one_session(url: str) -> None
                     for number in range(1000):
                         nursery.start_soon(call, number)
                 assert whole == local.stats().total == 1000
+
+
+@pytest.mark.parametrize("number", [errno.ECONNABORTED, errno.ENETDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT])
+async def test_a_connection_that_is_gone_before_it_is_accepted_ends_no_listener(number: int) -> None:
+    class Listener(socket.socket):
+        has_failed = False
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if not self.has_failed:
+                self.has_failed = True
+                raise OSError(number, os.strerror(number))
+            return super().accept()
+
+    served = trio.Event()
+
+    async def handle(stream: CarriedStream) -> None:
+        stream.close()
+        served.set()
+
+    with trio.fail_after(PATIENCE), Listener() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.setblocking(False)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Listeners([listener]).accept_for_ever, Tally(most=9), handle, nursery)
+            async with await dial(f"127.0.0.1:{listener.getsockname()[1]}"):
+                await served.wait()
+            nursery.cancel_scope.cancel()

@@ -13,9 +13,10 @@ import trustme
 
 import muxkit
 from muxkit import forward
-from muxkit.forward.datagrams import WAITING
-from muxkit.forward.wire import Datagrams, ask
-from muxkit.protocols import e3x
+from muxkit.forward.datagrams import WAITING, WAITING_BYTES, Backlog, DatagramRelay
+from muxkit.forward.relay import Tally
+from muxkit.forward.wire import Datagrams, Done, ask, encode
+from muxkit.protocols import aqueduct, e3x
 from muxkit.runtime import Backoff
 from tests.forward._targets import PATIENCE, PROTOCOLS, names, pair, port_of
 
@@ -107,6 +108,46 @@ async def test_over_e3x_datagrams_that_fit_travel_unreliably(monkeypatch: pytest
                     assert await heard(sock, b"x" * size) == b"x" * size
     # There behind the number of the sender, back without it.
     assert {*sent} == {(104, False), (100, False), (20_000, True)}
+
+
+async def test_over_aqueduct_datagrams_are_messages_that_may_be_lost(tmp_path: Path) -> None:
+    """Where the transport has packets, in both directions."""
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    theirs, ours = muxkit.TLS(cert=tmp_path / "server.pem"), muxkit.TLS(ca=authority.cert_pem.bytes())
+    came: list[tuple[bytes, bool]] = []
+
+    async def serve(channel: muxkit.Channel) -> None:
+        """Grant the request, and note how each datagram comes."""
+        assert isinstance(channel, aqueduct.Channel)
+        await channel.send(encode(Done("", 1)))
+        while True:
+            message = await channel.receiver.receive()
+            came.append((message.payload, message.is_unreliable))
+
+    url = "aqueduct+quic://127.0.0.1:0"
+    with trio.fail_after(PATIENCE):
+        async with (
+            muxkit.open_server(serve, url, tls=theirs, linger=0.5) as server,
+            muxkit.connect(server.url, tls=ours, linger=0.5) as session,
+            forward.open_datagrams(session, "0", "9") as opened,
+            sender(opened) as sock,
+        ):
+            for said in (b"tea", bytes(40_000)):
+                while (said, len(said) < 1000) not in came:
+                    await sock.send(said)
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+        async with target() as there, pair(url, [f"{there.port}/udp"], tls=(theirs, ours)) as joined:
+            channel, _done = await ask(joined.session, Datagrams(f"127.0.0.1:{there.port}"))
+            assert isinstance(channel, aqueduct.Channel)
+            heard: list[tuple[bytes, bool]] = []
+            while not heard:
+                await channel.send(b"milk")
+                with trio.move_on_after(1.0):  # said again until it is answered, as it is with UDP
+                    message = await channel.receiver.receive()
+                    heard.append((message.payload, message.is_unreliable))
+            assert heard == [(b"milk", True)]
+            channel.abort()
 
 
 @pytest.mark.parametrize(
@@ -213,6 +254,37 @@ async def test_datagrams_that_find_the_queue_full_are_dropped_and_no_memory_grow
                 await sock.send(b"last")
                 while len(there.senders) == WAITING:
                     await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+async def test_large_datagrams_of_many_senders_are_dropped_once_they_are_many_bytes() -> None:
+    """Each may have a queue, and all of them together cannot have as much as that allows."""
+    size = 60_000
+    many = WAITING_BYTES // (WAITING * size) + 5
+    backlog = Backlog()
+    tally = Tally(most=many)
+
+    async def deliver(data: bytes) -> None:
+        """Drop what comes back."""
+
+    with trio.fail_after(PATIENCE):
+        async with target() as there, pair("bpmux+mem://large", [f"{there.port}/udp"]) as peers:
+            relays = []
+            for _ in range(many):
+                channel, _done = await ask(peers.session, Datagrams(f"127.0.0.1:{there.port}"))
+                relays.append(DatagramRelay(channel, tally, backlog, deliver, idle=60))
+            for _ in range(WAITING):
+                for relay in relays:
+                    relay.push(bytes(size))
+            assert WAITING_BYTES - size < backlog.bytes <= WAITING_BYTES
+            assert tally.bytes_in == backlog.bytes
+            assert sum(relay.dropped for relay in relays) == many * WAITING - backlog.bytes // size
+            async with trio.open_nursery() as nursery:
+                for relay in relays:
+                    nursery.start_soon(relay.run)
+                while backlog.bytes > WAITING_BYTES // 2:
+                    await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+            assert backlog.bytes == 0  # what was sent, and what was given up
 
 
 async def test_a_target_that_is_not_there_costs_datagrams_and_nothing_else() -> None:

@@ -1,4 +1,4 @@
-"""The short form of tests/soak/forward_peers.py: forwards at work beside `ssh -L`, as processes."""
+"""The short forms of tests/soak/forward_*.py: forwards as processes, beside `ssh -L` and over a line that is cut."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.soak import forward_cuts, forward_hostile
 from tests.soak.forward_peers import PEERS, Sizes, is_right, run, table
 
 NAMES = ("no forward", "OpenSSH -L", "bpmux+tcp", "bpmux+wss", "relink+tcp")
@@ -21,3 +22,18 @@ def test_each_forward_carries_a_hundred_connections_beside_a_stalled_and_a_large
     figures = run(Sizes(rounds=1, bulk=16, calls=100, talks=320, held=98, large=400, seconds=0), NAMES)
     assert is_right(figures), table(figures)
     assert {peer.name for peer in PEERS if peer.is_ours and peer.name in NAMES} <= {*figures}
+
+
+async def test_no_byte_is_lost_on_a_line_that_is_cut_and_listeners_survive_a_kill() -> None:
+    figures = await forward_cuts.survive(forward_cuts.Sizes(cuts=6, connections=4, kills=1))
+    assert figures.are_right, figures
+    assert figures.whole == 4
+    assert figures.cuts >= 6
+
+
+async def test_callers_are_served_while_others_attack_and_nothing_forbidden_is_reached() -> None:
+    figures = await forward_hostile.withstand(
+        forward_hostile.Sizes(half_open=400, stalled=40, asks=4 * len(forward_hostile.WANTED), calls=20)
+    )
+    assert figures.are_right, figures
+    assert {*figures.p99} == {"none", "strangers", "socks", "forbidden", "stalled"}

@@ -37,7 +37,7 @@ def run(make: Callable[[], asyncio.AbstractEventLoop], main: Callable[[], Corout
         async with asyncio.timeout(PATIENCE):
             return await main()
 
-    with asyncio.Runner(loop_factory=make, debug=False) as runner:
+    with asyncio.Runner(loop_factory=make, debug=True) as runner:
         result = runner.run(within())
     assert guest._LOCAL.guest is None
     return result

@@ -128,7 +128,14 @@ def test_a_result_that_was_quicker_than_the_cancellation_comes_before_it(loop: L
                 await asyncio.sleep(0)
                 await channel.send(b"question")
                 waits_for = task._fut_waiter  # type: ignore[attr-defined]  # the call, as only the task knows it
-                waits_for.add_done_callback(lambda _: task.cancel("too late"))
+
+                def cancel_when_done() -> None:
+                    if waits_for.done():  # and the task has not run since: it is woken by a later callback
+                        task.cancel("too late")
+                    else:
+                        asyncio.get_running_loop().call_soon(cancel_when_done)
+
+                cancel_when_done()
                 with pytest.raises(asyncio.CancelledError, match="too late"):
                     await task
                 assert seen == [b"question", "after"]
@@ -177,6 +184,33 @@ def test_a_whole_conversation_is_cancelled_at_each_pass_of_the_loop(loop: Loop) 
                 passes += 1 if passes < 40 else 7
             assert passes > 10
             await converse(server.url)
+
+    run(loop, main)
+
+
+def test_a_cancelled_open_has_opened_nothing(loop: Loop) -> None:
+    async def main() -> None:
+        seen: list[str] = []
+
+        async def note(channel: muxkit.asyncio.Channel) -> None:
+            seen.append(channel.name)
+
+        async def open_and_keep(session: muxkit.asyncio.Session, kept: list[str], passes: int) -> None:
+            while True:
+                name = f"{passes} {len(kept)}"
+                await session.open(name)
+                kept.append(name)
+
+        async with muxkit.asyncio.open_server(note, "bpmux+mem://opened") as server:
+            opened: list[str] = []
+            async with muxkit.asyncio.connect(server.url) as session:
+                for passes in range(20):
+                    kept: list[str] = []
+                    task = asyncio.create_task(open_and_keep(session, kept, passes))
+                    await cancel_after(task, passes)
+                    opened += kept
+                await session.ping()  # behind all openings
+            assert sorted(seen) == sorted(opened)
 
     run(loop, main)
 

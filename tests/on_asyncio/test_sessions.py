@@ -344,6 +344,28 @@ def test_sessions_follow_each_other(loop: Loop) -> None:
     run(loop, main)
 
 
+def test_a_loop_over_sessions_may_be_left_early(loop: Loop) -> None:
+    async def main() -> None:
+        async with muxkit.asyncio.open_server(echo, URL) as server:
+            async for session in muxkit.asyncio.reconnecting(server.url):
+                assert await session.ping() >= 0
+                break
+
+    run(loop, main)  # which looks for what is left
+
+
+def test_a_channel_is_closed_once_its_block_was_left(loop: Loop) -> None:
+    async def main() -> None:
+        async with muxkit.asyncio.open_server(echo, URL) as server:
+            async with muxkit.asyncio.connect(server.url) as session:
+                channel = await session.open()
+        for call in (channel.receive(), channel.send(b"x"), session.ping(), channel.aclose()):
+            with pytest.raises(trio.ClosedResourceError, match="was left"):
+                await call
+
+    run(loop, main)
+
+
 def test_a_server_is_shut_down_in_order(loop: Loop) -> None:
     async def main() -> None:
         async with muxkit.asyncio.open_server(echo, [URL, URL]) as server:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ENVIRONMENTS = ("", "cli", "spark", "cli,spark")  # those that .ci/users.py makes
+ENVIRONMENTS = ("", "cli", "cli,otel,prometheus", "spark", "cli,spark")  # those that .ci/users.py makes
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -53,7 +53,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 def serve() -> None:
     """Run the target: the first byte of a connection says what to do with the others."""
-    _allow_files()
+    allow_files()
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         print(listener.getsockname()[1], flush=True)
         while True:
@@ -96,7 +96,7 @@ def _crc(size: int) -> int:
     return crc
 
 
-def _allow_files() -> None:
+def allow_files() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65_536), most))
 
@@ -196,7 +196,7 @@ def talk(port: int, count: int, callers: int) -> dict[str, float]:
 
 def hold(port: int, held: int) -> dict[str, float]:
     """Keep so many connections, each with a message once in `PACE`, until standard input ends; one more is stalled."""
-    _allow_files()
+    allow_files()
     over = threading.Event()
     times: list[float] = []
     wrong = 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import muxkit
 from muxkit.trace import SessionTrace, page, read
 from tests.trace._chromium import Browser, browser, needs_chromium
 
@@ -22,6 +23,7 @@ PLANTED = (
     "\x1b[31m\x00\x07",
     "{{script}}",
     "__proto__",
+    "x" * 100_000,
 )
 
 
@@ -117,6 +119,8 @@ def test_what_a_peer_chose_is_text_and_nothing_else(chromium: Browser, tmp_path:
     for sign in "\u202e\u2066\x1b\x07":
         assert sign not in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "\\u202eleft" in shown
+    assert "(100000 characters)" in shown
+    assert len(shown) < 5000
     assert chromium.run("document.getElementById('errors').children.length") == len(PLANTED)
     assert chromium.complaints == []
 
@@ -130,4 +134,57 @@ def test_two_ends_stand_side_by_side_in_the_order_of_time(chromium: Browser, tmp
     times = chromium.run("rows.filter((row) => row[0] >= 0).map(([which, event]) => traces[which].at[event])")
     assert times == sorted(times)
     assert {row[0] for row in json.loads(chromium.run("JSON.stringify(rows)"))} >= {0, 1}
+    assert chromium.complaints == []
+
+
+def test_what_blocked_longest_is_shown_first_and_errors_lead_to_their_place(chromium: Browser, tmp_path: Path) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.001
+        return now[0]
+
+    trace = SessionTrace(tmp_path / "trace", name="client test", clock=clock)
+    for channel, pause in (("quick", 0.01), ("slow", 5.0)):
+        trace.credit("in", channel, 100)
+        trace.frame("out", channel, "payload", 100)
+        now[0] += pause
+        trace.credit("in", channel, 100)
+        trace.frame("out", channel, "payload", 100)
+    for number in range(200):
+        trace.frame("out", "slow", f"filler {number}", 0)
+    trace.error(muxkit.LinkLost("planted", by="network"))
+    trace.frame("out", "slow", "payload again", 100)
+    trace.session_closed(muxkit.SessionInfo(protocol="bpmux", peer=""), None)
+    show(chromium, tmp_path, tmp_path / "trace")
+    assert chromium.run("document.getElementById('channel').selectedOptions[0].textContent") == "slow, blocked 5.00 s"
+    assert "5.00 s of" in chromium.run("document.getElementById('blocked').textContent")
+    shown = chromium.run("[...document.querySelectorAll('#errors button')].map((each) => each.textContent)")
+    assert [text.partition(" ms ")[2] for text in shown] == ["LinkLost: planted", "closed in order"]
+    is_red = "(value, at, all) => at % 4 === 0 && value > 180 && all[at + 1] < 60 && all[at + 3]"
+    assert chromium.run(f"""(() => {{
+      const canvas = document.getElementById("rates");
+      return [...canvas.getContext("2d").getImageData(0, 0, canvas.width, 60).data].some({is_red});
+    }})()""")
+    chromium.run("document.querySelector('#errors button').click()")
+    assert chromium.run("document.getElementById('selected').textContent").endswith("LinkLost: planted")
+    assert chromium.run("document.getElementById('scroll').scrollTop") > 3000
+    assert chromium.run("[...document.querySelectorAll('#channels tr')].map((row) => row.cells[5].textContent)") == [
+        "0",
+        "1",
+    ]
+    assert chromium.complaints == []
+
+
+def test_the_last_of_very_many_rows_is_reached(chromium: Browser, tmp_path: Path) -> None:
+    show(chromium, tmp_path, write(tmp_path / "trace", 10))
+    last = chromium.run("""(() => {
+      const row = rows[0], scroll = document.getElementById("scroll");
+      rows = Array(3e6).fill(row); rows[rows.length - 1] = rows[1];
+      document.getElementById("space").style.height = TALLEST + "px";
+      scroll.scrollTop = scroll.scrollHeight;
+      return Math.ceil((hiddenAbove() + scroll.clientHeight) / ROW);
+    })()""")
+    assert last == 3_000_000
+    chromium.drawn()
     assert chromium.complaints == []

@@ -17,7 +17,7 @@ from typing import Final, Generic, Literal, TypeVar
 import trio
 
 from muxkit import Limits
-from muxkit.runtime import TokenBucket, bare_nursery, close_at_once, turns
+from muxkit.runtime import TokenBucket, bare_nursery, close_at_once, turned_away, turns
 
 from .._addresses import join_host_port
 from .._listen import log_failure
@@ -70,6 +70,7 @@ class Peers:
         """Admit a peer without proof and return the scope for `run`, or None; handlers that still run count too."""
         if not self.has_room:
             self._counters.turned_away += 1
+            turned_away("connections")
             return None
         while self._must_evict:
             self._evict_oldest()
@@ -135,6 +136,7 @@ class Peers:
         self._counters.evicted += 1
         self._evictions.take(trio.current_time())
         log.info("a peer without proof gave way to a newer one: Limits(half_open=%d)", self._limits.half_open)
+        turned_away("half_open")
         peer.forget("gave way to newer peers before it had proved itself")
         scope.cancel()
 

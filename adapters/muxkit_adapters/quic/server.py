@@ -14,7 +14,7 @@ from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
 from aioquic.quic.packet import QuicPacketType, encode_quic_retry, encode_quic_version_negotiation, pull_quic_header
 from aioquic.quic.retry import QuicRetryTokenHandler
 
-from muxkit.runtime import bare_nursery, turns
+from muxkit.runtime import bare_nursery, turned_away, turns
 
 from .._addresses import join_host_port
 from .._listen import Admission, log_failure
@@ -131,6 +131,7 @@ class Server:
         original, token_id = header.destination_cid, None
         if self._admission.is_full:
             self.refused += 1
+            turned_away("connections")
             if not self._is_full:
                 self._is_full = True
                 log.info("new connections are not let in for now: Limits(connections=%d)", self._limits.connections)
@@ -215,6 +216,7 @@ class Server:
                     self._leave(link, nursery.cancel_scope)
                 else:
                     log.info("a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake)
+                    turned_away("handshake")
                     nursery.cancel_scope.cancel()
         finally:
             self._admission.remove(link)

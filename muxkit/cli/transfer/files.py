@@ -43,6 +43,8 @@ SUFFIX: Final = b".muxkit-part"
 PIECE: Final = 65_536  # bytes in one message
 BLOCK: Final = 1 << 20  # bytes that are read, hashed or written at a time
 BATCH: Final = 500  # entries of a listing in one message
+LISTING_MOST: Final = 1_000_000  # entries that a client takes
+LISTING_BYTES: Final = 256 << 20  # bytes of the paths in them
 PATH_MOST: Final = 4096  # bytes
 NAME_MOST: Final = 255  # bytes, of one part of a path
 
@@ -171,17 +173,20 @@ class Folder:
 
     @contextmanager
     def open_folder(self, parts: Parts, *, create: bool = False) -> Iterator[int]:
-        """Open a folder inside this one."""
-        with ExitStack() as stack, _refusals():
-            current = self._root
-            for part in parts:
-                if create:
-                    with suppress(FileExistsError):
-                        os.mkdir(part, 0o777, dir_fd=current)
-                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                current = os.open(part, flags, dir_fd=current)
-                stack.callback(os.close, current)
-            yield current
+        """Open a folder inside this one; it holds one descriptor, however deep the folder is."""
+        current = os.dup(self._root)
+        try:
+            with _refusals():
+                for part in parts:
+                    if create:
+                        with suppress(FileExistsError):
+                            os.mkdir(part, 0o777, dir_fd=current)
+                    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                    above, current = current, os.open(part, flags, dir_fd=current)
+                    os.close(above)
+                yield current
+        finally:
+            os.close(current)
 
     def make(self, parts: Parts) -> None:
         """Make a folder inside this one, and those that it is in."""
@@ -213,8 +218,15 @@ class Folder:
         while waiting:
             current = waiting.pop()
             is_empty = True
-            with self.open_folder(current) as folder, _refusals(), os.scandir(folder) as inside:
-                for each in sorted(inside, key=lambda each: each.name):
+            with ExitStack() as stack:
+                stack.enter_context(_refusals())
+                try:
+                    folder = stack.enter_context(self.open_folder(current))
+                except FileRefused as refused:
+                    if current != parts and isinstance(refused.__cause__, FileNotFoundError):
+                        continue  # it was removed meanwhile
+                    raise
+                for each in sorted(stack.enter_context(os.scandir(folder)), key=lambda each: each.name):
                     name = os.fsencode(each.name)
                     if name.endswith(SUFFIX):
                         continue
@@ -222,8 +234,9 @@ class Folder:
                     if each.is_dir(follow_symlinks=False):
                         waiting.append((*current, name))
                     elif each.is_file(follow_symlinks=False):
-                        size = each.stat(follow_symlinks=False).st_size
-                        yield Entry(b"/".join((*current, name)), size, is_folder=False)
+                        with suppress(FileNotFoundError):
+                            size = each.stat(follow_symlinks=False).st_size
+                            yield Entry(b"/".join((*current, name)), size, is_folder=False)
             if is_empty and current:
                 yield Entry(b"/".join(current), 0, is_folder=True)
 
@@ -563,11 +576,19 @@ async def list_files(session: muxkit.Session, path: bytes) -> list[Entry]:
     async with session.open(NAME) as channel:
         await tell(channel, Request("list", path))
         found: list[Entry] = []
+        size = 0
         async for message in channel:
             try:
-                found += msgspec.msgpack.decode(message, type=list[Entry])
+                batch = msgspec.msgpack.decode(message, type=list[Entry])
             except msgspec.MsgspecError as error:
                 raise FileRefused("a message is no list of files", BROKEN) from error
+            size += sum(len(entry.path) for entry in batch)
+            if len(found) + len(batch) > LISTING_MOST or size > LISTING_BYTES:
+                raise FileRefused(
+                    f"the server lists more than {LISTING_MOST:,} files, or {LISTING_BYTES >> 20} MiB of their paths: "
+                    "ask for folders in it"
+                )
+            found += batch
         return found
 
 

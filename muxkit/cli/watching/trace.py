@@ -79,7 +79,8 @@ def _lines(found: Summary) -> list[str]:
         lines.append(
             f"channel            {name}: {one.bytes_sent} bytes sent in {one.frames_sent} frames,"
             f" {one.bytes_received} received in {one.frames_received}; credit {one.credit_received} received,"
-            f" {one.credit_granted} granted; blocked {one.blocked_ms:.1f} ms; {one.state or 'no state'}"
+            f" {one.credit_granted} granted; {one.resends} sent again; blocked {one.blocked_ms:.1f} ms;"
+            f" {one.state or 'no state'}"
         )
     return lines
 

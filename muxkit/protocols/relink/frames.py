@@ -345,10 +345,11 @@ def _parse_sizes(cursor: Cursor, start: int, bounds: Bounds) -> tuple[tuple[int,
     return sizes, sum(encoded[::width].translate(PADDING_BEHIND))
 
 
-def observe_written(observer: Observer, buffers: Sequence[Buffer], bounds: Bounds) -> None:
+def observe_written(observer: Observer, buffers: Sequence[Buffer], bounds: Bounds, repeats: dict[int, int]) -> None:
     """Report packets that are about to be written. They are parsed again, so writing costs nothing without an observer.
 
-    `bounds` are those of what comes in.
+    `bounds` are those of what comes in; `repeats` counts the messages by channel that an earlier connection carried,
+    which are the next ones of their channels.
     """
     turned = Bounds(bounds.ack_id_size, bounds.id_size, 2**32, 2**32, 2**64)
     cursor = Cursor(b"".join(buffers))
@@ -366,6 +367,9 @@ def observe_written(observer: Observer, buffers: Sequence[Buffer], bounds: Bound
             case MessagePacket():
                 size = sum(map(len, packet.parts))
                 for channel in packet.channels:
-                    observer.frame("out", f"out {channel}", "message", size)
+                    is_again = repeats.get(channel, 0) > 0
+                    if is_again:
+                        repeats[channel] -= 1
+                    observer.frame("out", f"out {channel}", "message again" if is_again else "message", size)
             case _:
                 assert_never(packet)

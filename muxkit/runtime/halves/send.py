@@ -20,6 +20,7 @@ from typing import Final, NoReturn
 import attrs
 import trio
 
+from muxkit._observer import Blocked, Facts
 from muxkit.core import NO_QUEUE, Outbox, Queued, Reason, Reminder, Sending, Step, advance, counted, queue_of
 from muxkit.runtime.pumps.turns import turns
 
@@ -47,9 +48,11 @@ class OutboxBudget:
     Without arguments everything is admitted, for an engine that bounds what it queues by itself.
     """
 
-    __slots__ = ("_bypasses", "_largest_share", "_limit", "_line", "_outbox", "reserved", "watchdog")
+    __slots__ = ("_bypasses", "_largest_share", "_limit", "_line", "_outbox", "facts", "reserved", "watchdog")
 
-    def __init__(self, limit: int = sys.maxsize, outbox: Queued | None = None) -> None:
+    def __init__(self, limit: int = sys.maxsize, outbox: Queued | None = None, *, facts: Facts | None = None) -> None:
+        self.facts: Facts | None = facts
+        """Told how long senders waited."""
         self._limit = limit
         self._largest_share = limit // LARGEST_SHARE
         self._outbox = Outbox() if outbox is None else outbox
@@ -223,7 +226,10 @@ class SendTurn(ABC):
         if self._line[0] is waiter:
             self._ask_for(size)
             self._budget.watchdog.note(self, waiter)
-        await self._sleep(waiter)
+        if self._budget.facts is None:
+            await self._sleep(waiter)
+        else:
+            await self._sleep_measured(waiter, self._budget.facts)
         self._line.popleft()
         self._since_yield = 0
         if self.state is not OPEN:  # lost, and there was room for this sender before it was told
@@ -253,6 +259,14 @@ class SendTurn(ABC):
             self._budget.wake_waiting()
             waiter.reserved = 0
             self._ask_for(waiter.size)
+
+    async def _sleep_measured(self, waiter: _Waiter, facts: Facts) -> None:
+        on: Blocked = "transport" if self._admits(waiter.size) else "credit"
+        facts.wait_began(on)
+        try:
+            await self._sleep(waiter)
+        finally:
+            facts.wait_ended(on, trio.current_time() - waiter.since)
 
     def _end_turn(self) -> None:
         """The first sender has sent, or gave up: the next one follows, here and in the budget."""

@@ -11,7 +11,7 @@ from typing import Final, Generic, NoReturn, NotRequired, TypedDict, TypeVar
 import trio
 
 from muxkit._errors import RemoteProtocolError
-from muxkit._observer import Observer
+from muxkit._observer import Facts, Observer, tell_limit
 from muxkit.core import Engine, Reason, Reminder
 from muxkit.runtime._errors import LossRecord, Phase, Side
 from muxkit.runtime._links import peer_of
@@ -38,6 +38,8 @@ class Wiring(TypedDict, Generic[EventT]):
     queued: Callable[[], int]
     """Returns the bytes that the engine still holds, for the error."""
     observer: NotRequired[Observer | None]
+    facts: NotRequired[Facts | None]
+    """Told of the limit that the peer reached."""
     reminder: NotRequired[Reminder]
 
 
@@ -55,6 +57,7 @@ class Pump(ABC, Generic[EventT]):
         self._on_lost = wiring["on_lost"]
         self._queued = wiring["queued"]
         self._observer = wiring.get("observer")
+        self._facts = wiring.get("facts")
         self._events = engine.events
         self._handle_deadline = engine.handle_deadline
         self._turns = turns()
@@ -152,6 +155,10 @@ class Pump(ABC, Generic[EventT]):
         self._idle.unpark_all()
         if self._observer is not None and by == "network":
             self._observer.error(self.loss())
+        if self._facts is not None:
+            tell_limit(self._facts, cause)
+            if by == "network":
+                self._facts.broken()
         self._on_lost()
 
     def told(self, reason: Reason) -> None:

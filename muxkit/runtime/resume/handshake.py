@@ -11,6 +11,7 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
+from muxkit._observer import turned_away
 from muxkit.core import Reason
 from muxkit.runtime._errors import LinkLost, Side
 from muxkit.runtime._links import Explaining, NowaitLink, WaitableLink, peer_of
@@ -81,6 +82,7 @@ class HandshakeQueue:
         if was_dropped:
             most = self._limits.half_open
             raise handshake.lost(f"more than Limits(half_open={most}) connections were in their handshake", by="local")
+        turned_away("handshake")
         raise RemoteProtocolError(
             f"no complete handshake within {within:g} s: {handshake.received} bytes came", limit="handshake"
         )
@@ -91,6 +93,7 @@ class HandshakeQueue:
             del self._waiting[oldest]
             oldest.cancel()
             self.dropped += 1
+            turned_away("half_open")
 
 
 @attrs.define(eq=False)

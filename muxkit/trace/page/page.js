@@ -3,14 +3,18 @@
 const traces = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const ROW = 20, GAP = 100000; // px; µs from which a gap is a row of its own
-const SENT = 0, RECEIVED = 1, GRANTED = 2, CREDITED = 3, BYTES_OUT = 7, BYTES_IN = 8;
+const TALLEST = 3e7; // px; browsers let nothing be much taller, so more rows pass by faster
+const LONG = 200, MOST_ERRORS = 1000; // characters of a name, lines of a list
+const SENT = 0, RECEIVED = 1, GRANTED = 2, CREDITED = 3, BYTES_OUT = 7, BYTES_IN = 8, CLOSED = 10;
 const KINDS = ["sent", "received", "credit granted", "credit received", "state", "timer", "error", "bytes sent",
   "bytes received", "opened", "closed", "other"];
+const AGAIN = "#c2410c", LOST = "#c22"; // frames that are sent once more; where a connection was lost
 const COLOURS = ["#1757a6", "#1d7a3c", "#8a5a00", "#8a5a00", "#555", "#7a3c9a", "#c22", "#999", "#999", "#111", "#111", "#777"];
 
 for (const trace of traces) {
   let now = 0;
   trace.at = trace.t.map((step) => (now += step));
+  trace.again = trace.texts.map((text) => text.endsWith(" again"));
 }
 let rows = [];      // [trace, event], or [-1, µs] for a gap
 let selected = -1;
@@ -45,7 +49,7 @@ function arrange() {
     before = at;
   }
   byId("found").textContent = events.length + " events";
-  byId("space").style.height = Math.max(rows.length * ROW, 1) + "px";
+  byId("space").style.height = Math.max(Math.min(rows.length * ROW, TALLEST), 1) + "px";
   draw();
 }
 
@@ -62,6 +66,15 @@ function fit(canvas, width, height) {
 const amount = (bytes) => bytes >= 1e6 ? (bytes / 1e6).toFixed(1) + " MB" : bytes >= 1e4 ? (bytes / 1e3).toFixed(1) + " kB" : bytes + " B";
 const moment = (at) => (at / 1000).toFixed(3) + " ms";
 const span = (at) => at >= 1e6 ? (at / 1e6).toFixed(2) + " s" : (at / 1000).toFixed(0) + " ms";
+
+// Pixels above the window if all rows were there, and where to scroll for that.
+function factor() {
+  const height = byId("scroll").clientHeight;
+  return Math.max(1, (rows.length * ROW - height) / Math.max(1, Math.min(rows.length * ROW, TALLEST) - height));
+}
+const hiddenAbove = () => byId("scroll").scrollTop * factor();
+
+const brief = (text) => text.length > LONG ? text.slice(0, LONG) + " … (" + text.length + " characters)" : text;
 
 let waiting = false;
 function draw() {
@@ -85,9 +98,9 @@ function paint() {
       pen.beginPath(); pen.moveTo(x, 0); pen.lineTo(x, height); pen.stroke();
     }
   });
-  const first = Math.floor(scroll.scrollTop / ROW), last = Math.min(rows.length, first + Math.ceil(height / ROW) + 1);
+  const above = hiddenAbove(), first = Math.floor(above / ROW), last = Math.min(rows.length, first + Math.ceil(height / ROW) + 1);
   for (let row = first; row < last; row++) {
-    const [which, event] = rows[row], y = row * ROW - scroll.scrollTop + ROW / 2;
+    const [which, event] = rows[row], y = row * ROW - above + ROW / 2;
     if (which < 0) {
       pen.fillStyle = "#f0f0f0"; pen.fillRect(0, y - ROW / 2, width, ROW);
       pen.fillStyle = "#666"; pen.textAlign = "center"; pen.fillText("… " + span(event) + " …", width / 2, y);
@@ -96,12 +109,12 @@ function paint() {
     const trace = traces[which], kind = trace.k[event], left = 100 + which * side + 12, right = 100 + (which + 1) * side - 12;
     if (row === selected) { pen.fillStyle = "#fff3c4"; pen.fillRect(0, y - ROW / 2, width, ROW); }
     pen.fillStyle = "#777"; pen.textAlign = "right"; pen.fillText(moment(trace.at[event]), 92, y);
-    pen.strokeStyle = pen.fillStyle = COLOURS[kind];
+    pen.strokeStyle = pen.fillStyle = kind === SENT && trace.again[trace.n[event]] ? AGAIN : COLOURS[kind];
     const outwards = kind === SENT || kind === GRANTED || kind === BYTES_OUT;
     const inwards = kind === RECEIVED || kind === CREDITED || kind === BYTES_IN;
     let label = trace.texts[trace.c[event]] + " " + trace.texts[trace.n[event]];
     if (outwards || inwards) {
-      label += " " + amount(trace.s[event]);
+      if (trace.s[event]) label += " " + amount(trace.s[event]);
       const [from, to] = outwards ? [left, right] : [right, left], head = outwards ? -6 : 6;
       pen.beginPath(); pen.moveTo(from, y + 7); pen.lineTo(to, y + 7);
       pen.moveTo(to + head, y + 4); pen.lineTo(to, y + 7); pen.lineTo(to + head, y + 10); pen.stroke();
@@ -128,42 +141,72 @@ function select(row) {
   draw();
 }
 
+// What has gone wrong, and how the session ended, leads to its place in the diagram.
+function go(which, event) {
+  byId("search").value = "";
+  arrange();
+  const row = rows.findIndex((each) => each[0] === which && each[1] === event);
+  if (row < 0) return;
+  byId("scroll").scrollTop = Math.max(0, (row - 5) * ROW) / factor();
+  select(row);
+}
+
 function cell(row, text) {
   const made = document.createElement("td");
   made.textContent = text;
   row.append(made);
 }
 
+const END = Math.max(1, ...traces.map((trace) => trace.at.length ? trace.at[trace.at.length - 1] : 1));
+
+// A scale of time, and a line where a connection was lost.
+function axis(pen, width, height) {
+  pen.font = "11px system-ui, sans-serif"; pen.textBaseline = "alphabetic";
+  const rough = END / Math.max(2, width / 90), power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((times) => times * power).find((each) => each >= rough);
+  pen.strokeStyle = "#eee"; pen.fillStyle = "#777"; pen.textAlign = "center";
+  for (let at = step; at < END; at += step) {
+    const x = at / END * width;
+    pen.beginPath(); pen.moveTo(x, 0); pen.lineTo(x, height - 14); pen.stroke();
+    if (x < width - 20) pen.fillText(at >= 1e6 || step >= 1e5 ? (at / 1e6).toFixed(step < 1e6 ? 1 : 0) + " s" : at / 1000 + " ms", x, height - 3);
+  }
+  pen.strokeStyle = LOST; pen.setLineDash([3, 3]);
+  for (const [, at] of traces[0].losses) { pen.beginPath(); pen.moveTo(at / END * width, 0); pen.lineTo(at / END * width, height - 14); pen.stroke(); }
+  pen.setLineDash([]); pen.textAlign = "left";
+}
+
 function rates() {
   const canvas = byId("rates"), width = canvas.clientWidth, height = canvas.clientHeight, pen = fit(canvas, width, height);
-  const end = Math.max(1, ...traces.map((trace) => trace.at.length ? trace.at[trace.at.length - 1] : 1));
-  const steps = 100, sums = [new Float64Array(steps), new Float64Array(steps)];
+  const end = END, steps = 100, sums = [new Float64Array(steps), new Float64Array(steps)];
   for (const trace of traces.slice(0, 1))
     for (let event = 0; event < trace.at.length; event++) {
       const kind = trace.k[event];
       if (kind === SENT || kind === RECEIVED) sums[kind][Math.min(steps - 1, Math.floor(trace.at[event] / end * steps))] += trace.s[event];
     }
   const most = Math.max(1, ...sums[0], ...sums[1]);
+  axis(pen, width, height);
   sums.forEach((sum, which) => {
     pen.strokeStyle = COLOURS[which]; pen.beginPath();
-    sum.forEach((value, step) => pen.lineTo((step + .5) / steps * width, height - 4 - value / most * (height - 20)));
+    sum.forEach((value, step) => pen.lineTo((step + .5) / steps * width, height - 16 - value / most * (height - 32)));
     pen.stroke();
   });
-  pen.fillStyle = "#555"; pen.font = "11px system-ui";
-  pen.fillText("most: " + amount(Math.round(most / (end / steps / 1e6))) + "/s; blue sent, green received", 4, 11);
+  pen.fillStyle = "#555";
+  const lost = traces[0].losses.length ? "; red: the connection was lost" : "";
+  pen.fillText("most: " + amount(Math.round(most / (end / steps / 1e6))) + "/s; blue sent, green received" + lost, 4, 11);
 }
 
 function credit() {
   const canvas = byId("credit"), width = canvas.clientWidth, height = canvas.clientHeight, pen = fit(canvas, width, height);
   const [which, channel] = byId("channel").value.split(":").map(Number), trace = traces[which];
   if (!trace) return;
-  const end = Math.max(1, trace.at[trace.at.length - 1]);
+  const end = END;
   let shaded = 0;
   pen.fillStyle = "#f7c6c6";
   for (const [of, begin, until] of trace.blocked) if (of === channel) {
     shaded += until - begin;
-    pen.fillRect(begin / end * width, 0, Math.max(1, (until - begin) / end * width), height);
+    pen.fillRect(begin / end * width, 0, Math.max(1, (until - begin) / end * width), height - 14);
   }
+  axis(pen, width, height);
   const line = [];
   let balance = 0, most = 1;
   for (let event = 0; event < trace.at.length; event++) {
@@ -175,11 +218,11 @@ function credit() {
     most = Math.max(most, balance);
   }
   pen.strokeStyle = "#8a5a00"; pen.beginPath();
-  const y = (value) => height - 4 - Math.max(0, value) / most * (height - 20);
+  const y = (value) => height - 16 - Math.max(0, value) / most * (height - 32);
   let before = 0;
   for (const [x, value] of line) { pen.lineTo(x, y(before)); pen.lineTo(x, y(value)); before = value; }
   pen.stroke();
-  pen.fillStyle = "#555"; pen.font = "11px system-ui"; pen.fillText("most: " + amount(most), 4, 11);
+  pen.fillStyle = "#555"; pen.fillText("most: " + amount(most), 4, 11);
   byId("blocked").textContent = "blocked on credit (red): " + span(shaded) + " of " + span(end);
 }
 
@@ -198,29 +241,45 @@ function trips() {
 }
 
 function begin() {
-  byId("title").textContent = traces.map((trace) => trace.title || "trace").join(" | ");
+  const choices = [];
+  byId("title").textContent = traces.map((trace) => brief(trace.title) || "trace").join(" | ");
   traces.forEach((trace, which) => {
-    for (const text of trace.errors) { const item = document.createElement("li"); item.textContent = text; byId("errors").append(item); }
+    for (const [text, event] of trace.errors.slice(0, MOST_ERRORS)) {
+      const item = document.createElement("li"), button = document.createElement("button");
+      button.textContent = moment(trace.at[event]) + " " + (traces.length > 1 ? brief(trace.title) + ": " : "") + brief(text);
+      if (trace.k[event] === CLOSED && trace.texts[trace.n[event]] === "in order") button.className = "orderly";
+      button.addEventListener("click", () => go(which, event));
+      item.append(button); byId("errors").append(item);
+    }
+    if (trace.errors.length > MOST_ERRORS) {
+      const rest = document.createElement("li");
+      rest.textContent = "and " + (trace.errors.length - MOST_ERRORS) + " more";
+      byId("errors").append(rest);
+    }
     for (const [name, one] of Object.entries(trace.channels).slice(0, 2000)) {
       const row = document.createElement("tr");
-      for (const value of [name, one.frames_sent, one.frames_received, one.bytes_sent, one.bytes_received, one.blocked_ms.toFixed(1), one.state]) cell(row, value);
+      for (const value of [brief(name), one.frames_sent, one.frames_received, one.bytes_sent, one.bytes_received, one.resends, one.blocked_ms.toFixed(1), brief(one.state)]) cell(row, value);
       byId("channels").append(row);
-      if (one.credit_received) {
-        const option = document.createElement("option");
-        option.value = which + ":" + trace.texts.indexOf(name);
-        option.textContent = (traces.length > 1 ? trace.title + ": " : "") + name;
-        byId("channel").append(option);
-      }
+      if (one.credit_received) choices.push([one.blocked_ms, which + ":" + trace.texts.indexOf(name), (traces.length > 1 ? brief(trace.title) + ": " : "") + brief(name)]);
     }
   });
+  choices.sort((one, other) => other[0] - one[0]); // the longest blocked one is shown first
+  for (const [blocked, value, name] of choices) {
+    const option = document.createElement("option");
+    option.value = value;
+    option.textContent = name + (blocked ? ", blocked " + span(blocked * 1000) : "");
+    byId("channel").append(option);
+  }
   arrange(); rates(); trips();
-  if (byId("channel").options.length) credit(); else byId("blocked").textContent = "this trace tells of no credit that came in";
+  if (choices.length) { credit(); return; }
+  byId("blocked").textContent = "this trace tells of no credit that came in";
+  byId("channel").hidden = byId("credit").hidden = true;
 }
 
 byId("scroll").addEventListener("scroll", draw, { passive: true });
-byId("rows").addEventListener("click", (click) => select(Math.floor((byId("scroll").scrollTop + click.offsetY) / ROW)));
+byId("rows").addEventListener("click", (click) => select(Math.floor((hiddenAbove() + click.offsetY) / ROW)));
 byId("search").addEventListener("input", () => { selected = -1; byId("scroll").scrollTop = 0; arrange(); });
 byId("bytes").addEventListener("change", arrange);
 byId("channel").addEventListener("change", credit);
-window.addEventListener("resize", () => { draw(); rates(); credit(); });
+window.addEventListener("resize", () => { draw(); rates(); if (!byId("credit").hidden) credit(); });
 begin();

@@ -16,7 +16,7 @@ import trio
 
 from muxkit._errors import LocalProtocolError, Refused
 from muxkit._limits import Limits
-from muxkit._observer import Observer
+from muxkit._observer import Observer, measured
 from muxkit._typed import Connect, OpenServer, Reconnecting
 from muxkit.core import Reason, Receiving, Sending, decode_name, encode_name
 from muxkit.protocols.aqueduct._session.core import BROKEN_OFF, Channel, Core, Receiver, Sender, closed, refused
@@ -103,18 +103,19 @@ async def _run(
 ) -> AsyncGenerator[Client | Server, None]:
     core = make_core()
     connection = core.session = kind(core)
-    async with background() as nursery:
-        nursery.start_soon(core.pump.run)
-        try:
-            yield connection
-        except Exception as error:
-            told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
-            core.lose("the connection was left by an error", by="local", told=told)
-            raise
-        except BaseException:
-            core.pump.lose("the connection was left by an error", by="local")
-            raise
-        await core.leave(linger)
+    with measured(core.facts, connection):
+        async with background() as nursery:
+            nursery.start_soon(core.pump.run)
+            try:
+                yield connection
+            except Exception as error:
+                told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
+                core.lose("the connection was left by an error", by="local", told=told)
+                raise
+            except BaseException:
+                core.pump.lose("the connection was left by an error", by="local")
+                raise
+            await core.leave(linger)
 
 
 class Connection(CommonSession):

@@ -13,7 +13,7 @@ import trio
 
 from muxkit._errors import LocalProtocolError, MuxError
 from muxkit._limits import Limits
-from muxkit._observer import Observer
+from muxkit._observer import Facts, Observer, facts_of, frames_of
 from muxkit.core import Reason, Receiving, Sending, Step, advance, counted
 from muxkit.protocols.aqueduct.carrier import Carrier
 from muxkit.protocols.aqueduct.config import Config
@@ -615,6 +615,11 @@ class Channel(CommonChannel):
     def send(self, message: bytes) -> Coroutine[object, object, None]:
         return self.sender.send(message)
 
+    async def send_unreliable(self, message: bytes) -> None:
+        """Send a message that may be lost, or overtake others, where the transport has datagrams; waits as `send`."""
+        await self.sender.wait_for_room(len(message))
+        await self.sender.send(message, mode=Mode.UNRELIABLE)
+
     def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
         return self.sender.send_many(messages)
 
@@ -695,11 +700,13 @@ class Core:
         limits: Limits | None,
         observer: Observer | None,
     ) -> None:
+        self.facts: Facts | None = facts_of(observer)
+        observer = frames_of(observer)
         self.engine: Engine = Engine(
             role, config, headers=headers, limits=limits, observer=observer, now=trio.current_time()
         )
         self.limits: Limits = self.engine.limits
-        self.budget: OutboxBudget = OutboxBudget()
+        self.budget: OutboxBudget = OutboxBudget(facts=self.facts)
         self._carrier = None if isinstance(link, MultistreamLink) else Carrier(self.engine)
         self.pump: MultistreamPump[Event] | StreamPump[Event] = self._make_pump(link, observer)
         if isinstance(self.pump, StreamPump):
@@ -740,6 +747,7 @@ class Core:
             on_lost=self._on_lost,
             queued=lambda: self.engine.outbox,
             observer=observer,
+            facts=self.facts,
             reminder=self.budget.watchdog.reminder,
         )
 

@@ -9,7 +9,7 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import Observer
+from muxkit._observer import Facts, Observer, facts_of, frames_of
 from muxkit.core import Reason, Receiving, Sending, without_name
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.engine import Engine
@@ -53,8 +53,10 @@ class Connection:
         on_events: Callable[[Sequence[Event]], None],
         on_lost: Callable[[], None],
     ) -> None:
+        self.facts: Facts | None = facts_of(observer)
+        observer = frames_of(observer)
         self.engine: Engine = Engine(config, limits=limits, observer=observer)
-        self.budget: OutboxBudget = OutboxBudget(limits.outbox, self.engine.waiting)
+        self.budget: OutboxBudget = OutboxBudget(limits.outbox, self.engine.waiting, facts=self.facts)
         self.pump: StreamPump[Event] = StreamPump(
             stream,
             self.engine,
@@ -64,12 +66,13 @@ class Connection:
             queued=self._queued,
             outbox=self.engine.waiting,
             observer=observer,
+            facts=self.facts,
             reminder=self.budget.watchdog.reminder,
         )
         self.pump.speaks = "bpmux"
         self.session = session
         self.request_write: Final = self.pump.request_write
-        self.pings: Pings[Entity] = Pings()
+        self.pings: Pings[Entity] = Pings(self.facts)
 
     def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, told: Reason) -> None:
         """End the connection, and tell the peer why."""

@@ -13,7 +13,7 @@ import trio
 from muxkit._errors import Refused
 from muxkit._handlers import HANDLER_FAILED, is_loss, log_failure
 from muxkit._limits import Limits
-from muxkit._observer import Observer
+from muxkit._observer import Observer, measured
 from muxkit._typed import Connect, OpenServer, Reconnecting
 from muxkit.core import Reason, Receiving, Sending, counted, with_name
 from muxkit.protocols.bpmux._session.channels import (
@@ -92,18 +92,19 @@ async def session(
     cancellation hangs up at once.
     """
     mux = Session(stream, config or Config(), limits or Limits(), traced(observer, "bpmux session"))
-    async with background() as nursery:
-        nursery.start_soon(mux._connection.pump.run)
-        try:
-            yield mux
-        except Exception as error:
-            told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
-            mux._connection.lose("the session was left by an error", by="local", told=told)
-            raise
-        except BaseException:
-            mux._connection.pump.lose("the session was left by an error", by="local")
-            raise
-        await mux._leave(linger)
+    with measured(mux._connection.facts, mux):
+        async with background() as nursery:
+            nursery.start_soon(mux._connection.pump.run)
+            try:
+                yield mux
+            except Exception as error:
+                told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
+                mux._connection.lose("the session was left by an error", by="local", told=told)
+                raise
+            except BaseException:
+                mux._connection.pump.lose("the session was left by an error", by="local")
+                raise
+            await mux._leave(linger)
 
 
 def each_request(
@@ -306,6 +307,9 @@ class Session(CommonSession):
         if self._draining or waiting >= self.limits.backlog or self._engine.unread >= self.limits.channels:
             self._engine.consumed_opening(len(event.payload))
             self._engine.refuse(event.entity, Reason() if self._draining else TOO_MANY_WAIT)
+            facts = self._connection.facts
+            if facts is not None and not self._draining:
+                facts.limit("backlog" if waiting >= self.limits.backlog else "channels")
             return
         entity, connection = event.entity, self._connection
         if event.source is not None:

@@ -13,7 +13,7 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import Observer
+from muxkit._observer import Facts, Observer, facts_of, frames_of
 from muxkit.core import Reason, Receiving, Sending, printable
 from muxkit.protocols.e3x.config import LEAST_PACKET, Config
 from muxkit.protocols.e3x.engine.channel import EngineChannel
@@ -79,6 +79,8 @@ class Connection:
         self.is_on_packets: bool = not isinstance(link, trio.abc.Stream)
         if not self.is_on_packets:
             config = attrs.evolve(config, congestion=False)  # the stream limits the rate itself
+        self.facts: Facts | None = facts_of(observer)
+        observer = frames_of(observer)
         self.engine: Engine = Engine(odd, config, limits=limits, observer=observer)
         make: partial[StreamPump[Event]] | partial[DatagramPump[Event]]
         if isinstance(link, trio.abc.Stream):
@@ -88,13 +90,14 @@ class Connection:
             make = partial(DatagramPump, link, self.engine, on_limit=self._limit_packets, fatal=fatal)
             if isinstance(link, NowaitPackets):
                 self.engine.packet_size = min(config.packet, link.packet_limit)
-        self.budget: OutboxBudget = OutboxBudget()  # the engine itself limits what each channel queues
+        self.budget: OutboxBudget = OutboxBudget(facts=self.facts)  # the engine itself limits what each channel queues
         self.pump: StreamPump[Event] | DatagramPump[Event] = make(
             on_events=on_events,
             on_written=self._on_written,
             on_lost=on_lost,
             queued=lambda: self.engine.stats().unsent,
             observer=observer,
+            facts=self.facts,
             reminder=self.budget.watchdog.reminder,
         )
         if isinstance(self.pump, StreamPump):

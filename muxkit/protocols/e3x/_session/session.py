@@ -15,7 +15,7 @@ import trio
 
 from muxkit._errors import LocalProtocolError, Refused
 from muxkit._limits import Limits
-from muxkit._observer import Observer
+from muxkit._observer import Observer, measured
 from muxkit._typed import Connect, OpenServer, Reconnecting
 from muxkit.core import Reason, counted, encode_name
 from muxkit.protocols.e3x._session.channels import BYE, IN_ORDER, TYPE, Channel, Connection
@@ -81,19 +81,20 @@ async def session(
     """
     mux = Session(link, role, config or Config(), limits or Limits(), traced(observer, f"e3x {role}"))
     connection = mux._connection
-    async with background() as nursery:
-        nursery.start_soon(connection.pump.run)
-        nursery.start_soon(mux._run_liveness)
-        try:
-            yield mux
-        except Exception as error:
-            told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
-            connection.lose("the session was left by an error", by="local", told=told)
-            raise
-        except BaseException:
-            connection.lose("the session was left by an error", by="local")
-            raise
-        await mux._leave(linger)
+    with measured(connection.facts, mux):
+        async with background() as nursery:
+            nursery.start_soon(connection.pump.run)
+            nursery.start_soon(mux._run_liveness)
+            try:
+                yield mux
+            except Exception as error:
+                told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
+                connection.lose("the session was left by an error", by="local", told=told)
+                raise
+            except BaseException:
+                connection.lose("the session was left by an error", by="local")
+                raise
+            await mux._leave(linger)
 
 
 @attrs.frozen(kw_only=True)
@@ -219,6 +220,8 @@ class Session(CommonSession):
             self._engine.err(event.channel, "closing")
         elif len(self._backlog) >= self._limits.backlog:
             self._engine.err(event.channel, "too many channels")
+            if self._connection.facts is not None:
+                self._connection.facts.limit("backlog")
         else:
             connection = self._connection
             connection.messages_received += bool(event.body) and not event.channel.is_reliable
@@ -305,6 +308,8 @@ class Session(CommonSession):
     def _on_faulted(self, event: events.Faulted) -> None:
         # The text of a fault may hold payload, so the log tells only its kind.
         _log.debug("%s: dropped a packet: %s", self._connection.pump.peer or "a peer", event.fault.value)
+        if event.limit is not None and self._connection.facts is not None:
+            self._connection.facts.limit(event.limit)
 
     def _forget(self, engine_channel: EngineChannel) -> Channel | None:
         """Remove a channel that is gone."""
@@ -467,7 +472,7 @@ class Liveness:
         # The listener pings a little later, so that the connector's ping makes its own unnecessary.
         self._keepalive = None if config.keepalive is None else config.keepalive * (1.0 if odd else LISTENER_DELAY)
         self._timeout = config.timeout
-        self._pings: Pings[int] = Pings()  # by the ids of their channels
+        self._pings: Pings[int] = Pings(connection.facts)  # by the ids of their channels
         self._goodbyes: Pings[int] = Pings()  # apart, so that they do not count in the round trip
         self._bye: EngineChannel | None = None
         self._peer_said_bye = trio.Event()

@@ -494,7 +494,9 @@ class Engine(State):
                 self.acking.pop(channel.id, None)
                 outgoing.mark_asked(piece, now)
         self.arm(channel)
-        self._observe(channel, "end" if piece.end else "open" if piece.type else "data", len(piece.body))
+        if self.observer is not None:
+            name = "end" if piece.end else "open" if piece.type else "data"
+            self._observe(channel, f"{name} again" if piece.times > 1 else name, len(piece.body))
         return packets.join_packet(b"{%b}" % head, piece.body)
 
     # --- packets without a body

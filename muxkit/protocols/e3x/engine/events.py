@@ -107,6 +107,8 @@ class Faulted:
 
     fault: Fault
     text: str
+    limit: str | None = None
+    """The field of `Limits` that the peer reached, if that is why."""
 
 
 Event = Opened | Message | Ended | Delivered | Writable | Closed | Broken | Faulted

@@ -289,7 +289,8 @@ class State:
         if channel is not None:
             while len(self.unopened) >= self.limits.half_open:
                 self.drop_unopened(next(iter(self.unopened.values())))
-                self.fault(Fault.FLOOD, f"{self.limits.half_open} channels wait for their first packet")
+                what = f"{self.limits.half_open} channels wait for their first packet"
+                self.fault(Fault.FLOOD, what, limit="half_open")
             self.unopened[channel.id] = channel
             channel.dies_at = self.now + self.limits.handshake
             self._receive_reliable(channel, packet)
@@ -300,9 +301,9 @@ class State:
             limit = "backlog" if census.theirs < self.limits.channels else "channels"
             text = f"{census.theirs} channels, {census.waiting} not taken: Limits({limit})"
             if answers:
-                self._refuse(id, Fault.FLOOD, text)
+                self._refuse(id, Fault.FLOOD, text, limit=limit)
             else:
-                self.fault(Fault.FLOOD, f"channel {id}: {text}")
+                self.fault(Fault.FLOOD, f"channel {id}: {text}", limit=limit)
             return None
         channel = self.new_channel(id, type, ours=False, reliable=reliable)
         channel.taken = False
@@ -311,8 +312,8 @@ class State:
             self.observer.state(f"channel {id}", "open")
         return channel
 
-    def _refuse(self, id: int, fault: Fault, text: str) -> None:
-        self.fault(fault, f"channel {id}: {text}")
+    def _refuse(self, id: int, fault: Fault, text: str, *, limit: str | None = None) -> None:
+        self.fault(fault, f"channel {id}: {text}", limit=limit)
         if len(self.errs) < self.limits.tombstones and self.refusals.take(self.now):
             self.errs[id] = text if fault is not Fault.FLOOD else "too many channels"
 
@@ -580,12 +581,12 @@ class State:
 
     # --- events
 
-    def fault(self, fault: Fault, text: str) -> None:
+    def fault(self, fault: Fault, text: str, *, limit: str | None = None) -> None:
         """Count a fault; report the first of its kind until the events are taken."""
         self.faults[fault] += 1
         if fault is not Fault.DUPLICATE and fault not in self.reported:
             self.reported.add(fault)
-            self.happened.append(events.Faulted(fault, text))
+            self.happened.append(events.Faulted(fault, text, limit))
 
 
 def too_long(type: str) -> str:

@@ -10,6 +10,7 @@ import trio
 
 from muxkit._errors import MuxError
 from muxkit._limits import Limits
+from muxkit._observer import Facts
 from muxkit.core import Reason, counted
 from muxkit.protocols.relink.engine.engine import LinkEngine
 from muxkit.protocols.relink.engine.events import Acknowledged, Arrived, EpochChanged, Event, LinkReplaced
@@ -49,12 +50,16 @@ class Core:
     """The engine of a link, the connection that it has at the moment, if any, and who uses its channels."""
 
     def __init__(
-        self, engine: LinkEngine, on_events: Callable[[Sequence[Event]], None], session: CommonSession
+        self,
+        engine: LinkEngine,
+        on_events: Callable[[Sequence[Event]], None],
+        session: CommonSession,
+        facts: Facts | None,
     ) -> None:
         self.engine = engine
         self.session = session
         self.limits: Limits = engine.limits
-        self.budget: OutboxBudget = OutboxBudget(engine.limits.outbox, engine.waiting)
+        self.budget: OutboxBudget = OutboxBudget(engine.limits.outbox, engine.waiting, facts=facts)
         self.outs: dict[int, Out] = {}
         self.successors: dict[int, Out] = {}  # senders that wait until the channel's present use is closed
         self.ins: dict[int, In] = {}

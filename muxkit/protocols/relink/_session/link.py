@@ -11,6 +11,7 @@ import trio
 
 from muxkit._errors import LocalProtocolError, Refused
 from muxkit._limits import Limits
+from muxkit._observer import Facts, measured, tell_limit
 from muxkit.core import Reason, with_name
 from muxkit.protocols.relink._session.common import Channel, CommonChannels, goodbye_in
 from muxkit.protocols.relink._session.core import Core, In, LinkChanged, LinkRefused, Out
@@ -66,18 +67,19 @@ _log = logging.getLogger("muxkit")
 @protected_manager
 async def living(link: Link, linger: float, *work: Callable[[], Awaitable[None]]) -> AsyncGenerator[Link, None]:
     """Run a link and its background `work` for a block: a normal end leaves the link in order, an error drops it."""
-    async with background() as nursery:
-        for task in work:
-            nursery.start_soon(task)
-        try:
-            yield link
-        except BaseException as error:
-            if isinstance(error, Exception):
-                told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
-                link._say_goodbye(told)
-            link._lose_because("the link was left by an error", by="local")
-            raise
-        await link.leave(linger)
+    with measured(link._facts, link):
+        async with background() as nursery:
+            for task in work:
+                nursery.start_soon(task)
+            try:
+                yield link
+            except BaseException as error:
+                if isinstance(error, Exception):
+                    told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
+                    link._say_goodbye(told)
+                link._lose_because("the link was left by an error", by="local")
+                raise
+            await link.leave(linger)
 
 
 class Link(CommonSession):
@@ -87,14 +89,20 @@ class Link(CommonSession):
     """
 
     def __init__(
-        self, engine: LinkEngine, *, on_changed: OnChanged | None = None, outage: Outage | None = None
+        self,
+        engine: LinkEngine,
+        *,
+        on_changed: OnChanged | None = None,
+        outage: Outage | None = None,
+        facts: Facts | None = None,
     ) -> None:
-        self._core: Core = Core(engine, self._dispatch, self)
+        self._facts = facts
+        self._core: Core = Core(engine, self._dispatch, self, facts)
         self._engine = engine
         self._common = CommonChannels(self._core, self._shut_down_if_idle)
         self._on_changed = on_changed
         self._outage = outage
-        self._pings: Pings[None] = Pings()
+        self._pings: Pings[None] = Pings(facts)
         self._peer = ""
         self._info = SessionInfo(protocol="relink", peer="")
         self.connections: int = 0
@@ -115,6 +123,7 @@ class Link(CommonSession):
         self._refusals: int = 0
         """Connections in a row that were over at once and brought nothing forward."""
         self._began = 0.0  # the present connection
+        self._lost_at: float | None = None  # the connection before, while there is none
         self._progress_before = 0
         self._arrivals_before = 0
         self._actions: dict[type, Callable[..., None]] = {
@@ -329,6 +338,7 @@ class Link(CommonSession):
             queued=lambda: engine.outbox,
             outbox=engine.waiting,
             observer=engine.observer,
+            facts=self._facts,
             reminder=core.budget.watchdog.reminder,
         )
         pump.speaks, pump.phase = "Relink", "open"  # the handshake was done before there was a pump
@@ -338,6 +348,7 @@ class Link(CommonSession):
         self._peer = pump.peer or self._peer
         self._info = describe(stream, "relink")
         self.connections += 1
+        self._tell_resumed()
         self._began, self._progress_before = trio.current_time(), self._progress
         self._arrivals_before = engine.arrivals
         try:
@@ -358,7 +369,18 @@ class Link(CommonSession):
             engine.connection_lost(trio.current_time())
             core.dispatch_events()
             self._count_refusal(works=works)
+            self._tell_outage()
             core.moved.unpark_all()
+
+    def _tell_outage(self) -> None:
+        if self._facts is not None and self._core.error is None:
+            self._lost_at = trio.current_time()
+            self._facts.outage()
+
+    def _tell_resumed(self) -> None:
+        if self._facts is not None and self._lost_at is not None:
+            self._facts.resumed(trio.current_time() - self._lost_at)
+            self._lost_at = None
 
     @property
     def _works(self) -> bool:
@@ -558,6 +580,7 @@ class Link(CommonSession):
         _log.warning("%s broke a rule, the link was given up: %s", self._peer or "a peer", event.error)
         self._say_goodbye(Reason(str(event.error), PEER_BROKE_A_RULE))
         self._is_violated = self._core.error is None
+        tell_limit(self._facts, event.error)
         self._lose_because(str(event.error), by="peer", cause=event.error)
 
     def _shut_down_if_idle(self) -> None:

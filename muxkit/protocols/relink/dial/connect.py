@@ -12,7 +12,7 @@ import trio
 from muxkit._errors import Refused as NotLetIn
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import Observer
+from muxkit._observer import Observer, facts_of, frames_of
 from muxkit._typed import Connect, OpenServer, Reconnecting
 from muxkit.core import Reason
 from muxkit.protocols.relink._session.common import Channel
@@ -90,8 +90,10 @@ def link(
     dial, named = dial_of(where, options)
     observer = traced(observer, f"client {where if isinstance(where, str) else 'relink'}")
     outage = Outage()
-    engine = LinkEngine(config_for(config, endpoint, named), is_connector=True, limits=limits, observer=observer)
-    mux = Link(engine, on_changed=on_changed, outage=outage)
+    engine = LinkEngine(
+        config_for(config, endpoint, named), is_connector=True, limits=limits, observer=frames_of(observer)
+    )
+    mux = Link(engine, on_changed=on_changed, outage=outage, facts=facts_of(observer))
     name = where if isinstance(where, str) else f"relink {engine.config.endpoint}".strip()
     dialling = _Dialling(mux, dial, backoff, on_failed, patience, outage, OutageLog(name, patience=patience))
     return living(mux, linger, dialling.run, dialling.give_up)
@@ -233,13 +235,15 @@ async def session(
     Raises `LinkLost` if the handshake fails.
     """
     observer = traced(observer, "client relink" if role == "connector" else "server relink")
-    engine = LinkEngine(config_for(config), is_connector=role == "connector", limits=limits, observer=observer)
+    engine = LinkEngine(
+        config_for(config), is_connector=role == "connector", limits=limits, observer=frames_of(observer)
+    )
     try:
         stream, epoch, link_id = await (_ask if role == "connector" else _answer)(stream, engine)
     except BaseException:
         await close_at_once(stream)
         raise
-    mux = Link(engine)
+    mux = Link(engine, facts=facts_of(observer))
     core = mux._core
 
     async def run() -> None:

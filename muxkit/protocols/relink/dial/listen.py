@@ -18,7 +18,7 @@ import trio
 
 from muxkit._errors import Refused, RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import Observer, for_connection
+from muxkit._observer import Observer, facts_of, for_connection, frames_of
 from muxkit._plugins import load_transport
 from muxkit.core import Reason
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
@@ -322,8 +322,9 @@ class Listener:
         link_id = new_link_id()
         key = self._key(link_id)
         name = endpoint.config.endpoint or "link"
-        observer = traced(for_connection(self._observer, name), f"server {name}")
-        link = Link(LinkEngine(endpoint.config, is_connector=False, limits=self._limits, observer=observer))
+        observer = traced(for_connection(self._observer, f"server {name}"), f"server {name}")
+        engine = LinkEngine(endpoint.config, is_connector=False, limits=self._limits, observer=frames_of(observer))
+        link = Link(engine, facts=facts_of(observer))
         link._core.on_weight = lambda: self._links.reweigh(key)
         kept = _Kept(link, link_id, endpoint.config.endpoint, who)
         async with self._links.adopt(key, make=lambda: kept) as adopted:

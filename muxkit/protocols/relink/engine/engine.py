@@ -276,7 +276,7 @@ class LinkEngine(LinkState):
                 out.append(SHUTDOWN)
             self._check_finished()
         if self.observer is not None:
-            observe_written(self.observer, out, self._bounds)
+            observe_written(self.observer, out, self._bounds, self.repeats)
         return out
 
     def _write_control(self, limit: int, out: list[Buffer]) -> int:

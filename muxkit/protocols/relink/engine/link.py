@@ -75,6 +75,8 @@ class LinkState:
         """The id of the link; 0 before there is one."""
         self.is_shutting_down = False
         self.probes: Probes = Probes(self)
+        self.repeats: dict[int, int] = {}
+        """Messages by channel that are to be written again, for the observer; empty without one."""
         self._reset()
 
     def _reset(self) -> None:
@@ -86,6 +88,7 @@ class LinkState:
         self.shutdown_written = False
         self.has_peer_shut_down = False
         self.outcomes = 0  # answers that are kept because the peer may not know them
+        self.repeats.clear()
         self.probes.reset()
 
     def check_alive(self) -> None:

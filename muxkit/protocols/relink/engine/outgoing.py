@@ -355,6 +355,10 @@ class Outgoing:
         """Queue again what the peer lacks behind `received`, with the decisions that it may have missed."""
         if self.sent > self.received:
             self.close_told = False  # it lacks messages, so it cannot have the close behind them
+        if self.link.observer is not None and self.sent > self.received:
+            # What an earlier connection was to repeat, and could not, comes before what that connection wrote first.
+            left = self.link.repeats.get(self.channel, 0)
+            self.link.repeats[self.channel] = left + self.sent - self.received
         if self.received < self.first:
             self.confirmed = False  # whatever was known before: it has nothing of this life now
         for _ in range(self.sent - self.received):

@@ -11,7 +11,8 @@ import attrs
 import trio
 
 from muxkit._errors import MuxError
-from muxkit._observer import Observer
+from muxkit._info import SessionInfo
+from muxkit._observer import Facts, Observer, facts_of, frames_of, measured
 from muxkit.core import printable
 from muxkit.protocols.restream.engine import (
     ClientEngine,
@@ -22,7 +23,7 @@ from muxkit.protocols.restream.engine import (
     StreamState,
 )
 from muxkit.protocols.restream.wire import ErrorCode
-from muxkit.runtime import Backoff, Dial, Ended, LinkLost, Outage, background, peer_of, redial
+from muxkit.runtime import Backoff, Dial, Ended, LinkLost, Outage, SessionStats, background, describe, peer_of, redial
 
 OnFailed = Callable[[Exception, float], None]
 
@@ -142,7 +143,11 @@ class ClientDriver:
         """The other end of the last connection."""
         self.task = task
         self.policy = policy
-        self.observer = observer
+        self.observer: Observer | None = frames_of(observer)
+        self.info: SessionInfo = SessionInfo(protocol="restream", peer="")
+        self.facts: Facts | None = facts_of(observer)
+        self._counts = [0, 0, 0, 0]  # of connections that are over: bytes and messages received, then sent
+        self._lost_at: float | None = None  # the connection before, while there is none
         self.read_bytes = read_bytes
         self.closing = closing
         self._dial = dial
@@ -159,8 +164,27 @@ class ClientDriver:
 
     async def run(self) -> None:
         """Connect again and again until the task is done; raises the error of an attempt that cannot succeed."""
-        await redial(
-            self._dial, self._run_connection, backoff=self.policy.backoff, on_failed=self._on_failed, outage=self.outage
+        with measured(self.facts, self):
+            await redial(
+                self._dial,
+                self._run_connection,
+                backoff=self.policy.backoff,
+                on_failed=self._on_failed,
+                outage=self.outage,
+            )
+
+    def stats(self) -> SessionStats:
+        """What all connections together have sent and received."""
+        now = [0, 0, 0, 0] if self._connection is None else self._connection.counts()
+        bytes_received, messages_received, bytes_sent, messages_sent = map(sum, zip(self._counts, now, strict=True))
+        return SessionStats(
+            bytes_received=bytes_received,
+            bytes_sent=bytes_sent,
+            messages_received=messages_received,
+            messages_sent=messages_sent,
+            channels=1 if self.is_connected else 0,
+            queued=0,
+            round_trip=None,
         )
 
     def ring(self) -> None:
@@ -177,16 +201,24 @@ class ClientDriver:
     async def _run_connection(self, stream: trio.abc.Stream) -> Ended | Exception:
         self.connections += 1
         self.peer = peer_of(stream)
+        self.info = describe(stream, "restream")
+        if self.facts is not None and self._lost_at is not None:
+            self.facts.resumed(trio.current_time() - self._lost_at)
+            self._lost_at = None
         connection = self._connection = _Connection(stream, self)
         try:
             ended = await connection.run()
         finally:
+            self._counts = [before + more for before, more in zip(self._counts, connection.counts(), strict=True)]
             self._connection = None
         self.loss = connection.loss
         self._futile = 0 if connection.has_brought else self._futile + 1
         self.is_done = self._is_leaving or ended is Ended.DONE
         if self.is_done:
             return Ended.DONE
+        if self.facts is not None and self._lost_at is None:
+            self._lost_at = trio.current_time()
+            self.facts.outage()
         if ended is Ended.LOST and self._futile <= MAX_FUTILE:
             return Ended.WORKED
         return ended
@@ -207,6 +239,8 @@ class _Connection:
         self._policy = driver.policy
         self._observer = driver.observer
         self._engine = driver.task.engine()
+        self._messages_before = self._engine.messages_received
+        self._bytes_sent = 0
         self._began = trio.current_time()
         self._paused = 0.0  # s without reading, during which no line can be late
         self._reading = trio.CancelScope()
@@ -234,6 +268,11 @@ class _Connection:
         if self.loss is not None and self._observer is not None and not engine.over:
             self._observer.error(self.loss)
         return ended
+
+    def counts(self) -> list[int]:
+        """Return the bytes and the messages received, then those sent; a client sends no messages."""
+        engine = self._engine
+        return [engine.bytes_received, engine.messages_received - self._messages_before, self._bytes_sent, 0]
 
     def leave(self) -> None:
         self._is_leaving = True
@@ -315,7 +354,9 @@ class _Connection:
                 if observer is not None:
                     for buffer in buffers:
                         observer.transport("out", buffer)
-                await self._stream.send_all(b"".join(buffers))
+                data = b"".join(buffers)
+                await self._stream.send_all(data)
+                self._bytes_sent += len(data)
         except BROKEN as error:
             self._cannot_write = True
             self._lose("the connection broke while writing", by="network", cause=error)

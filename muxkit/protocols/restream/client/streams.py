@@ -12,7 +12,7 @@ import trio
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import Observer
+from muxkit._observer import Observer, frames_of, tell_limit
 from muxkit.protocols.restream.applications import MAX_COUNT, Unverified, Verifier
 from muxkit.protocols.restream.client.driver import (
     IDLE_SILENCE,
@@ -207,6 +207,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
                 case Refused(text, code):
                     self._stop(partial(StreamRefused, text, peer=self._driver.peer, code=code))
                 case Failed(error):
+                    tell_limit(self._driver.facts, error)
                     self._stop(partial(_copy_of, error))
                 case Finished():
                     self._stop(trio.EndOfChannel)
@@ -282,7 +283,7 @@ def numbers(
     if resume is not None:
         if count is not None or uuid is not None:
             raise ValueError("a stream that is resumed has its count and uuid already")
-        engine = ClientEngine.restore(resume, config=config, limits=limits, observer=observer)
+        engine = ClientEngine.restore(resume, config=config, limits=limits, observer=frames_of(observer))
         _check_mode(engine, Mode.STATEFUL)
     elif count is None:
         raise ValueError("numbers(...) needs a count, or resume=")
@@ -290,7 +291,7 @@ def numbers(
         raise ValueError(f"count={count}: must be from 1 to {MAX_COUNT}")
     else:
         engine = ClientEngine.stateful(
-            uuid or new_uuid(), {"count": count}, config=config, limits=limits, observer=observer
+            uuid or new_uuid(), {"count": count}, config=config, limits=limits, observer=frames_of(observer)
         )
     return _reading(engine, _as_number, dial_of(where, options), policy or ClientPolicy(), observer, on_failed)
 
@@ -324,13 +325,15 @@ def stream(
     if resume is not None:
         if params is not None or uuid is not None:
             raise ValueError("a stream that is resumed has its params and uuid already")
-        engine = ClientEngine.restore(resume, verifier=checks, config=config, limits=limits, observer=observer)
+        engine = ClientEngine.restore(
+            resume, verifier=checks, config=config, limits=limits, observer=frames_of(observer)
+        )
         _check_mode(engine, Mode.STATEFUL)
     elif params is None and uuid is None:
         raise ValueError("stream(...) needs params for a new session, the uuid of one, or resume=")
     else:
         engine = ClientEngine.stateful(
-            uuid or new_uuid(), params, verifier=checks, config=config, limits=limits, observer=observer
+            uuid or new_uuid(), params, verifier=checks, config=config, limits=limits, observer=frames_of(observer)
         )
     return _reading(engine, _as_message, dial_of(where, options), policy or LIVE, observer, on_failed)
 
@@ -352,10 +355,10 @@ def integers(
     """
     observer = traced(observer, "client restream")
     if resume is not None:
-        engine = ClientEngine.restore(resume, config=config, limits=limits, observer=observer)
+        engine = ClientEngine.restore(resume, config=config, limits=limits, observer=frames_of(observer))
         _check_mode(engine, Mode.STATELESS)
     else:
-        engine = ClientEngine.stateless(config=config, limits=limits, observer=observer)
+        engine = ClientEngine.stateless(config=config, limits=limits, observer=frames_of(observer))
     return _reading(engine, _as_integer, dial_of(where, options), policy or ClientPolicy(), observer, on_failed)
 
 
@@ -374,7 +377,7 @@ async def status(
     This extends the specification: a server without `ServerConfig(status=True)` refuses it with `StreamRefused`.
     """
     observer = traced(observer, "client restream")
-    engine = ClientEngine.status(uuid, limits=limits, observer=observer)
+    engine = ClientEngine.status(uuid, limits=limits, observer=frames_of(observer))
     dial = dial_of(where, options)
     async with _reading(engine, _as_status, dial, policy or ClientPolicy(), observer, on_failed) as reader:
         return await reader.receive()

@@ -158,6 +158,8 @@ class ClientEngine(LineEngine[ClientEvent]):
         limits: Limits | None = None,
         observer: Observer | None = None,
     ) -> None:
+        self.messages_received: int = 0
+        """Messages of a session or values of another stream, since the engine was made."""
         self.mode = mode
         self.uuid = uuid
         """The uuid of the session, in lower case; empty for a stateless stream."""
@@ -406,6 +408,7 @@ class ClientEngine(LineEngine[ClientEvent]):
         check = verifier.follow(self._last_check, data)
         final = verifier.is_final(data)
         self.last_id, self._last_check = id, check
+        self.messages_received += 1
         self._events.append(Received(id, data, message.time, final, check))
         if self._observer is not None:
             self._observer.frame("in", "restream", "message", len(line))
@@ -419,6 +422,7 @@ class ClientEngine(LineEngine[ClientEvent]):
             self._refuse(value)
             return
         self.last_value = value
+        self.messages_received += 1
         self._events.append(ReceivedValue(value))
         if self._observer is not None:
             self._observer.frame("in", "restream", "value", len(line))

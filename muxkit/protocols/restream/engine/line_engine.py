@@ -151,6 +151,11 @@ class LineEngine(ABC, Generic[EventT]):
         self._started = True  # False: the first line has a deadline, which is set when the engine is told the time
 
     @property
+    def bytes_received(self) -> int:
+        """Bytes that came, on the present connection or the last one."""
+        return self._lines.received
+
+    @property
     def unparsed(self) -> int:
         """Bytes of lines beyond `frames_at_once`; `receive_bytes(b"", now)` continues with them."""
         return self._lines.unparsed

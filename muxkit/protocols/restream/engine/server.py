@@ -104,6 +104,8 @@ class ServerEngine(LineEngine[ServerEvent]):
         """Bytes that are queued for the transport."""
         self._queue: deque[tuple[int, bytes]] = deque()  # (id, line); id 0 for lines that are no messages
         self._failed = False
+        self.messages_sent: int = 0
+        """Messages of a session or values of another stream."""
         self._queued = 0  # the highest id that was queued or skipped
         self._state = 0  # the id of the first line
         self._early = 0  # the last ack before `accept`
@@ -157,6 +159,7 @@ class ServerEngine(LineEngine[ServerEvent]):
             raise LocalProtocolError(
                 f"a value of {count_digits(text)} digits; ServerConfig(digits={self.config.digits}) allows no more"
             )
+        self.messages_sent += 1
         self._push(messages.encode_value(text))
 
     def send_message(self, id: int, data: Json, time: float | None = None, *, final: bool = False) -> None:
@@ -168,6 +171,7 @@ class ServerEngine(LineEngine[ServerEvent]):
         line = messages.encode_message(id, data, time)
         self._queued = id
         self._queue.append((id, line))
+        self.messages_sent += 1
         self.outbox += len(line)
         if self._observer is not None:
             self._observer.frame("out", "restream", self.phase.value, len(line) - 1)

@@ -17,8 +17,9 @@ from typing import Any, Final, TypeVar
 import trio
 
 from muxkit._errors import RemoteProtocolError
+from muxkit._info import SessionInfo
 from muxkit._limits import Limits
-from muxkit._observer import Observer
+from muxkit._observer import Observer, facts_of, for_connection, frames_of, measured, tell_limit, telling_of_listener
 from muxkit.protocols.restream.applications import Numbers, Permutation, StatelessApplication
 from muxkit.protocols.restream.engine import (
     Acknowledged,
@@ -69,7 +70,7 @@ from muxkit.protocols.restream.wire import (
     format_integer,
     parse_integer,
 )
-from muxkit.runtime import StreamPump, background, close_at_once, protect_package
+from muxkit.runtime import SessionStats, StreamPump, background, close_at_once, describe, protect_package
 from muxkit.trace import traced
 
 Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
@@ -149,7 +150,7 @@ class Service:
         self._connections: set[ClientConnection] = set()
         self._numbers = count(1)
         self._ended = trio.lowlevel.ParkingLot()
-        self._is_draining = False
+        self.is_draining: bool = False
 
     @property
     def connections(self) -> int:
@@ -158,7 +159,7 @@ class Service:
 
     async def handle(self, stream: trio.abc.Stream) -> None:
         """Serve one connection to its end; closes the stream."""
-        if self._is_draining:
+        if self.is_draining:
             # If it were closed now, its client would reconnect at once; after the end of the server it waits first.
             await trio.sleep_forever()
         connection = ClientConnection(stream, self, next(self._numbers))
@@ -187,7 +188,7 @@ class Service:
 
         Streams end between two messages; their clients continue at the next server.
         """
-        self._is_draining = True
+        self.is_draining = True
         for connection in [*self._connections]:
             connection.drain(grace)
         with trio.move_on_after(grace):
@@ -204,6 +205,8 @@ class Service:
             del silent[oldest]
             oldest.drop(f"more than Limits(half_open={most}) connections had not said what they want")
             _log.info("%s was dropped before its first line: Limits(half_open=%d)", oldest.client, most)
+            if oldest._facts is not None:
+                oldest._facts.limit("half_open")
 
     async def _release_again(self) -> None:
         """Release the sessions for which the store failed before."""
@@ -240,6 +243,11 @@ class Served:
     def connections(self) -> int:
         """The number of open connections."""
         return self._service.connections
+
+    @property
+    def is_draining(self) -> bool:
+        """True from the begin of `shutdown`."""
+        return self._service.is_draining
 
     async def shutdown(self, *, grace: float) -> None:
         """Accept no new requests, write what is queued for up to `grace` seconds, then stop."""
@@ -296,7 +304,8 @@ async def serve(
                 transport, address = transport_of(listen)
                 accepting = partial(transport.serve, service.handle, address, limits=service.limits, **options)
                 scheme = listen.partition("://")[0]
-                urls = [f"{scheme}://{each}" for each in await nursery.start(accepting)]
+                with telling_of_listener(observer, "restream", scheme.partition("+")[2]):
+                    urls = [f"{scheme}://{each}" for each in await nursery.start(accepting)]
             elif options:
                 raise TypeError(f"listeners take no options of a transport: {', '.join(options)}")
             else:
@@ -316,7 +325,10 @@ class ClientConnection:
         self.number = number
         """Higher for connections that came later."""
         self._service = service
-        observer = traced(service._observer, "server restream")
+        observer = traced(for_connection(service._observer, "server restream"), "server restream")
+        self.info: SessionInfo = describe(stream, "restream")
+        self._facts = facts_of(observer)
+        observer = frames_of(observer)
         self._engine = ServerEngine(service._config, limits=service.limits, observer=observer)
         self._pump: StreamPump[ServerEvent] = StreamPump(
             stream,
@@ -326,6 +338,7 @@ class ClientConnection:
             on_lost=self._on_lost,
             queued=lambda: self._engine.outbox,
             observer=observer,
+            facts=self._facts,
         )
         self._session: ServerSession | None = None
         self._request: ServerEvent | None = None
@@ -341,6 +354,23 @@ class ClientConnection:
 
     async def run(self) -> None:
         """Serve the connection; every failure goes to the client or to the log."""
+        with measured(self._facts, self):
+            await self._run()
+
+    def stats(self) -> SessionStats:
+        """What the connection has sent, received and holds."""
+        engine = self._engine
+        return SessionStats(
+            bytes_received=engine.bytes_received,
+            bytes_sent=self._pump.bytes_sent,
+            messages_received=0,
+            messages_sent=engine.messages_sent,
+            channels=0 if self._pump.is_lost else 1,
+            queued=engine.outbox + self._pump.unsent,
+            round_trip=None,
+        )
+
+    async def _run(self) -> None:
         async with background() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._pump.run)
@@ -388,6 +418,7 @@ class ClientConnection:
                     self._start_storing()
                 case Failed(error):
                     _log.info("%s broke a rule: %s", self.client, shown(str(error)))
+                    tell_limit(self._facts, error)
                     self._end()
                 case Silent(seconds):
                     _log.info("%s: nothing came for %g s while a line was unfinished", self.client, seconds)
