@@ -17,10 +17,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 WANTED = os.environ.get("MUXKIT_COMPILE", "") not in ("", "0")
 
-# Where messages pass. Left out: `_engine` of the core, which declares protocols and runs nothing; the settings, whose
-# attrs fields mypyc does not understand; restream's engine, whose recursive type msgspec could not resolve any more;
-# Aqueduct's, which crashed the interpreter when compiled by mypyc 2.4.
-PACKAGES = ("core", "protocols/bpmux", "protocols/relink", "protocols/e3x")
+# Where messages pass: the core and the engines, which have no coroutines. Left out: what awaits, since a compiled
+# coroutine has no frame in which Trio finds that Ctrl-C has to wait (docs/explanation/decisions, 21); `_engine` of the
+# core, which declares protocols and runs nothing; the settings, whose attrs fields mypyc does not understand; restream,
+# whose JSON has a recursive type that msgspec could not resolve any more, whose errors mypyc takes for others when they
+# are caught, and whose engine others subclass.
+PACKAGES = ("core", "protocols/bpmux", "protocols/relink", "protocols/e3x", "protocols/aqueduct")
 NOT_COMPILED = {"core/_engine.py"}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,11 @@ def test_an_isolated_build_is_given_what_mypy_needs_to_see() -> None:
 @pytest.mark.parametrize("variables", [{}, {"MUXKIT_COMPILE": ""}, {"MUXKIT_COMPILE": "0"}])
 def test_a_pure_wheel_needs_none_of_it(variables: dict[str, str]) -> None:
     assert requirements(**variables) == set()
+
+
+def test_each_python_that_the_classifiers_name_gets_a_compiled_wheel() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    named = re.findall(r"Python :: 3\.(\d+)", " ".join(project["project"]["classifiers"]))
+    recipe = project["tool"]["cibuildwheel"]
+    assert recipe["build"] == [f"cp3{number}-*" for number in named]
+    assert recipe["environment"] == {"MUXKIT_COMPILE": "1"}

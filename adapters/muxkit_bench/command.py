@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from muxkit.cli.terminal import CommandFailed, Exit, console, printable
 from muxkit_bench.contestants.choice import line_up
+from muxkit_bench.contestants.compiled import compiled_python
 from muxkit_bench.contestants.peers import find_peers, peers_of_checkout
 from muxkit_bench.report.outputs import Outputs
 from muxkit_bench.report.results import Report, load
@@ -82,6 +83,12 @@ def _jobs(context: click.Context, option: click.Parameter, value: str | None) ->
     help="A virtual environment for what those programs need; created if it does not exist.",
 )
 @click.option(
+    "--compiled",
+    "compiled_env",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A virtual environment with the compiled build, to measure beside this one; a checkout makes it.",
+)
+@click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write every pass to this file."
 )
 @click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
@@ -108,6 +115,7 @@ def bench(
     peers_folder: Path | None,
     no_peers: bool,
     side_env: Path | None,
+    compiled_env: Path | None,
     json_file: Path | None,
     html_file: Path | None,
     files: tuple[Path, ...],
@@ -127,7 +135,8 @@ def bench(
         reports, stopped = [_load(path) for path in files], None
     else:
         with tidy_when_terminated(), tempfile.TemporaryDirectory(prefix="muxkit-") as scratch:
-            taking_part = line_up(protocols, transports, Path(scratch), window)
+            compiled = None if compiled_env is None else compiled_python(compiled_env)
+            taking_part = line_up(protocols, transports, Path(scratch), window, compiled)
             contestants, left_out = taking_part.contestants, taking_part.left_out
             if not no_peers:
                 found = find_peers(peers_folder or peers_of_checkout(), side_env)

@@ -17,7 +17,7 @@ from rich.text import Text
 import muxkit
 from muxkit._plugins import Plugin, installed
 from muxkit.cli.chaos import chaos
-from muxkit.cli.doctor import doctor
+from muxkit.cli.doctor import doctor, version_line
 from muxkit.cli.forward import forward
 from muxkit.cli.interactive import open_
 from muxkit.cli.pipe import pipe
@@ -65,7 +65,7 @@ def _unavailable(name: str, error: ImportError) -> click.Command:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(muxkit.__version__, prog_name="muxkit")
+@click.version_option(muxkit.__version__, prog_name="muxkit", message=version_line())
 def commands() -> None:
     """Many flow-controlled channels over one connection.
 

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -96,10 +97,25 @@ def doctor(link: LinkOptions, url: str | None, timeout: float) -> int:
 # ---------------------------------------------------------------------------- this machine
 
 
+def build() -> str:
+    """Say which form of muxkit runs: compiled to machine code by mypyc, or pure Python."""
+    found = find_spec("muxkit.core._windows")  # compiled in each compiled build
+    is_source = found is None or found.origin is None or found.origin.endswith(".py")
+    return "pure Python" if is_source else "compiled"
+
+
+def version_line() -> str:
+    """The line of `muxkit --version`: the version, its form, and what it runs on."""
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        python += " without GIL"
+    return f"muxkit, version {muxkit.__version__}, {build()} ({python}, Trio {trio.__version__})"
+
+
 def _installation(as_json: bool) -> bool:
     python = f"{platform.python_version()} at {sys.executable}"
     Result("python", True, f"{python}, {platform.platform()}").say("installed", as_json=as_json)
-    Result("muxkit", True, muxkit.__version__).say("installed", as_json=as_json)
+    Result("muxkit", True, f"{muxkit.__version__}, {build()}").say("installed", as_json=as_json)
     for extra, names in sorted(_requirements().items()):
         found = {name: _version(name) for name in sorted(names)}
         missing = [name for name, number in found.items() if number is None]

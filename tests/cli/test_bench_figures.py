@@ -168,16 +168,19 @@ def test_a_target_of_two_runs_is_met_as_often_as_it_was() -> None:
             [rtt], [a_pass(1, "rtt/1", OURS.name, p50=ours, p99=1.0), a_pass(1, "rtt/1", RAW.name, p50=1e-4, p99=1.0)]
         )
 
-    (row,) = judge([run(1.3e-4), run(1.4e-4)])
+    (row,) = judge([run(0.8e-4), run(1.0e-4)])
     assert row.met == (1, 2)
 
 
-def test_the_neighbour_is_compared_with_its_own_idle_round_trip() -> None:
-    passes = [a_pass(1, "neighbour/2", OURS.name, p50=3e-4, p99=5e-4, idle_p50=1e-4, bulk=700.0)]
+def test_the_neighbour_is_compared_with_the_idle_round_trip_of_a_raw_connection() -> None:
+    passes = [
+        a_pass(1, "neighbour/2", OURS.name, p50=3e-4, p99=5e-4, idle_p50=1e-4, bulk=700.0),
+        a_pass(1, "neighbour/2", RAW.name, p50=9e-4, p99=9e-4, idle_p50=2e-4, bulk=700.0),
+    ]
     medians = [
         row.verdicts[0].spread.median for row in judge([report([shape("neighbour", 2)], passes)]) if row.verdicts[0]
     ]
-    assert medians == pytest.approx([3.0, 5.0, 700.0])
+    assert medians == pytest.approx([1.5, 5.0, 700.0])
 
 
 def test_a_channel_among_others_is_judged_by_its_cost_among_few() -> None:
@@ -188,6 +191,23 @@ def test_a_channel_among_others_is_judged_by_its_cost_among_few() -> None:
     assert row.verdicts[0] is not None
     assert row.verdicts[0].spread.median == pytest.approx(2.0)
     assert not row.verdicts[0].is_met
+
+
+def test_the_compiled_build_is_judged_by_its_own_bounds_beside_the_installed_one() -> None:
+    small, other = shape("small"), Entry(name=f"{OURS.name}, compiled", title="compiled", baseline="raw tcp")
+    passes = [*rates("small/1", OURS.name, 70), *rates("small/1", RAW.name, 10), *rates("small/1", other.name, 70)]
+    rows = judge([report([small], passes)])
+    assert [(row.target.title.partition(":")[0], row.target.bound, row.met) for row in rows] == [
+        ("small, 1 channel, to raw send_all each", 6, (1, 1)),
+        ("compiled", 8, (0, 1)),
+    ]
+
+
+def test_an_installed_build_that_is_compiled_is_judged_by_the_bounds_of_that() -> None:
+    passes = [*rates("small/1", OURS.name, 70), *rates("small/1", RAW.name, 10)]
+    whole = msgspec.structs.replace(report([shape("small")], passes), is_compiled=True)
+    (row,) = judge([whole])
+    assert (row.target.bound, row.met) == (8, (0, 1))
 
 
 def test_a_quick_run_says_nothing_about_targets() -> None:

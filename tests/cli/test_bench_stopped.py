@@ -50,7 +50,7 @@ def test_a_run_that_is_cut_short_shows_and_writes_its_complete_rounds(
 ) -> None:
     stored, page = tmp_path / "run.json", tmp_path / "run.html"
     files = ("--json", str(stored), "--html", str(page))
-    with at_work(tmp_path, "--jobs", "rtt,receive", "--seconds", "0.01", *files, until="round 2 ") as bench:
+    with at_work(tmp_path, "--jobs", "rtt,receive_many", "--seconds", "0.01", *files, until="round 2 ") as bench:
         bench.send_signal(number)
         shown, complained = bench.communicate()
     assert (bench.returncode, complained) == (code, said)

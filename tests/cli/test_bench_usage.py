@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
+import attrs
 import pytest
 
+import muxkit as library
+from muxkit.cli.doctor import build
+from muxkit_bench.contestants.compiled import STAMP, digest_of_sources
 from tests.cli._command import install_transport, muxkit
 
 pytestmark = [
@@ -73,6 +79,22 @@ def test_finding_out_whether_files_can_be_written_leaves_everything_as_it_was(tm
     done = muxkit(*QUICK, "--html", str(tmp_path / "page.html"), "--protocol", "nope")
     assert done.returncode == 2
     assert [path.name for path in tmp_path.iterdir()] == ["there.json"]
+
+
+@pytest.mark.skipif(build() == "compiled", reason="this muxkit is compiled")
+def test_an_environment_whose_muxkit_is_not_compiled_is_refused(tmp_path: Path) -> None:
+    """With the stamp of these sources it is taken for built."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
+    (tmp_path / STAMP).write_text(digest_of_sources(), encoding="utf-8")
+    done = muxkit(*QUICK, "--compiled", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "python has no muxkit: ModuleNotFoundError" in done.stderr
+    for package in Path(sysconfig.get_path("purelib"), library.__path__[0]).parent, Path(attrs.__path__[0]).parent:
+        paths = next(tmp_path.glob("lib/python*/site-packages"))
+        (paths / f"{package.name}.pth").write_text(str(package), encoding="utf-8")
+    done = muxkit(*QUICK, "--compiled", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is pure Python: " in done.stderr
 
 
 # ---------------------------------------------------------------------------- kept

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
+import trio
 
 import muxkit as library
 import muxkit_adapters
+from muxkit.cli.doctor import build
 from muxkit.cli.terminal import printable
 from tests.cli._command import MUXKIT, environment, muxkit
 
 EXTRA = ("click", "rich")
+FORM = build()
 
 
 @pytest.fixture
@@ -64,12 +69,15 @@ def test_importing_the_package_imports_nothing_of_the_extra() -> None:
 def test_it_is_installed_as_a_program() -> None:
     program = Path(sysconfig.get_path("scripts"), "muxkit")
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, f"muxkit, version {library.__version__}\n")
+    assert (done.returncode, done.stdout.partition(" (")[0]) == (0, f"muxkit, version {library.__version__}, {FORM}")
 
 
-def test_it_tells_its_version() -> None:
+def test_it_tells_its_version_its_form_and_what_it_runs_on() -> None:
     done = muxkit("--version")
-    assert (done.returncode, done.stdout) == (0, f"muxkit, version {library.__version__}\n")
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    said = rf"muxkit, version {library.__version__}, {FORM} \({python}( without GIL)?, Trio {trio.__version__}\)\n"
+    assert done.returncode == 0
+    assert re.fullmatch(said, done.stdout)
 
 
 def test_the_package_can_be_run_as_a_module() -> None:

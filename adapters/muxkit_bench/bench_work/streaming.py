@@ -1,4 +1,4 @@
-"""The jobs bulk, small, receive, send_many, flat and among: throughput in one direction, verified."""
+"""The jobs bulk, small, receive_many, send_many, flat and among: throughput in one direction, verified."""
 
 from __future__ import annotations
 

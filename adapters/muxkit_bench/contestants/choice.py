@@ -28,8 +28,17 @@ class LineUp:
     left_out: list[str]
 
 
-def line_up(protocols: tuple[str, ...], transports: tuple[str, ...], scratch: Path, window: int | None) -> LineUp:
-    """Raises `CommandFailed` for a name that is not installed, and if nothing is left to measure."""
+def line_up(
+    protocols: tuple[str, ...],
+    transports: tuple[str, ...],
+    scratch: Path,
+    window: int | None,
+    compiled: Path | None = None,
+) -> LineUp:
+    """Raises `CommandFailed` for a name that is not installed, and if nothing is left to measure.
+
+    With `compiled`, the interpreter of another environment, each contestant stands there in its compiled form too.
+    """
     contestants: dict[str, Contestant] = {}
     left_out: list[str] = []
     links = {name: _load(plugins.TRANSPORTS, name) for name in dict.fromkeys(transports)}
@@ -48,8 +57,9 @@ def line_up(protocols: tuple[str, ...], transports: tuple[str, ...], scratch: Pa
     for protocol, plugin in sessions.items():
         for transport, link in links.items():
             if plugins.link_kind(link) in getattr(plugin, "links", plugins.STREAMS):
-                one = ours(protocol, transport, scratch, window=window)
-                contestants[one.name] = one
+                for python in (None,) if compiled is None else (None, compiled):
+                    one = ours(protocol, transport, scratch, window=window, compiled=python)
+                    contestants[one.name] = one
             else:
                 left_out.append(f"{protocol}+{transport}: {protocol} does not speak over what {transport} carries")
     if not contestants:

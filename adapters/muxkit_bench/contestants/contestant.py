@@ -18,7 +18,7 @@ RAW_MOST = 1000  # connections
 RAW_IDLE = 1000
 QUIC_MOST = 1000  # channels: ten thousand take minutes to open, one packet or more for each
 OTHERS_LEAST = 16  # messages on each channel
-OURS = [sys.executable, "-P", "-m"]
+MODULE = ["-P", "-m"]
 WINDOW = "MUXKIT_BENCH_WINDOW"  # environment variable: the window of all channels, in bytes
 
 
@@ -57,7 +57,7 @@ class Contestant:
             return False  # its coalesced form does
         if cell.job == "flat":
             return self.is_ours and cell.channels <= self.most
-        if cell.job == "receive" and not (self.is_ours or self.is_raw):
+        if cell.job == "receive_many" and not (self.is_ours or self.is_raw):
             return False
         return cell.channels <= self.most
 
@@ -68,19 +68,25 @@ class Contestant:
         return cell if self.is_ours or self.is_raw else attrs.evolve(cell, least=min(cell.least, OTHERS_LEAST))
 
 
-def ours(protocol: str, transport: str, folder: Path, *, window: int | None = None) -> Contestant:
-    """Make a contestant of muxkit. `folder` is for sockets and the certificate; `window` is that of each channel."""
+def ours(
+    protocol: str, transport: str, folder: Path, *, window: int | None = None, compiled: Path | None = None
+) -> Contestant:
+    """Make a contestant of muxkit. `folder` is for sockets and the certificate; `window` is that of each channel.
+
+    `compiled` is the interpreter of an environment with the compiled build, if that one is meant.
+    """
+    form = "" if compiled is None else ", compiled"
     match transport:
         case "unix":
-            address = f"unix://{folder / protocol}-{{}}"
+            address = f"unix://{folder / protocol}{'-compiled' if compiled else ''}-{{}}"
         case "mem":
             address = "mem://{}"
         case _:
             address = f"{transport}://127.0.0.1:0"
     return Contestant(
-        name=f"{protocol}+{transport}",
-        title=f"{protocol} over {transport}",
-        command=[*OURS, "muxkit_bench.contestants.muxkit_program"],
+        name=f"{protocol}+{transport}{form}",
+        title=f"{protocol} over {transport}{form}",
+        command=[str(compiled or sys.executable), *MODULE, "muxkit_bench.contestants.muxkit_program"],
         address=f"{protocol}+{address}",
         baseline=_baseline(transport),
         extra={FOLDER: str(folder)} | ({} if window is None else {WINDOW: str(window)}),
@@ -98,7 +104,7 @@ def raw(transport: str, folder: Path) -> list[Contestant]:
     one = Contestant(
         name=name,
         title=f"raw Trio over {kind}, a connection for each channel",
-        command=[*OURS, "muxkit_bench.contestants.trio_program"],
+        command=[sys.executable, *MODULE, "muxkit_bench.contestants.trio_program"],
         address=f"unix:{folder / 'raw'}-{{}}" if kind == "unix" else kind,
         baseline=name,
         most=RAW_MOST,

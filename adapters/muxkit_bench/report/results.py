@@ -79,6 +79,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     quick: bool = False
     """True for a run that only shows that it works; its figures say nothing."""
     muxkit: str
+    is_compiled: bool = False
+    """True if the muxkit that ran the benchmark, which the plain names stand for, is compiled."""
     machine: Machine
     entries: list[Entry]
     left_out: list[str]

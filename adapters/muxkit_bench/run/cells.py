@@ -20,12 +20,12 @@ IDLE = 10_000
 AMONG = (100, 1000, 10_000)  # other channels that are open
 
 Job = Literal[
-    "bulk", "small", "receive", "send_many", "flat", "among", "rtt", "storm", "openclose", "idle", "neighbour"
+    "bulk", "small", "receive_many", "send_many", "flat", "among", "rtt", "storm", "openclose", "idle", "neighbour"
 ]
 JOBS: tuple[Job, ...] = (
     "bulk",
     "small",
-    "receive",
+    "receive_many",
     "send_many",
     "flat",
     "among",
@@ -38,8 +38,8 @@ JOBS: tuple[Job, ...] = (
 
 EXPLAINED: dict[Job, str] = {
     "bulk": "messages of 64 and 256 KiB in one direction",
-    "small": "64-byte messages, one `send` each; received with `receive_many`",
-    "receive": "the same, received with `receive`, one by one",
+    "small": "64-byte messages, one `send` and one `receive` each",
+    "receive_many": "the same, received with `receive_many`: all that have come, at once",
     "send_many": f"64-byte messages, {BATCH} to a `send_many`; received with `receive_many`",
     "flat": "64-byte messages by 100 tasks, each 64 of them on one of its channels after the other",
     "among": "one channel sends, 64-byte messages or 64 KiB ones, while so many others are open, which had an echo "
@@ -85,13 +85,13 @@ class Cell:
 
     def task(self, *, seconds: float, count: int, coalesced: bool) -> Task:
         """Make the task of a client process; `coalesced` if a batch replaces single messages."""
-        is_small = self.job in ("small", "receive", "send_many")
+        is_small = self.job in ("small", "receive_many", "send_many")
         return Task(
             job="small" if is_small else self.job,
             channels=self.channels,
             size=self.size,
             batch=BATCH if self.job == "send_many" or coalesced else 1,
-            each=self.job == "receive",
+            each=self.job == "small",
             seconds=seconds * (NEIGHBOUR if self.job == "neighbour" else 1.0),
             count=count,
             least=self.least,
@@ -116,7 +116,7 @@ def _cells_of(job: Job, some: tuple[int, ...], is_quick: bool) -> list[Cell]:
         case "small":
             flat = [] if is_quick else [attrs.evolve(_small(job, FLAT[1]), least=LEAST_FLAT)]
             return [*(_small(job, number) for number in some), *flat]
-        case "receive":
+        case "receive_many":
             return [_small(job, number) for number in some[:2]]
         case "send_many":
             return [_small(job, number) for number in some]

@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 import muxkit
+from muxkit.cli.doctor import build
 from muxkit.cli.terminal import is_live, printable
 from muxkit_bench.report.results import Entry, Report, Shape
 from muxkit_bench.run.machine import load, this_machine
@@ -49,6 +50,7 @@ def measure(plan: Plan, left_out: list[str], out: Console) -> tuple[Report | Non
         pass_seconds=plan.seconds,
         quick=plan.quick,
         muxkit=muxkit.__version__,
+        is_compiled=build() == "compiled",
         machine=msgspec.structs.replace(machine, load_after=load()),
         entries=[Entry(name=one.name, title=one.title, baseline=one.baseline) for one in plan.contestants],
         left_out=left_out,

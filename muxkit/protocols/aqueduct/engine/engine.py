@@ -273,7 +273,7 @@ class Engine:
                             self._stop(Silent(self.limits.stall))
                     case Timer.HANDSHAKE:
                         raise RemoteProtocolError(
-                            f"no connection headers after {self.limits.handshake} s", limit="handshake"
+                            f"no connection headers after {self.limits.handshake:g} s", limit="handshake"
                         )
         except RemoteProtocolError as error:
             self.fail(error)

@@ -280,13 +280,17 @@ def lose(nodes: Iterable[Transit]) -> list[Transit]:
 # --- what all halves share
 
 
-@attrs.define(eq=False)
 class Promise:
-    """What became of one message; `arrived` is None until it is known."""
+    """What became of one message."""
 
-    sender: SenderMachine
-    arrived: bool | None = None
-    owner: object = None  # the session's receipt
+    __slots__ = ("arrived", "owner", "sender")
+
+    def __init__(self, sender: SenderMachine) -> None:
+        self.sender = sender
+        self.arrived: bool | None = None
+        """None until it is known."""
+        self.owner: object = None
+        """The session's receipt."""
 
 
 @attrs.define(eq=False)
@@ -350,7 +354,8 @@ class _Machine:
     is_told: bool = False  # an event has reported its end
     flush: bool = False  # acks or counts of datagrams may be written
     main: OutStream | None = None  # the stream of all but unordered messages
-    owner: object = None  # the session's sender or receiver, as long as anything can happen to it
+    # The session's sender or receiver, as long as anything can happen to it. mypyc cannot read a plain `object` here.
+    owner: object | None = None
     taken: bool = False  # the application has that
 
     @property

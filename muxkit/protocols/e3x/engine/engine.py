@@ -212,7 +212,7 @@ class Engine(State):
             return
         incoming, outgoing = channel.incoming, channel.outgoing
         if channel.silent_at(self.config.timeout) <= now:
-            text = f"nothing came for {self.config.timeout} s"
+            text = f"nothing came for {self.config.timeout:g} s"
             self.break_channel(channel, Cause.TIMEOUT, text, tell=True)
             return
         if incoming is not None and incoming.ack_at <= now:
