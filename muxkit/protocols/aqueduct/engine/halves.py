@@ -286,7 +286,7 @@ class Promise:
     __slots__ = ("arrived", "owner", "sender")
 
     def __init__(self, sender: SenderMachine) -> None:
-        self.sender = sender
+        self.sender: SenderMachine = sender
         self.arrived: bool | None = None
         """None until it is known."""
         self.owner: object = None
