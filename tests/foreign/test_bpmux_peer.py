@@ -134,7 +134,7 @@ async def their_part(peer: plain.Peer) -> None:
     assert not declined.got
 
 
-async def conversation(role: str, cutting: Cutting) -> tuple[plain.Peer, str]:
+async def conversation(role: str, cutting: Cutting, config: bpmux.Config | None = None) -> tuple[plain.Peer, str]:
     """Run everything in one connection; gives the plain peer, and how our side ended if not in order."""
     peers: list[plain.Peer] = []
     theirs_done, gone = trio.Event(), trio.Event()
@@ -167,7 +167,7 @@ async def conversation(role: str, cutting: Cutting) -> tuple[plain.Peer, str]:
     async def guarded(stream: trio.abc.Stream) -> None:
         nonlocal failed
         try:
-            async with bpmux.session(stream) as session:
+            async with bpmux.session(stream, config=config) as session:
                 await ours(session)
         except* muxkit.LinkLost as group:
             failed = repr(group.exceptions[0])
@@ -195,8 +195,9 @@ ROLE = pytest.mark.parametrize("role", ["client", "server"])
 
 @pytest.mark.clause("bpmux-T01", "bpmux-T05", "bpmux-P10", "bpmux-R31", "bpmux-R38", "bpmux-R39")
 @ROLE
-async def test_a_conversation_without_cuts(role: str) -> None:
-    peer, failed = await conversation(role, Cutting())
+@pytest.mark.parametrize("initial_credit", [0, 4096])  # of which the plain peer knows nothing
+async def test_a_conversation_without_cuts(role: str, initial_credit: int) -> None:
+    peer, failed = await conversation(role, Cutting(), bpmux.Config(initial_credit=initial_credit))
     assert (list(map(str, peer.refusals)), failed, peer.ended) == ([], "", True), str(peer.wire)[-300:]
     got = [message for entity in peer.opened for message in entity.got]
     assert LARGE in got

@@ -23,6 +23,12 @@ class Config:
     """End the connection after this long without received bytes behind such a ping."""
     first_id: int = 1
     """The first id that this engine assigns."""
+    initial_credit: int = 0
+    """Bytes of credit that each sink and duplex of the peer has from the start, if the peer has this setting as well.
+
+    Both ends announce theirs in a way that other implementations take for usual grants, and each uses what the other
+    announced. At most `Limits.channel_floor` and `Limits.channel_first`. 0, as in the document: all credit is granted.
+    """
 
     def __attrs_post_init__(self) -> None:
         for name, span in (("keepalive", self.keepalive), ("keepalive_timeout", self.keepalive_timeout)):
@@ -30,3 +36,8 @@ class Config:
                 raise ValueError(f"Config({name}={span}): must be above 0 s")
         if not 1 <= self.first_id <= U64_MAX:
             raise ValueError(f"Config(first_id={self.first_id}): ids go from 1 to {U64_MAX}")
+        if self.initial_credit < 0:
+            raise ValueError(f"Config(initial_credit={self.initial_credit}): must not be below 0")
+        if self.initial_credit and (self.letter or not self.grants):
+            other = "letter=True" if self.letter else "grants=False"
+            raise ValueError(f"Config(initial_credit={self.initial_credit}): cannot be together with {other}")

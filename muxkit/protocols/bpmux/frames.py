@@ -9,7 +9,7 @@ import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._observer import Direction, Observer
-from muxkit.core import Buffer, Cursor, encode_varu64
+from muxkit.core import Buffer, Cursor, NeedMore, encode_varu64
 
 PAYLOAD = 0x10
 CREDIT = 0x08
@@ -40,6 +40,8 @@ class Type(IntEnum):
 TYPES = tuple(Type)
 LABELS = tuple(type.name.replace("_", "-").lower() for type in Type)
 TAGS = tuple(bytes((tag,)) for tag in range(256))
+NO_GRANT = bytes((Type.IN_STREAM << 5 | CREDIT, 0, 0))  # no bytes of top-level credit
+ANNOUNCEMENT_MOST = 2 * len(NO_GRANT) + 2 + 9  # bytes
 
 
 @attrs.define
@@ -153,6 +155,30 @@ def encode_partial(total_size: int) -> bytes:
 def head(type: Type, id: int, flags: int) -> bytes:
     """Return the tag and the id of a chunk as bytes."""
     return TAGS[type << 5 | flags] + encode_varu64(id)
+
+
+def encode_announcement(credit: int) -> bytes:
+    """Return the chunks that announce the first credit of channels: a top-level grant of it between two grants of 0.
+
+    A peer that does not know of announcements takes it for what it is by the document, so much top-level credit.
+    """
+    return b"".join((NO_GRANT, head(Type.IN_STREAM, 0, CREDIT), encode_varu64(credit), NO_GRANT))
+
+
+def find_announcement(data: bytes) -> int | None:
+    """Return the credit that the first bytes of a connection announce, 0 if none; None while more has to come."""
+    if not NO_GRANT.startswith(data[: len(NO_GRANT)]):
+        return 0
+    cursor = Cursor(data, len(NO_GRANT))
+    try:
+        if cursor.exact(2) != NO_GRANT[:2]:
+            return 0
+        credit = cursor.varu64(CANONICAL)
+        return credit if cursor.exact(len(NO_GRANT)) == NO_GRANT else 0
+    except NeedMore:
+        return None
+    except RemoteProtocolError:  # parsing the chunk reports it
+        return 0
 
 
 def label(type: Type, id: int) -> str:

@@ -58,12 +58,14 @@ class Line:
 class World:
     """A connection with random commands on both ends."""
 
-    def __init__(self, seed: int, limits: Limits = TIGHT, *, config: Config | None = None) -> None:
+    def __init__(
+        self, seed: int, limits: Limits = TIGHT, *, config: Config | None = None, other: Config | None = None
+    ) -> None:
         self.dice = random.Random(seed)
         config = config or Config(keepalive=None)
         self.pair: EnginePair[Engine, Event] = EnginePair(
             Engine(config, limits=limits),
-            Engine(config, limits=limits, joins_messages=True),
+            Engine(other or config, limits=limits, joins_messages=True),
             weather=self.dice,
             listener=self._hear,
         )
@@ -300,6 +302,10 @@ class World:
                 if other is None or entity.ending or other.ending or not (entity.announced and other.announced):
                     continue
                 due = entity.credit.available + paid[kind, id] + back[mirror, id] + other.grant
+                if kind is Kind.SINK_OUT and not entity.is_top:
+                    # What was announced and not read yet, and the window begins when the opening is complete.
+                    is_opening = other.opening or (other.twin is not None and other.twin.opening)
+                    due += (0 if is_opening else there._state.given) - here._state.got
                 assert other.window.credit == due, (
                     f"{other.label}: {other.window.credit} allowed, but {entity.credit.available} free, "
                     f"{paid[kind, id]} under way, {back[mirror, id]} granted and under way, {other.grant} owed"

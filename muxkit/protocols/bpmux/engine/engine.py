@@ -18,7 +18,14 @@ from muxkit.protocols.bpmux.engine.entities import OURS, OVERHEAD, Entity, Kind
 from muxkit.protocols.bpmux.engine.events import Event, Failed, HungUp, Probed, Silent
 from muxkit.protocols.bpmux.engine.receiving import HEAD_MOST, ChunkReader
 from muxkit.protocols.bpmux.engine.state import State
-from muxkit.protocols.bpmux.frames import Chunk, Type, encode_chunk, observe_written
+from muxkit.protocols.bpmux.frames import (
+    ANNOUNCEMENT_MOST,
+    Chunk,
+    Type,
+    encode_chunk,
+    find_announcement,
+    observe_written,
+)
 
 CHANNEL_PRICE = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
 NO_REASON = Reason()
@@ -52,6 +59,12 @@ class Engine:
         self.config: Config = config or Config()
         self.limits: Limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self._observer = observer
+        largest = min(self.limits.channel_floor, self.limits.channel_first)
+        if self.config.initial_credit > largest:
+            raise ValueError(
+                f"Config(initial_credit={self.config.initial_credit}) is above {largest}, the lower of "
+                f"Limits(channel_floor={self.limits.channel_floor}, channel_first={self.limits.channel_first})"
+            )
         self._state = State(self.config, self.limits, observer)
         self._reader = ChunkReader(self._state, joins_messages=joins_messages)
         self._deadlines: Deadlines[Timer] = Deadlines()
@@ -63,6 +76,7 @@ class Engine:
             timeout=self.config.keepalive_timeout,
         )
         self._stall = StallWatch(self._deadlines, Timer.STALL, seconds=self.limits.stall, least=self.limits.stall_bytes)
+        self._first_bytes: bytes | None = b"" if self.config.initial_credit else None  # they may announce one
         self._is_started = False
         self._rest = b""  # received and not parsed from `_at` on, because `frames_at_once` chunks were parsed
         self._at = 0
@@ -134,6 +148,8 @@ class Engine:
         state.now = now
         if self._observer is not None and data:
             self._observer.transport("in", data)
+        if self._first_bytes is not None:
+            self._look_for_announcement(self._first_bytes, data)
         start = 0
         if self.unparsed:
             if data:
@@ -163,6 +179,14 @@ class Engine:
             self._watch_progress(now)
         elif was_unfinished:
             self._stall.stop()
+
+    def _look_for_announcement(self, first: bytes, data: bytes) -> None:
+        """Look at the first bytes of the connection, which are parsed in the usual way as well."""
+        first += data[: ANNOUNCEMENT_MOST - len(first)]
+        credit = find_announcement(first)
+        self._first_bytes = first if credit is None else None
+        if credit:
+            self._state.peer_announced(credit)
 
     def receive_eof(self, now: float) -> None:
         """End the connection: the peer closed its direction of the stream."""
@@ -269,7 +293,7 @@ class Engine:
     def open_sink(self, payload: bytes = b"", *, id: int | None = None) -> Entity:
         """Open an entity that this side sends messages on. The opening is queued at once."""
         self._check_opening(payload, None)
-        sink = self._state.add(Kind.SINK_OUT, self._take_id(id, Kind.SINK_OUT))
+        sink = self._add_sink(self._take_id(id, Kind.SINK_OUT))
         return self._announce(sink, Type.OUT_SINK, payload)
 
     def open_stream(self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None) -> Entity:
@@ -284,7 +308,7 @@ class Engine:
         """Open a sink and a stream with one id."""
         self._check_opening(payload, credit)
         id = self._take_id(id, Kind.SINK_OUT, Kind.STREAM_OUT)
-        sink = self._state.add(Kind.SINK_OUT, id)
+        sink = self._add_sink(id)
         stream = self._add_receiving(Kind.STREAM_OUT, id, credit)
         sink.twin, stream.twin = stream, sink
         return self._announce(sink, Type.DUPLEX, payload), stream
@@ -327,6 +351,11 @@ class Engine:
             id = id + 1 if id < U64_MAX else 1
         self._next_id = id + 1 if id < U64_MAX else 1
         return id
+
+    def _add_sink(self, id: int) -> Entity:
+        sink = self._state.add(Kind.SINK_OUT, id)
+        sink.credit.available = self._state.got
+        return sink
 
     def _add_receiving(self, kind: Kind, id: int, credit: int | None) -> Entity:
         entity = self._state.add(kind, id, window=None if credit is None else 0)

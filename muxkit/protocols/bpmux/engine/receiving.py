@@ -170,7 +170,7 @@ class ChunkReader:
                 return 0
         if not number or entity.credit.available + number > U64_MAX:
             return 0
-        self.rules.take_credit(entity, number)
+        self._state.receive_grant(entity, number)
         return position
 
     def parse_payloads(self, data: bytes, position: int) -> int:
@@ -433,7 +433,7 @@ class ChunkRules(Checks):
         if chunk.payload is not None:
             self._take_payload(entity, chunk.payload)
         if chunk.credit:
-            self.take_credit(entity, chunk.credit)
+            state.receive_grant(entity, chunk.credit)
         if chunk.ping:
             self._take_ping(entity)
         if chunk.end is not None:
@@ -483,7 +483,7 @@ class ChunkRules(Checks):
         state.update_direct(entity)
         receiver = entity.receiver
         if receiver is not None:
-            state.grant(receiver, receiver.window.start(state.now))
+            state.grant(receiver, receiver.window.start(state.now) - state.given)
         source = receiver if receiver is not entity else None
         state.events.append(Opened(entity, payload, source))
         if parts is not None:
@@ -495,20 +495,6 @@ class ChunkRules(Checks):
             state.consume(entity, len(payload))
         state.peer_ended(entity)
         state.events.append(Responded(entity, payload) if entity.is_wanted else Ended(entity, b""))
-
-    def take_credit(self, entity: Entity, amount: int) -> None:
-        """The peer granted credit."""
-        state = self._state
-        entity.own_credit().grant(amount)
-        if state.observer is not None:
-            state.observer.credit("in", entity.label, amount)
-        outgoing = entity.outgoing
-        if outgoing is None:
-            return
-        if entity is state.top_sink:
-            state.top_credit_arrived()
-        state.schedule(entity)
-        state.report_writable(outgoing)
 
     def _take_ping(self, entity: Entity) -> None:
         if self._state.config.pongs and not entity.end_out:

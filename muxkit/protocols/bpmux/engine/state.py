@@ -8,6 +8,7 @@ from collections.abc import Callable
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core import (
+    U64_MAX,
     Buffer,
     Outbox,
     Reassembly,
@@ -21,7 +22,7 @@ from muxkit.core import (
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.entities import OURS, RECEIVERS, Entity, Kind, Outgoing, Parts
 from muxkit.protocols.bpmux.engine.events import Declined, Event, Writable
-from muxkit.protocols.bpmux.frames import ACK_END, CREDIT, END, PAYLOAD, PING, Type, head
+from muxkit.protocols.bpmux.frames import ACK_END, CREDIT, END, PAYLOAD, PING, Type, encode_announcement, head
 
 NOTHING = b"\x00"  # the size of an empty payload
 
@@ -35,7 +36,9 @@ class State:
         self.observer = observer
         self.events: list[Event] = []
         self.maps: tuple[dict[int, Entity], ...] = tuple({} for _ in Kind)
-        self.control: Control = Control(on_opened=self._announced, on_ended=self._ended)
+        self.control: Control = Control(
+            on_opened=self._announced, on_ended=self._ended, on_announced=self._use_promised
+        )
         self.scheduler: Scheduler = Scheduler()
         self.budget: ReceiveBudget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.channel_first)
         self.reassembly: Reassembly[Entity] = Reassembly(limits.reassembly)
@@ -54,6 +57,12 @@ class State:
         self.top_sink: Entity = self.add(Kind.SINK_OUT, 0)
         self.top_stream: Entity = self.add(Kind.STREAM_OUT, 0)
         self.grant(self.top_stream, self.top_stream.window.start(self.now))
+        # The first credit of new channels, see `Config.initial_credit`; each is 0 while it is not agreed.
+        self.given: int = 0  # what this side gives those that the peer opens
+        self.got: int = 0  # what those that this side opens have
+        self._promised = 0  # what the peer announced
+        if config.initial_credit:
+            self.control.announces = (self.top_stream, config.initial_credit)
 
     # --- entities
 
@@ -74,6 +83,7 @@ class State:
         """Remove an entity: nothing is sent or received on it any more."""
         if entity is self.top_stream:
             self._drop_half_opened()
+            self._withdraw_announcement()
         del self.maps[entity.kind][entity.id]
         entity.gone = True
         self.control.forget(entity)
@@ -149,6 +159,44 @@ class State:
         if window.unfinished:
             self.lend_shortfall(entity)
         return True
+
+    # --- the first credit of channels
+
+    def peer_announced(self, credit: int) -> None:
+        """Note that the peer announced a first credit; it knows about ours before it opens anything, or never will."""
+        self._promised = credit
+        self.given = self.config.initial_credit
+        if self.control.announces is None:
+            self._use_promised()
+
+    def _use_promised(self) -> None:
+        """Use what the peer announced, on the channels that are open already as well."""
+        self.got = self._promised
+        for sink in [*self.maps[Kind.SINK_OUT].values()] if self.got else ():
+            if not sink.is_top and sink.credit.available + self.got <= U64_MAX:
+                self.receive_grant(sink, self.got)
+
+    def _withdraw_announcement(self) -> None:
+        """Grant in the usual way what could not be announced, since the peer ended its top level before."""
+        if self.control.announces is not None:
+            self.control.announces = None
+            for stream in self.maps[Kind.STREAM_IN].values() if self.given else ():
+                if not stream.opening:
+                    self.grant(stream, self.given)
+            self.given = self._promised = 0
+
+    def receive_grant(self, entity: Entity, amount: int) -> None:
+        """Act on credit that the peer granted."""
+        entity.own_credit().grant(amount)
+        if self.observer is not None:
+            self.observer.credit("in", entity.label, amount)
+        outgoing = entity.outgoing
+        if outgoing is None:
+            return
+        if entity is self.top_sink:
+            self.top_credit_arrived()
+        self.schedule(entity)
+        self.report_writable(outgoing)
 
     # --- messages in parts
 
@@ -368,15 +416,34 @@ class Control:
     They are merged until they are written: a grant is one integer an entity, pings and pongs are counters, an
     acknowledgement is the two to ten bytes of its chunk. So reading never waits for writing, whatever the peer sends.
     Openings and ends are here if they have no payload and nothing has to be written before them; `on_opened` and
-    `on_ended` are called when one was written. There is something to write while `acks`, `openings`, `dirty` or `ends`
-    hold anything.
+    `on_ended` are called when one was written. `announces` is written before anything else. There is something to write
+    while `acks`, `openings`, `dirty` or `ends` hold anything.
     """
 
-    __slots__ = ("_on_ended", "_on_opened", "acks", "dirty", "ends", "leaving", "openings", "pongs_owed")
+    __slots__ = (
+        "_on_announced",
+        "_on_ended",
+        "_on_opened",
+        "acks",
+        "announces",
+        "dirty",
+        "ends",
+        "leaving",
+        "openings",
+        "pongs_owed",
+    )
 
-    def __init__(self, *, on_opened: Callable[[Entity], None], on_ended: Callable[[Entity], None]) -> None:
+    def __init__(
+        self,
+        *,
+        on_opened: Callable[[Entity], None],
+        on_ended: Callable[[Entity], None],
+        on_announced: Callable[[], None],
+    ) -> None:
         self._on_opened = on_opened
         self._on_ended = on_ended
+        self._on_announced = on_announced
+        self.announces: tuple[Entity, int] | None = None  # the top level, and the first credit of channels
         self.openings: deque[tuple[Entity, Type]] = deque()  # those of entities that are gone are not written
         self.ends: deque[Entity] = deque()  # the same
         self.dirty: dict[Entity, None] = {}  # announced entities with something to write
@@ -411,8 +478,9 @@ class Control:
 
     def write(self, limit: int, out: list[Buffer]) -> int:
         """Append control chunks to `out`, about `limit` bytes; return their size."""
-        written = len(self.acks)
-        if written:
+        written = 0 if self.announces is None else self._write_announcement(*self.announces, out)
+        if self.acks:
+            written += len(self.acks)
             out.append(bytes(self.acks))
             self.acks.clear()
             self.leaving = 0
@@ -434,6 +502,17 @@ class Control:
                 entity.end_out = True
                 self._on_ended(entity)
         return written
+
+    def _write_announcement(self, top: Entity, credit: int, out: list[Buffer]) -> int:
+        """Write a part of the first top-level grant in the form that announces the first credit of channels."""
+        self.announces = None
+        top.grant -= credit
+        if not top.grant and not (top.pings or top.pongs):
+            del self.dirty[top]
+        chunk = encode_announcement(credit)
+        out.append(chunk)
+        self._on_announced()
+        return len(chunk)
 
     def _write_opening(self, entity: Entity, type: Type, out: list[Buffer]) -> int:
         """Write the chunk that opens an entity, with the first grant."""
