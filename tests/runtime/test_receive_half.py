@@ -142,6 +142,28 @@ async def test_taking_all_tells_of_what_was_handed_out_before() -> None:
     assert source.unread == 0
 
 
+async def test_what_is_handed_out_stays_with_its_half_when_another_task_takes_the_last_item() -> None:
+    source, other = Telling(), Telling()
+    got: list[bytes] = []
+
+    async def receive() -> None:
+        got.append(await source.receive())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        await at_rest()
+        source._deliver_all([b"%d" % number for number in range(10)])  # the task that waits has the first
+        got.append(await source.receive())  # before that task runs; the others are handed out next
+    assert got == [b"1", b"0"]
+    assert await source.receive_many(limit=3) == [b"2", b"3", b"4"]
+    assert (source.unread, other.unread) == (5, 0)
+    assert [await source.receive() for _ in range(5)] == [b"5", b"6", b"7", b"8", b"9"]
+    assert sum(source.told) == 10
+    with trio.move_on_after(0):
+        await other.receive()
+        raise AssertionError("an item came to another half")
+
+
 async def test_closing_in_the_middle_counts_what_was_handed_out_and_what_is_dropped() -> None:
     source = Telling()
     source._deliver_all([bytes(10)] * 20)

@@ -42,8 +42,23 @@ class _Waiter(Generic[ItemT]):
             self.reading.wake_borrower()
 
 
+class _Nothing(ItemQueue[Any]):
+    """The storage of all halves that store nothing, which therefore takes nothing."""
+
+    __slots__ = ()
+
+    def put(self, item: object) -> None:
+        raise AssertionError("an item was put into what all halves share")
+
+    def put_all(self, items: list[Any]) -> None:
+        self.put(items)
+
+    def put_back(self, items: list[Any]) -> None:
+        self.put(items)
+
+
 # What most halves have most of the time. Nothing is ever put into these.
-EMPTY: Storage[Any] = ItemQueue()
+EMPTY: Storage[Any] = _Nothing()
 NO_WAITERS: list[_Waiter[Any]] = []
 NO_ITEMS: list[Any] = []
 
@@ -300,6 +315,8 @@ class Inbox(ABC, Generic[ItemT]):
             size = self._handed_out
             left, self._portion = self._portion, NO_ITEMS
             left.reverse()
+            if self._stored is EMPTY:  # another task took what was stored beside the portion
+                self._stored = self._new_storage()
             self._stored.put_back(left)
             self._took((), size)
 
