@@ -32,6 +32,7 @@ from muxkit.pipeline.fleet import UnknownSimulation, find, named_simulations, pa
 
 ADDED = "muxkit.commands"  # the group of entry points
 CAPTURE_NEEDS = {"duckdb": "duckdb", "pyarrow": "duckdb", "pyspark": "spark", "pandas": "spark", "numpy": "spark"}
+RAW_PROTOCOLS = ("aqueduct", "bpmux", "e3x", "relink")  # whose bytes `muxkit.pipeline` can decode
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
@@ -175,7 +176,7 @@ def capture() -> None:
 @capture.command()
 @click.argument("folder", type=FOLDER)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The page. [default: FOLDER/report.html]")
-@click.option("--raw", type=click.Choice(["bpmux", "relink"]), help="Decode raw bytes of this protocol.")
+@click.option("--raw", type=click.Choice(RAW_PROTOCOLS), help="Decode raw bytes of this protocol.")
 @click.option("--engine", is_flag=True, help="With --raw bpmux: find the rules that peers broke, with a real engine.")
 @click.option("--listener", is_flag=True, help="With --raw relink: the bytes were recorded by the listener.")
 @click.option("--since", type=click.DateTime(), help="Leave out what is earlier, in UTC.")

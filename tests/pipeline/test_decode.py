@@ -86,10 +86,12 @@ async def test_with_an_engine_states_are_told_as_they_were_live(tmp_path: Path) 
 class Recorded(bpmux.Engine):
     """An engine that keeps what it reads and writes, and what it would tell an observer."""
 
-    def __init__(self, config: bpmux.Config | None = None, *, limits: Limits | None = None) -> None:
+    def __init__(
+        self, config: bpmux.Config | None = None, *, limits: Limits | None = None, joins_messages: bool = False
+    ) -> None:
         self.recording: Recording = []
         self.told: list[tuple[object, ...]] = []
-        super().__init__(config, limits=limits, observer=self)
+        super().__init__(config, limits=limits, observer=self, joins_messages=joins_messages)
 
     def buffers_to_send(self, limit: int = 256 * 1024) -> list[Buffer]:
         buffers = super().buffers_to_send(limit)
@@ -288,8 +290,10 @@ def test_a_second_gap_while_chunks_are_looked_for_is_told_as_well() -> None:
 
 
 def test_bytes_of_another_protocol_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="'e3x'"):
-        decoder("e3x")
+    with pytest.raises(ValueError, match="'restream'"):
+        decoder("restream")
+    with pytest.raises(ValueError, match="goes with 'bpmux', not with 'e3x'"):
+        decoder("e3x", engine=True)
 
 
 # ---------------------------------------------------------------------------- Arrow

@@ -28,6 +28,7 @@ def test_a_peer_that_resets_what_it_opens_costs_bounded_memory_and_no_neighbour(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(hostile_neighbours.DIRECTORY, str(tmp_path))
+    monkeypatch.setattr(hostile_neighbours, "PATIENCE", 60.0)  # a busy machine is no fault of the server
     figures = hostile_neighbours.run(f"{scheme}: opened and reset", 1.0, clients=10)
     assert len(figures.echoes) >= 10
     assert math.inf not in figures.echoes

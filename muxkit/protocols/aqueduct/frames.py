@@ -256,6 +256,27 @@ Frame = (
 )
 
 
+NAMES: Final[dict[type[object], str]] = {
+    Version: "VERSION",
+    AckVersion: "ACK_VERSION",
+    ConnectionHeaders: "CONNECTION_HEADERS",
+    RouteTo: "ROUTE_TO",
+    MessageFrame: "MESSAGE",
+    SentUnreliable: "SENT_UNRELIABLE",
+    FinishSender: "FINISH_SENDER",
+    CancelSender: "CANCEL_SENDER",
+    AckReliable: "ACK_RELIABLE",
+    AckNackUnreliable: "ACK_NACK_UNRELIABLE",
+    CloseReceiver: "CLOSE_RECEIVER",
+    ForgetChannel: "FORGET_CHANNEL",
+}
+
+
+def name_of(frame: object) -> str:
+    """Return the name of a frame in the document, which observers are told in both directions."""
+    return NAMES[type(frame)]
+
+
 @attrs.frozen(kw_only=True)
 class Bounds:
     """The largest sizes and counts that a frame may announce, checked before anything of that size is kept."""

@@ -191,6 +191,17 @@ def parse_packet(data: bytes) -> Packet:
     return packet
 
 
+def name_of(packet: Packet) -> str:
+    """Return the name of a packet for an observer."""
+    if packet.err is not None:
+        return "err"
+    if packet.end:
+        return "end"
+    if packet.type is not None:
+        return "open"
+    return "ack" if packet.seq is None and packet.ack is not None else "data"
+
+
 def _take_miss(packet: Packet, miss: object) -> None:
     if packet.ack is None:
         packet.miss_fault = "a miss without an ack to count from"

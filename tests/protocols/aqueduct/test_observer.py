@@ -55,14 +55,14 @@ def test_an_observer_sees_frames_states_timers_and_the_error() -> None:
     peer.send("03 08 07")
     peer.send("ff")
     assert watcher.seen == [
-        ("in", "connection", "Version", 0),
-        ("in", "connection", "AckVersion", 0),
-        ("in", "connection", "ConnectionHeaders", 0),
+        ("in", "connection", "VERSION", 0),
+        ("in", "connection", "ACK_VERSION", 0),
+        ("in", "connection", "CONNECTION_HEADERS", 0),
         ("client-made client-sends 1", "open"),
         ("in", "client-made client-sends 1", "MESSAGE", 2),
         ("timer", "flush"),
         ("out", "client-made client-sends 1", "ACK_RELIABLE", 0),
-        ("in", "client-made client-sends 1", "CancelSender", 0),
+        ("in", "client-made client-sends 1", "CANCEL_SENDER", 0),
         ("out", "client-made client-sends 1", "CLOSE_RECEIVER", 0),
         ("client-made client-sends 1", "cancelled"),
         ("error", "RemoteProtocolError"),

@@ -786,4 +786,4 @@ class Incoming:
 
     def _observe(self, channel: str, frame: object) -> None:
         if self.registry.observer is not None:
-            self.registry.observer.frame("in", channel, type(frame).__name__, 0)
+            self.registry.observer.frame("in", channel, frames.name_of(frame), 0)

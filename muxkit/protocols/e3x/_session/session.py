@@ -259,6 +259,7 @@ class Session(CommonSession):
         channel._inbox._deliver(event.body)
 
     def _on_ended(self, event: events.Ended) -> None:
+        self._connection.heard()
         channel = self._live.get(event.channel.id)
         if channel is not None:
             channel._inbox._ended(trio.EndOfChannel)
@@ -569,6 +570,8 @@ class Liveness:
         """Ping after each `Config.keepalive` of silence, until the peer has left; raises nothing."""
         connection = self._connection
         while not self._peer_said_bye.is_set():
+            if connection.pump.is_lost:  # the block that is left ends this task
+                await trio.sleep_forever()
             due = float("inf") if self._keepalive is None else connection.heard_at + self._keepalive
             with trio.move_on_at(due):
                 await self._peer_said_bye.wait()

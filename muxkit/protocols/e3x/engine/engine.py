@@ -474,7 +474,7 @@ class Engine(State):
         channel.queued -= len(body)
         self.unsent -= len(body)
         type = channel.type if channel.ours and not channel.announced else None
-        self._observe(channel, "end" if end else "data", len(body))
+        self._observe(channel.id, "end" if end else "data", len(body))
         return packets.join_packet(b"{%b}" % packets.head_of(channel.id, type, None, end, 0), body)
 
     def _encode(self, channel: EngineChannel, piece: Piece, now: float) -> bytes:
@@ -496,7 +496,7 @@ class Engine(State):
         self.arm(channel)
         if self.observer is not None:
             name = "end" if piece.end else "open" if piece.type else "data"
-            self._observe(channel, f"{name} again" if piece.times > 1 else name, len(piece.body))
+            self._observe(channel.id, f"{name} again" if piece.times > 1 else name, len(piece.body))
         return packets.join_packet(b"{%b}" % head, piece.body)
 
     # --- packets without a body
@@ -510,6 +510,7 @@ class Engine(State):
             packet = packets.join_packet(b'{"c":%d,"err":%b}' % (id, packets.quoted(errs.pop(id))))
             pace.sent(len(packet), now)
             out.append(packet)
+            self._observe(id, "err", 0)
 
     def _write_acks(self, out: list[bytes], now: float) -> None:
         """Write acks at any rate: they are small, and the peer waits for them."""
@@ -519,18 +520,16 @@ class Engine(State):
             head = packets.head_of(channel.id, None, None, False, 0)
             part = self._ack(channel.incoming, now, self.packet - 4 - len(head), wants_miss=True)
             out.append(packets.join_packet(b"{%b%b}" % (head, part)))
-            self._observe(channel, "ack", 0)
+            self._observe(channel.id, "ack", 0)
             self.arm(channel)
         while self.answers and len(out) < PACKETS_AT_ONCE:
             id = next(iter(self.answers))
             del self.answers[id]
             tombstone = self.tombstone(id)
             if tombstone is not None:
-                out.append(
-                    packets.join_packet(
-                        b"{%b%b}" % (packets.head_of(id, None, None, False, 0), packets.ack_part(tombstone.ack, None))
-                    )
-                )
+                head = packets.head_of(id, None, None, False, 0)
+                out.append(packets.join_packet(b"{%b%b}" % (head, packets.ack_part(tombstone.ack, None))))
+                self._observe(id, "ack", 0)
 
     def _ack(self, incoming: Incoming, now: float, room: int, *, wants_miss: bool) -> bytes:
         """Encode `ack` and, if needed, `miss` in at most `room` bytes; empty if they do not fit."""
@@ -550,9 +549,9 @@ class Engine(State):
                 channel.outgoing.watched = 0
                 self.happened.append(Writable(channel))
 
-    def _observe(self, channel: EngineChannel, name: str, size: int) -> None:
+    def _observe(self, id: int, name: str, size: int) -> None:
         if self.observer is not None:
-            self.observer.frame("out", f"channel {channel.id}", name, size)
+            self.observer.frame("out", f"channel {id}", name, size)
 
 
 def overhead(channel: EngineChannel, seq: int | None, *, frag: int = 0, end: bool = False) -> int:

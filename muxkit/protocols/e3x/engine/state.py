@@ -38,7 +38,7 @@ from muxkit.protocols.e3x.engine.channel import (
 )
 from muxkit.protocols.e3x.engine.congestion import Congestion
 from muxkit.protocols.e3x.engine.events import Cause, Fault
-from muxkit.protocols.e3x.packets import ID_MOST, SEQ_MOST, TYPE_MOST, Packet, decode_miss, parse_packet
+from muxkit.protocols.e3x.packets import ID_MOST, SEQ_MOST, TYPE_MOST, Packet, decode_miss, name_of, parse_packet
 
 LINGER = 10.0  # s, at least, that a tombstone is kept, to answer what the peer sends again
 ERR_REPEATS = 2  # times that an err is sent again, a second apart; not in the document
@@ -591,17 +591,6 @@ class State:
 
 def too_long(type: str) -> str:
     return f"a type of {len(type)} characters, {TYPE_MOST} are allowed"
-
-
-def name_of(packet: Packet) -> str:
-    """Return the name of a packet for an observer."""
-    if packet.err is not None:
-        return "err"
-    if packet.end:
-        return "end"
-    if packet.type is not None:
-        return "open"
-    return "ack" if packet.seq is None and packet.ack is not None else "data"
 
 
 class UsedIds:

@@ -13,6 +13,7 @@ import trio
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, frames_of, tell_limit
+from muxkit.core import without_secrets
 from muxkit.protocols.restream.applications import MAX_COUNT, Unverified, Verifier
 from muxkit.protocols.restream.client.driver import (
     IDLE_SILENCE,
@@ -409,7 +410,7 @@ async def _reading(
     on_failed: OnFailed | None,
     where: str | Dial,
 ) -> AsyncGenerator[Reader[ItemT], None]:
-    name = where if isinstance(where, str) else "restream"
+    name = without_secrets(where) if isinstance(where, str) else "restream"
     reader = Reader(engine, convert, dial, policy=policy, observer=observer, on_failed=on_failed, name=name)
     async with background() as nursery:
         nursery.start_soon(reader._run)

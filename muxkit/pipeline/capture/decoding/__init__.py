@@ -1,0 +1,37 @@
+"""Decoding of raw captures: by hand, as Arrow batches without Spark, or on Spark, a connection to a task.
+
+A decoder is fed with what one connection sent and received, in that order. It gives the rows that an observer would
+have been told, with more in them: the numbers of messages, and those that acknowledgements name.
+"""
+
+from muxkit.pipeline.capture.decoding.aqueduct import AqueductDecoder
+from muxkit.pipeline.capture.decoding.bpmux import BpmuxDecoder, EngineDecoder
+from muxkit.pipeline.capture.decoding.captures import (
+    KEYS,
+    decode,
+    decode_batches,
+    decode_stream,
+    decoder,
+    read_raw,
+    restore,
+)
+from muxkit.pipeline.capture.decoding.decoder import Decoder
+from muxkit.pipeline.capture.decoding.e3x import E3xDecoder
+from muxkit.pipeline.capture.decoding.relink import RelinkDecoder, RelinkEnd
+
+__all__ = [
+    "KEYS",
+    "AqueductDecoder",
+    "BpmuxDecoder",
+    "Decoder",
+    "E3xDecoder",
+    "EngineDecoder",
+    "RelinkDecoder",
+    "RelinkEnd",
+    "decode",
+    "decode_batches",
+    "decode_stream",
+    "decoder",
+    "read_raw",
+    "restore",
+]

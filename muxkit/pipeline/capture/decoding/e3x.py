@@ -1,0 +1,146 @@
+"""Decoding of e3x: each datagram is a packet; over a byte stream packets come in chunks.
+
+Which of both was recorded is told by the first bytes: a packet has the size of its head in two bytes before the head's
+first brace, a chunk has its own size before that.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import attrs
+
+from muxkit import RemoteProtocolError
+from muxkit._observer import Direction
+from muxkit.core import Cursor, NeedMore
+from muxkit.pipeline.capture.decoding.decoder import OTHER, SEARCHED, Decoder, Half
+from muxkit.pipeline.capture.files import Found, row
+from muxkit.protocols.e3x.packets import name_of, parse_packet
+
+TELLING: Final = 64  # bytes of a connection without a brace at its place, which are no chunk
+# Behind the empty chunk that ends a packet, or where bytes go on: the size of a chunk, that of a head, and its brace.
+FIRST_CHUNK: Final = re.compile(rb"(?:\A|\x00)(?=[\x01-\xff]..\{)", re.DOTALL)
+LONGEST_BEGINNING: Final = 5  # bytes that this looks at
+
+
+@attrs.define
+class E3xDecoder(Decoder):
+    """Decodes both directions of one connection. Packets are told as they stand; of rules it finds only broken packets.
+
+    A datagram that is missing is a gap, no more; behind a gap in a byte stream it goes on with the next whole packet.
+    """
+
+    in_chunks: bool | None = None
+    """Whether packets come in the chunks of a byte stream; None until enough bytes came to see it."""
+
+    def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
+        found: list[Found] = []
+        is_whole = self.begin(direction, data, segment, offset, found)
+        half = self.halves[direction]
+        if self.in_chunks is None:
+            half.held.append(data)
+            half.size += len(data)
+            self.in_chunks = _comes_in_chunks(half.held)
+            if self.in_chunks is not None:
+                for each in OTHER:
+                    self._begin_again(each, found)
+        elif not self.in_chunks:
+            half.lost, half.gap_end = False, None
+            self._packet(direction, data, half.offset - len(data), found)
+        elif is_whole:
+            self.cut(direction, data, found)
+        elif half.gap_end is not None:
+            half.held.append(data)
+            half.size += len(data)
+            self._search(direction, half, found)
+        return found
+
+    def restart(self) -> None:
+        super().restart()
+        self.in_chunks = None
+
+    def parse(self, direction: Direction, found: list[Found], cursor: Cursor) -> None:
+        """Parse one packet in chunks."""
+        offset = self.halves[direction].offset - cursor.remaining
+        packet = bytearray()
+        while size := cursor.byte():
+            packet += cursor.exact(size)
+        if packet:
+            self._packet(direction, bytes(packet), offset, found)
+
+    def _begin_again(self, direction: Direction, found: list[Found]) -> None:
+        """Parse what was held until it was clear what it is."""
+        half = self.halves[direction]
+        held, half.held, half.size = half.held, [], 0
+        if self.in_chunks and half.lost:
+            half.held, half.size = held, sum(map(len, held))
+            self._search(direction, half, found)
+        elif self.in_chunks:
+            if held:
+                self.cut(direction, b"".join(held), found)
+        else:
+            half.lost, half.gap_end = False, None
+            offset = half.offset - sum(map(len, held))
+            for packet in held:
+                self._packet(direction, packet, offset, found)
+                offset += len(packet)
+
+    def _packet(self, direction: Direction, data: bytes, offset: int, found: list[Found]) -> None:
+        if not data:  # the end of a gap
+            return
+        try:
+            packet = parse_packet(data)
+        except RemoteProtocolError as error:  # the peer drops it and goes on
+            kind = type(error).__name__
+            found.append(row("error", direction, None, kind, id=offset, rule=error.rule, text=str(error)))
+            return
+        name, channel = name_of(packet), f"channel {packet.channel}"
+        number = packet.ack if name == "ack" else packet.seq
+        found.append(row("frame", direction, channel, name, len(packet.body), id=number))
+
+    def _search(self, direction: Direction, half: Half, found: list[Found]) -> None:
+        """Look for a whole packet behind a gap, and go on with it."""
+        if half.size < half.wanted:
+            return
+        held = b"".join(half.held)
+        start, is_sure = _find_packet(held)
+        begins = half.offset - len(held) + start
+        half.held, half.size, half.wanted = [held[start:]], len(held) - start, len(held) - start + 1
+        if not is_sure:
+            return
+        skipped = begins - (half.gap_end or 0)
+        text = f"{skipped} bytes behind a gap were passed over, and packets were found again at byte {begins}"
+        found.append(row("found", direction, size=skipped, id=begins, text=text))
+        half.lost, half.gap_end = False, None
+        half.held, half.size, half.wanted = [], 0, 0
+        self.cut(direction, held[start:], found)
+
+
+def _comes_in_chunks(pieces: list[bytes]) -> bool | None:
+    """Return whether these first pieces are of a byte stream, or a packet each; None if that cannot be seen yet."""
+    beginning = b"".join(pieces)
+    if beginning[3:4] == b"{":
+        return True
+    is_packet = len(beginning) > 3 and any(piece[2:3] == b"{" for piece in pieces)
+    return False if is_packet or len(beginning) >= TELLING else None
+
+
+def _find_packet(data: bytes) -> tuple[int, bool]:
+    """Return where a whole packet begins, and True; or where one may once there are more bytes, and False."""
+    for match in FIRST_CHUNK.finditer(data):
+        start = match.end()
+        cursor, packet = Cursor(data, start), bytearray()
+        try:
+            while size := cursor.byte():
+                packet += cursor.exact(size)
+            parse_packet(bytes(packet))
+        except NeedMore:
+            if len(data) - start <= SEARCHED:
+                return start, False
+        except RemoteProtocolError:
+            pass
+        else:
+            return start, True
+    # The beginning of a packet may have been cut at the end.
+    return max(0, len(data) - LONGEST_BEGINNING), False

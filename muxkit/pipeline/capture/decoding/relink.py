@@ -1,0 +1,139 @@
+"""Decoding of Relink: packets, with the numbers of messages, which the wire does not carry."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final, Literal, TypedDict, assert_never
+
+import attrs
+
+from muxkit import Limits
+from muxkit._observer import Direction
+from muxkit.core import Cursor
+from muxkit.pipeline.capture.decoding.decoder import LARGEST, OTHER, Decoder
+from muxkit.pipeline.capture.files import Found, row
+from muxkit.protocols import relink
+from muxkit.protocols.relink import Ack, AckPacket, General, MessagePacket, OperationPacket
+
+HALF_WAY: Final = 2**31
+
+
+@attrs.define
+class Numbers:
+    """Message numbers in one direction; they begin at 0 in each channel."""
+
+    following: dict[int, int] = attrs.field(factory=dict)
+    """By channel: the number of its next message."""
+    again: set[int] = attrs.field(factory=set)
+    """Channels without a message on this transport yet; their next one follows what the receiver has."""
+    told: dict[int, int] = attrs.field(factory=dict)
+    """By channel: the last number that the receiver reported on this transport."""
+    acknowledged: dict[str, int] = attrs.field(factory=dict)
+    """By channel and kind of acknowledgement: the last number."""
+
+    def next(self, channel: int) -> int:
+        if channel in self.again:
+            self.again.discard(channel)
+            self.following[channel] = self.told.get(channel, -1) + 1
+        number = self.following.get(channel, 0)
+        self.following[channel] = number + 1
+        return number
+
+    def restart(self) -> None:
+        """Begin a new transport."""
+        self.again, self.told = {*self.following}, {}
+
+    def forget(self, channel: int) -> None:
+        """Drop a closed channel; a new one of this id counts from 0."""
+        self.following.pop(channel, None)
+        self.told.pop(channel, None)
+        self.again.discard(channel)
+        for kind in (Ack.RECEIVED, Ack.CONSUMED, Ack.COMMITTED):
+            self.acknowledged.pop(f"{channel} {kind}", None)
+
+    def acknowledged_number(self, channel: int, ack: Ack, sequence: int | None) -> int:
+        """Return the number that an acknowledgement names; without a sequence number it is the next one."""
+        key = f"{channel} {Ack.COMMITTED if ack is Ack.UNCOMMITTED else ack}"
+        last = self.acknowledged.get(key, -1)
+        number = last + 1 if sequence is None else self.unwrapped(channel, sequence)
+        self.acknowledged[key] = max(number, last)
+        self.told[channel] = max(number, self.told.get(channel, -1))
+        return number
+
+    def unwrapped(self, channel: int, sequence: int) -> int:
+        """Return the number with these lower 32 bits that is nearest to the last one sent."""
+        near = max(0, self.following.get(channel, 0) - 1)
+        number = near - (near % 2**32) + sequence
+        if number - near > HALF_WAY and number >= 2**32:
+            number -= 2**32
+        elif near - number > HALF_WAY:
+            number += 2**32
+        return number
+
+
+class RelinkEnd(TypedDict, total=False):
+    """What the bytes of a Relink link do not say: the end that recorded them, and the options of its endpoint.
+
+    What is not given is as in `RelinkDecoder`.
+    """
+
+    side: Literal["connector", "listener"]
+    connector_id_size: int
+    listener_id_size: int
+
+
+@attrs.define
+class RelinkDecoder(Decoder):
+    """Decodes both directions of one link, over all its transports."""
+
+    side: str = "connector"
+    connector_id_size: int = 2
+    listener_id_size: int = 2
+    numbers: dict[str, Numbers] = attrs.field(factory=lambda: {"in": Numbers(), "out": Numbers()})
+
+    def restart(self) -> None:
+        super().restart()
+        for numbers in self.numbers.values():
+            numbers.restart()
+
+    def parse(self, direction: Direction, found: list[Found], cursor: Cursor) -> None:
+        bounds = _bounds(self.side, direction, self.connector_id_size, self.listener_id_size)
+        packet = relink.parse_packet(cursor, bounds)
+        ours = self.numbers[direction]
+        # A channel is named by the direction of its messages: `out 5` goes out, and its acknowledgements come in.
+        about = direction if not isinstance(packet, AckPacket) else OTHER[direction]
+
+        def say(channel: str, name: str, size: int = 0, number: int | None = None) -> None:
+            found.append(row("frame", direction, channel, name, size, id=number))
+
+        match packet:
+            case General():
+                say("link", packet.name.lower())
+            case MessagePacket():
+                size = sum(map(len, packet.parts))
+                for channel in packet.channels:
+                    say(f"{about} {channel}", "message", size, ours.next(channel))
+            case OperationPacket():
+                for channel in packet.channels:
+                    number = None if packet.sequence is None else ours.unwrapped(channel, packet.sequence)
+                    say(f"{about} {channel}", packet.operation.name.lower(), 0, number)
+            case AckPacket():
+                theirs = self.numbers[OTHER[direction]]
+                for channel in packet.channels:
+                    told = None
+                    if packet.ack is Ack.CLOSED:
+                        theirs.forget(channel)
+                    else:
+                        told = theirs.acknowledged_number(channel, packet.ack, packet.sequence)
+                    say(f"{about} {channel}", packet.ack.name.lower(), 0, told)
+            case _:
+                assert_never(packet)
+
+
+@lru_cache
+def _bounds(side: str, direction: Direction, connector_id_size: int, listener_id_size: int) -> relink.Bounds:
+    """Return the bounds of packets in this direction, as the end of this side recorded them."""
+    config = relink.Config(connector_id_size=connector_id_size, listener_id_size=listener_id_size)
+    comes_to_connector = (side == "connector") == (direction == "in")
+    bounds = relink.bounds_of(config, is_connector=comes_to_connector, message=Limits().message)
+    return attrs.evolve(bounds, targets=2**32, parts=2**32, message=LARGEST)
