@@ -1,0 +1,180 @@
+"""Source, sink, captures and fleet through Spark Connect, against a server that is started for it.
+
+    pip install 'pyspark[connect]==4.3.*'
+    python -m tests.soak.pipeline_connect [--rows 20000]
+
+Each line tells what was tried, with its figures. What fails does not stop the rest; ends with 1 if anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from muxkit import pipeline
+from muxkit.pipeline.spark import environment
+from tests.pipeline._captures import record_sessions
+from tests.pipeline._source_servers import ONE, TWO, hall
+from tests.pipeline._staging_thread import staging_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Tried:
+    """What was tried, and how often it failed."""
+
+    def __init__(self) -> None:
+        self.failed = 0
+
+    def __call__(self, name: str, act: Callable[[], str]) -> None:
+        began = time.perf_counter()
+        try:
+            said = act()
+        except Exception as error:  # whatever fails, the rest is tried
+            self.failed += 1
+            said = f"FAILED: {type(error).__name__}: {str(error).strip()[-600:]}"
+        print(f"{name:28}{time.perf_counter() - began:7.1f} s  {said}", flush=True)
+
+
+def connect() -> SparkSession:
+    """Start a Connect server in a JVM, and return a session of it."""
+    from pyspark.sql import SparkSession
+
+    os.environ.update(environment())
+    spark: SparkSession = SparkSession.builder.remote("local[2]").getOrCreate()
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    return spark
+
+
+def equal(found: object, wanted: object) -> None:
+    """Fail with both if they differ."""
+    if found != wanted:
+        raise AssertionError(f"{found} in place of {wanted}")
+
+
+def run(spark: SparkSession, folder: Path, rows: int) -> int:
+    """Try everything; returns how much of it failed."""
+    tried = Tried()
+    trio.run(record_sessions, folder / "captures")
+    with hall() as there, staging_thread() as staging:
+        for uuid in (ONE, TWO):
+            there.feed(uuid, [{"n": n} for n in range(rows)])
+        options = {"servers": there.url, "streams": f"{ONE} {TWO}"}
+        sink = {"url": staging.url, "stream": "orders"}
+
+        def batch() -> str:
+            frame = spark.read.format("muxkit").options(**options).load()
+            equal(frame.count(), 2 * rows)
+            return f"{2 * rows:,} rows"
+
+        def stream_to_files() -> str:
+            frame = spark.readStream.format("muxkit").options(**options, maxMessagesPerTrigger=str(rows // 5)).load()
+            place = str(folder / "rows")
+            query = finished(frame, "parquet", folder / "one", {"path": place})
+            written = spark.read.parquet(place)
+            equal(written.count(), 2 * rows)
+            equal(written.select("stream", "id").distinct().count(), 2 * rows)
+            return f"{2 * rows:,} rows, each once, in {query} batches"
+
+        def stream_to_sink() -> str:
+            frame = spark.readStream.format("muxkit").options(**options).load().select("value")
+            finished(frame, "muxkit", folder / "two", sink)
+            equal(staging.ask(partial(pipeline.Staging.head, stream="orders")), 2 * rows)
+            return f"{2 * rows:,} rows from source to sink"
+
+        def batch_to_sink() -> str:
+            frame = spark.range(rows).selectExpr("string(id) as value").repartition(4)
+            for _ in range(2):  # the second is the same transaction again
+                frame.write.format("muxkit").mode("append").options(**sink | {"stream": "b", "txnId": "one"}).save()
+            equal(staging.ask(partial(pipeline.Staging.head, stream="b")), rows)
+            return f"{rows:,} rows, written twice with one txnId, there once"
+
+        def lag() -> str:
+            frame = spark.readStream.format("muxkit").options(**options).load()
+            query = frame.writeStream.format("noop").option("checkpointLocation", str(folder / "three")).start()
+            try:
+                query.processAllAvailable()
+                equal(pipeline.lag(query.lastProgress), {ONE: 0, TWO: 0})
+            finally:
+                query.stop()
+            return "nothing behind"
+
+        def lag_table() -> str:
+            frame = spark.readStream.format("muxkit").options(**options).load()
+            query = frame.writeStream.format("noop").option("checkpointLocation", str(folder / "four")).start()
+            try:
+                query.processAllAvailable()
+                told = pipeline.lag_table(spark).collect()
+            finally:
+                query.stop()
+            equal(len(told), 2)
+            return f"{len(told)} streams"
+
+        def observed() -> str:
+            frame = pipeline.observed(spark.readStream.format("muxkit").options(**options).load())
+            finished(frame, "noop", folder / "five", {})
+            return "the query ends"
+
+        def decoded() -> str:
+            raw = pipeline.read_captures(spark, folder / "captures", "raw")
+            return f"{pipeline.decode(raw, 'bpmux').count():,} frames"
+
+        def analysed() -> str:
+            here = pipeline.analyse(folder / "captures")
+            equal(pipeline.analyse(folder / "captures", spark=spark), here)
+            return "the same answers as DuckDB here"
+
+        def fleet() -> str:
+            equal([row["ok"] for row in pipeline.run_fleet(spark, "relink", range(100)).collect()], [True] * 100)
+            return "100 seeds"
+
+        for act in (
+            batch, stream_to_files, stream_to_sink, batch_to_sink, lag, lag_table, observed, decoded, analysed, fleet,
+        ):  # fmt: skip
+            tried(act.__name__, act)
+    return tried.failed
+
+
+def finished(frame: DataFrame, sink: str, checkpoint: Path, options: dict[str, str]) -> int:
+    """Run a query over what there is; returns how many batches it had."""
+    query = (
+        frame.writeStream.format(sink)
+        .options(**options)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return len(query.recentProgress)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=20_000)
+    options = parser.parse_args()
+    if find_spec("grpc") is None:  # no extra of muxkit installs it
+        print("left out: pyspark[connect] is not installed")
+        return
+    spark = connect()
+    print(f"Spark {spark.version} by {type(spark).__module__}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        failed = run(spark, Path(folder), options.rows)
+    spark.stop()
+    print(f"{failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
