@@ -164,6 +164,25 @@ async def test_what_is_handed_out_stays_with_its_half_when_another_task_takes_th
         raise AssertionError("an item came to another half")
 
 
+async def test_who_waited_for_all_takes_what_another_task_would_be_handed_out_next() -> None:
+    """It took what had come last, and what had come before that afterwards."""
+    source = Telling()
+    got: list[list[bytes]] = []
+
+    async def receive_all() -> None:
+        got.append(await source.receive_many())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive_all)
+        await at_rest()
+        source._deliver_all([b"%d" % number for number in range(10)])  # the task that waits has the first
+        assert await source.receive() == b"1"  # before that task runs; the others are handed out next
+        source._deliver_all([b"10"])
+    assert got == [[b"0", *(b"%d" % number for number in range(2, 11))]]
+    assert sum(source.told) == 12
+    assert source.unread == 0
+
+
 async def test_closing_in_the_middle_counts_what_was_handed_out_and_what_is_dropped() -> None:
     source = Telling()
     source._deliver_all([bytes(10)] * 20)

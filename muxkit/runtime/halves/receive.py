@@ -147,7 +147,10 @@ class Inbox(ABC, Generic[ItemT]):
         await trio.lowlevel.checkpoint_if_cancelled()
         self._return_portion()
         has_waited = not self._stored.count
-        items = [await self._wait()] if has_waited else []
+        items: list[ItemT] = []
+        if has_waited:
+            items.append(await self._wait())
+            self._return_portion()  # another task may have made one of what came behind the item
         items += self._stored.take_all(None if limit is None else limit - len(items))
         self._took(items, sum(map(self._size_of, items)))
         if not has_waited:

@@ -34,6 +34,7 @@ YIELD_BYTES = 128 * 1024  # the same in bytes; two of 64 KiB take about as long 
 YIELD_LEAST = YIELD_BYTES // YIELD_CALLS  # bytes that a call counts for at least, so that one number keeps both
 MANY = 16  # one `send_many` may send so many times what a half sends between two yields
 STUCK_AFTER: Final = 10.0  # s without a turn for the same sender, while messages wait to be received beside it
+LEAST_LOOK: Final = 1.0  # s between two looks for such senders, each of which goes through all that wait
 OPEN: Final = Sending.OPEN  # looked up for each message
 ONLY_BYTES = {bytes}
 
@@ -157,7 +158,7 @@ class SenderWatchdog:
                     "1 message waits" if unread == 1 else f"{unread:,} messages wait",
                 )
         if self._waiting:
-            self.reminder.set(due)
+            self.reminder.set(max(due, now + LEAST_LOOK))
 
 
 class _Outcome(Enum):
