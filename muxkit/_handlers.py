@@ -156,7 +156,10 @@ def _unknown(name: str, known: list[str]) -> str:
 def _where(error: BaseException) -> str:
     way = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     inner = [_where(member) for member in error.exceptions] if isinstance(error, BaseExceptionGroup) else []
-    told = "its text is left out, it may hold payload; set the logger 'muxkit' to DEBUG to see it"
+    if isinstance(error, AttributeError) and isinstance(error.obj, Session):  # a text of muxkit's, without payload
+        told = str(error)
+    else:
+        told = "its text is left out, it may hold payload; set the logger 'muxkit' to DEBUG to see it"
     return "\n".join([f"{type(error).__name__} ({told})", way, *inner])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -264,6 +265,21 @@ async def test_a_session_that_is_used_as_a_channel_says_what_was_forgotten(caplo
     async with muxkit.open_server(confused, "relink+mem://confused") as server, muxkit.connect(server.url) as session:
         with pytest.raises(AttributeError, match=r"a Link has no 'receive'; .*Did you forget muxkit\.each_channel"):
             await confused(session)
+
+
+async def test_the_log_of_a_server_says_what_was_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    """Was: "AttributeError (its text is left out, it may hold payload; …)", so the advice was seen at DEBUG only."""
+
+    async def confused(session) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001 - it has no annotations
+        await session.send(b"x")
+
+    async with muxkit.open_server(confused, "bpmux+mem://confused") as server:
+        with pytest.raises(trio.BrokenResourceError):  # noqa: PT012 - whichever ping it is
+            async with muxkit.connect(server.url) as session:
+                while True:
+                    await session.ping()
+    [said] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "AttributeError (a Session has no 'send'; channels have it. Did you forget muxkit.each_channel" in said
 
 
 async def test_what_is_no_attribute_at_all_is_said_plainly() -> None:
