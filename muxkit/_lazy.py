@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 
 
@@ -10,6 +10,8 @@ def lazily(
     package: dict[str, object], places: Mapping[str, str], *, extras: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for the package with these globals, which keep what was fetched.
+
+    `__dir__` lists what the package exports, and nothing that it imports for itself.
 
     `places` maps each name, or several with blanks between them, to their module. `extras` maps packages that
     need not be installed to the extra that brings them.
@@ -32,6 +34,8 @@ def lazily(
         return found
 
     def listed() -> list[str]:
-        return sorted({*package, *modules})
+        public = package.get("__all__") or modules
+        assert isinstance(public, Iterable)
+        return sorted({*public, *(name for name in package if name.startswith("__"))})
 
     return fetch, listed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Any
@@ -47,9 +47,10 @@ def reconnecting(
     WARNING in the log. After `patience` seconds without a session, None for ever, the last failure comes out, and so do
     failures that no later attempt can mend. What the body raises ends the loop, `LinkLost` too if it is not caught. A
     session that is left with the loop is closed in the background. `on_failed` is called with each failure and the
-    seconds until the next attempt, instead of the warnings. A protocol that dials by itself gets both too.
+    seconds until the next attempt, instead of the warnings. A protocol that dials by itself gets all three too, and
+    with `patience` its session is given once it has a connection.
     """
-    ours = {"backoff": backoff, "on_failed": on_failed}
+    ours = {"backoff": backoff, "on_failed": on_failed, "patience": patience}
     with suppress(PluginError):  # the first attempt raises it
         theirs = getattr(load(PROTOCOLS, url.partition("+")[0]), "options", frozenset[str]())
         options |= {name: value for name, value in ours.items() if value is not None and name in theirs}
@@ -100,7 +101,7 @@ class _Sessions(AsyncIterator[Session]):
                 failure = ConnectionError(f"{self._url}: the session was over {lived:.2f} s after it began")
         while True:
             if failure is None:
-                kept = _Kept(self._url, self._open)
+                kept = _Kept(self._url, self._open, connected=self._patience is not None)
                 await kept.begin()
                 failure = kept.failure
                 if failure is None:
@@ -129,9 +130,12 @@ def _can_heal(failure: Exception) -> bool:
 class _Kept:
     """A session in a task of its own, so that a loop may be left at any point without harm to the task it runs in."""
 
-    def __init__(self, url: str, open_one: Callable[[], AbstractAsyncContextManager[Session]]) -> None:
+    def __init__(
+        self, url: str, open_one: Callable[[], AbstractAsyncContextManager[Session]], *, connected: bool
+    ) -> None:
         self._url = url
         self._open = open_one
+        self._connected = connected
         self._release = trio.Event()
         self._began = trio.Event()
         self._over = trio.Event()
@@ -163,6 +167,10 @@ class _Kept:
         try:
             with self._scope:
                 async with self._open() as self.session:
+                    # Relink's session is there before its connection; without one it would not count as a failure.
+                    connected: Callable[[], Awaitable[None]] | None = getattr(self.session, "connected", None)
+                    if self._connected and connected is not None:
+                        await connected()
                     self._began.set()
                     await self._release.wait()
         except LinkLost as error:

@@ -28,6 +28,13 @@ def test_a_name_that_the_package_does_not_have_is_said_with_the_package() -> Non
     assert said == "module 'muxkit' has no attribute 'nothing'\n"
 
 
+def test_dir_of_a_package_has_what_it_exports_and_no_tools_of_its_own() -> None:
+    """Was: `dir(muxkit)` shows `annotations`, `lazily`."""
+    for package in MISSPELT:
+        module = import_module(package)
+        assert {name for name in dir(module) if not name.startswith("__")} == set(module.__all__), package
+
+
 MISSPELT = {
     "muxkit": "Chanel",
     "muxkit.testing": "chaos_rely",

@@ -81,6 +81,37 @@ async def test_patience_ends(autojump_clock: trio.testing.MockClock) -> None:
     assert 20 < trio.current_time() - began <= 60
 
 
+async def test_patience_ends_for_a_protocol_that_dials_by_itself(autojump_clock: trio.testing.MockClock) -> None:
+    """Was: `reconnecting("relink+…", patience=…)` gave a link without a connection, and waited for ever."""
+    url = "relink+mem://comes-and-goes"
+    began = trio.current_time()
+    with pytest.raises(muxkit.LinkLost, match="no connection for 60 s"), trio.fail_after(1000):  # noqa: PT012
+        async for _ in muxkit.reconnecting(url, patience=60):
+            raise AssertionError("there is no server")
+    assert trio.current_time() - began == pytest.approx(60)
+
+
+async def test_patience_ends_also_after_a_link_that_was_lost(autojump_clock: trio.testing.MockClock) -> None:
+    url = "relink+mem://comes-and-goes"
+    sessions = 0
+    async with trio.open_nursery() as nursery:
+
+        async def serve_a_while() -> None:
+            with trio.move_on_after(5):
+                async with muxkit.open_server(echo, url, linger=0.1):
+                    await trio.sleep_forever()
+
+        nursery.start_soon(serve_a_while)
+        with pytest.raises(muxkit.LinkLost, match="no connection for 60 s"), trio.fail_after(1000):  # noqa: PT012
+            async for session in muxkit.reconnecting(url, patience=60):
+                sessions += 1
+                with pytest.raises(muxkit.LinkLost):  # noqa: PT012 - any of the calls
+                    while True:
+                        assert await call(session, b"x") == b"x"
+                        await trio.sleep(1)
+    assert sessions == 1
+
+
 async def test_what_no_later_attempt_can_mend_comes_out_at_once() -> None:
     with pytest.raises(ValueError, match="is no URL"):
         async for _ in muxkit.reconnecting("bpmux"):

@@ -14,7 +14,7 @@ import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._observer import Observer
-from muxkit.core import Buffer, Cursor, NeedMore
+from muxkit.core import Buffer, Cursor, NeedMore, counted
 from muxkit.protocols.relink.config import U32_MAX, Config
 
 Parts = tuple[bytes, ...]
@@ -339,7 +339,7 @@ def _parse_sizes(cursor: Cursor, start: int, bounds: Bounds) -> tuple[tuple[int,
     total = sum(sizes)
     if total > bounds.message:
         rule = "relink-M11" if max(sizes) > bounds.message else "relink-M12"
-        what = f"a message of {total} bytes in {count} parts, {bounds.message} are allowed"
+        what = f"a message of {total} bytes in {counted(count, 'part')}, {bounds.message} are allowed"
         raise RemoteProtocolError(what, rule=rule, limit="message")
     cursor.align(8, start)
     return sizes, sum(encoded[::width].translate(PADDING_BEHIND))

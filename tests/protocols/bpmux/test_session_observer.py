@@ -118,5 +118,5 @@ async def test_the_counters_of_a_session() -> None:
         assert one.queued == 0
         assert pair.one.info.protocol == "bpmux"
         assert pair.one.info.peer == "mem pair"
-        assert "1 channels" in repr(pair.one)
+        assert repr(pair.one).endswith(": 1 channel>")
         assert "out-sink 1" in repr(here)

@@ -329,7 +329,7 @@ def test_a_message_may_be_consumed_before_it_is_answered() -> None:
 def test_a_channel_with_undecided_messages_is_not_closed() -> None:
     one = offering(2)
     one.commit(1, through=0)
-    with pytest.raises(LocalProtocolError, match="1 messages neither committed nor rolled back"):
+    with pytest.raises(LocalProtocolError, match="1 message neither committed nor rolled back"):
         one.close(1)
     one.rollback(1)
     one.close(1)

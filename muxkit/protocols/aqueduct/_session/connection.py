@@ -18,7 +18,7 @@ from muxkit._errors import LocalProtocolError, Refused
 from muxkit._limits import Limits
 from muxkit._observer import Observer, measured
 from muxkit._typed import Connect, OpenServer, Reconnecting
-from muxkit.core import Reason, Receiving, Sending, decode_name, encode_name
+from muxkit.core import Reason, Receiving, Sending, counted, decode_name, encode_name
 from muxkit.protocols.aqueduct._session.core import BROKEN_OFF, Channel, Core, Receiver, Sender, closed, refused
 from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine.events import Arrived
@@ -223,7 +223,7 @@ class Connection(CommonSession):
         )
 
     def __repr__(self) -> str:
-        state = "lost" if self._core.pump.is_lost else f"{self._core.live} halves"
+        state = "lost" if self._core.pump.is_lost else counted(self._core.live, "half", "halves")
         return f"<aqueduct.{type(self).__name__} {self._core.pump.peer or 'on a stream'}: {state}>"
 
 

@@ -542,7 +542,7 @@ class Session(CommonSession):
         )
 
     def __repr__(self) -> str:
-        state = "lost" if self._connection.pump.is_lost else f"{self._engine.channels} channels"
+        state = "lost" if self._connection.pump.is_lost else counted(self._engine.channels, "channel")
         return f"<bpmux.Session {self._connection.pump.peer or 'on a stream'}: {state}>"
 
 

@@ -454,7 +454,7 @@ class Session(CommonSession):
         return SessionStats(**attrs.asdict(stats) | common)
 
     def __repr__(self) -> str:
-        state = "lost" if self._connection.pump.is_lost else f"{len(self._live)} channels"
+        state = "lost" if self._connection.pump.is_lost else counted(len(self._live), "channel")
         return f"<e3x.Session {self._connection.pump.peer or 'on a link'}: {state}>"
 
 

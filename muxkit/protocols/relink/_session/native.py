@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.core import Reason, Receiving, Sending
+from muxkit.core import Reason, Receiving, Sending, counted
 from muxkit.protocols.relink._session.core import Core, NotCommitted, RolledBackError
 from muxkit.protocols.relink.engine.events import Acknowledged, Arrived, Committed, Consumed, Received
 from muxkit.protocols.relink.frames import Parts
@@ -391,7 +391,7 @@ class Message:
             self.uncommitted()
 
     def __repr__(self) -> str:
-        return f"<relink.Message {self.number}, {_size(self)} bytes in {len(self.parts)} parts>"
+        return f"<relink.Message {self.number}, {_size(self)} bytes in {counted(len(self.parts), 'part')}>"
 
 
 def _size(message: Message) -> int:

@@ -13,7 +13,7 @@ from itertools import repeat
 from typing import Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import NO_QUEUE, Buffer, Ranges
+from muxkit.core import NO_QUEUE, Buffer, Ranges, counted
 from muxkit.protocols.relink import frames
 from muxkit.protocols.relink.engine.events import Arrived, Ended, Opened, RolledBack
 from muxkit.protocols.relink.engine.link import LinkState, Run, Timer, advance, counts_of, extend, resolve
@@ -183,7 +183,9 @@ class Incoming:
             raise RemoteProtocolError(f"{what}, which was closed before", rule="relink-K04")
         if self.held:
             left = self.arrived - self.decided
-            raise RemoteProtocolError(f"{what}: {left} messages neither committed nor rolled back", rule="relink-K02")
+            raise RemoteProtocolError(
+                f"{what}: {counted(left, 'message')} neither committed nor rolled back", rule="relink-K02"
+            )
         if count > 1:
             raise RemoteProtocolError(f"{what} {count} times", rule="relink-K04")
 

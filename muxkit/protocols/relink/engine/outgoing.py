@@ -10,7 +10,7 @@ from typing import Final, cast
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import NO_QUEUE, Buffer, Outbox, Scheduler
+from muxkit.core import NO_QUEUE, Buffer, Outbox, Scheduler, counted
 from muxkit.protocols.relink import frames
 from muxkit.protocols.relink.engine import events
 from muxkit.protocols.relink.engine.link import LinkState, Run, advance, counts_of, extend, resolve
@@ -730,7 +730,9 @@ class OurChannels:
         outgoing = self._check_open(channel)
         undecided = outgoing.next - 1 - outgoing.decided
         if self.link.out_transactions and undecided:
-            raise LocalProtocolError(f"channel {channel}: {undecided} messages neither committed nor rolled back")
+            raise LocalProtocolError(
+                f"channel {channel}: {counted(undecided, 'message')} neither committed nor rolled back"
+            )
         outgoing.close()
 
     # --- checks
