@@ -273,11 +273,12 @@ async def test_the_log_of_a_server_says_what_was_forgotten(caplog: pytest.LogCap
     async def confused(session) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001 - it has no annotations
         await session.send(b"x")
 
-    async with muxkit.open_server(confused, "bpmux+mem://confused") as server:
+    async with muxkit.open_server(confused, "e3x+mem://confused") as server:
         with pytest.raises(trio.BrokenResourceError):  # noqa: PT012 - whichever ping it is
             async with muxkit.connect(server.url) as session:
                 while True:
                     await session.ping()
+    # A server is left when its handlers are over, and only then has the last of them been logged.
     [said] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert "AttributeError (a Session has no 'send'; channels have it. Did you forget muxkit.each_channel" in said
 
