@@ -148,9 +148,11 @@ def _is_kind(annotation: object, kind: type) -> bool:
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    there_are = f"there are: {', '.join(sorted(known))}" if known else "there are none"
+    said, listed = f"no channel is named {name[:64]!r} here", ", ".join(sorted(known))
     close = get_close_matches(name, known, 1)
-    return f"no channel is named {name[:64]!r} here{f'; did you mean {close[0]!r}?' if close else ''}; {there_are}"
+    if close:
+        return f"{said}; did you mean {close[0]!r}? There are: {listed}"
+    return f"{said}; there are: {listed}" if known else f"{said}; there are none"
 
 
 def _where(error: BaseException) -> str:

@@ -166,10 +166,14 @@ async def open_server(
 
 def _shared_out(listeners: Sequence[socket.socket], urls: Sequence[str]) -> list[Sequence[socket.socket]]:
     """Return the sockets of each URL: all of them for one, one each for several."""
+    for each in listeners:
+        given: object = each  # by programs that no type checker has seen
+        if not isinstance(given, socket.socket):
+            raise TypeError(f"listeners=…: sockets of the module `socket` are needed, not {given!r}")
     if len(urls) == 1:
         return [listeners]
     if listeners and len(listeners) != len(urls):
-        raise ValueError(f"listeners=…: {len(listeners)} sockets for {len(urls)} URLs; give one for each")
+        raise ValueError(f"listeners=…: {counted(len(listeners), 'socket')} for {len(urls)} URLs; give one for each")
     return [[each] for each in listeners] or [()] * len(urls)
 
 

@@ -43,9 +43,7 @@ async def test_an_unknown_name_is_refused_with_the_names_that_there_are() -> Non
         channel = await session.open("shuot")
         with pytest.raises(muxkit.ChannelCancelled) as caught:
             await channel.receive()
-        assert caught.value.reason == (
-            "no channel is named 'shuot' here; did you mean 'shout'?; there are: chat, shout"
-        )
+        assert caught.value.reason == ("no channel is named 'shuot' here; did you mean 'shout'? There are: chat, shout")
         assert caught.value.code == 404
 
 

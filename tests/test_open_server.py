@@ -10,7 +10,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -309,3 +309,39 @@ async def test_a_drain_is_bounded(autojump_clock: MockClock) -> None:
             assert trio.current_time() - began < 8
         assert not scope.cancelled_caught
         nursery.cancel_scope.cancel()
+
+
+def bound() -> socket.socket:
+    """A socket of somebody else, such as a service manager."""
+    made = socket.socket()
+    made.bind(("127.0.0.1", 0))
+    made.listen()
+    return made
+
+
+async def test_sockets_that_were_made_elsewhere_are_listened_on() -> None:
+    made = bound(), bound()
+    ports = [each.getsockname()[1] for each in made]
+    urls = ["bpmux+tcp://127.0.0.1:1", "relink+tcp://127.0.0.1:2"]
+    async with muxkit.open_server(echo, urls, listeners=made, linger=0.1) as server:
+        assert server.urls == (f"bpmux+tcp://127.0.0.1:{ports[0]}", f"relink+tcp://127.0.0.1:{ports[1]}")
+        for url in server.urls:
+            async with muxkit.connect(url) as session, session.open("echo") as channel:
+                await channel.send(b"x")
+                assert await channel.receive() == b"x"
+
+
+async def test_each_url_needs_a_socket_if_any_has_one() -> None:
+    with bound() as made, pytest.raises(ValueError, match="listeners=…: 1 socket for 2 URLs; give one for each"):
+        async with muxkit.open_server(echo, ["bpmux+tcp://127.0.0.1:1", "bpmux+tcp://127.0.0.1:2"], listeners=[made]):
+            pass
+
+
+async def test_listeners_of_another_kind_are_refused_with_the_kind_that_is_needed() -> None:
+    """Was: "AttributeError: 'SocketListener' object has no attribute 'type'"."""
+    listeners: list[Any] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    with pytest.raises(TypeError, match=r"listeners=…: sockets of the module `socket` are needed, not <trio\.Sock"):
+        async with muxkit.open_server(echo, "bpmux+tcp://127.0.0.1:0", listeners=listeners):
+            pass
+    for listener in listeners:
+        await listener.aclose()
