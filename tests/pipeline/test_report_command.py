@@ -54,7 +54,7 @@ def test_a_folder_without_captures_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--engine"], ["--raw", "relink", "--engine"], ["--listener"], ["--raw", "e3x"]], ids=" ".join
+    "arguments", [["--engine"], ["--raw", "relink", "--engine"], ["--listener"], ["--raw", "restream"]], ids=" ".join
 )
 def test_options_that_do_not_go_together_are_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
     done = CliRunner().invoke(capture, ["report", str(tmp_path), *arguments])

@@ -95,7 +95,12 @@ async def test_a_session_without_back_pressure_is_found(
         self._connection.engine.consumed(self._entity, len(message))  # on arrival, as a careless protocol would
         ReceiveHalf._deliver(self, message)
 
+    def deliver_all(self: bpmux.Source, messages: list[bytes]) -> None:
+        for message in messages:
+            self._deliver(message)
+
     monkeypatch.setattr(bpmux.Source, "_deliver", deliver)
+    monkeypatch.setattr(bpmux.Source, "_deliver_all", deliver_all)
     monkeypatch.setattr(bpmux.Source, "_taken", lambda self, messages, size: None)
     with pytest.raises(AssertionError, match=r"an unread channel stops its sender only: \d+ bytes were taken"):
         await check_session(over_memory, largest=1000)
