@@ -312,7 +312,7 @@ async def test_a_drain_is_bounded(autojump_clock: MockClock) -> None:
 
 
 def bound() -> socket.socket:
-    """A socket of somebody else, such as a service manager."""
+    """A socket as a service manager makes it."""
     made = socket.socket()
     made.bind(("127.0.0.1", 0))
     made.listen()

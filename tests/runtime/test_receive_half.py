@@ -164,7 +164,7 @@ async def test_what_is_handed_out_stays_with_its_half_when_another_task_takes_th
         raise AssertionError("an item came to another half")
 
 
-async def test_who_waited_for_all_takes_what_another_task_would_be_handed_out_next() -> None:
+async def test_a_task_that_waited_for_all_takes_what_another_task_would_be_handed_out_next() -> None:
     """It took what had come last, and what had come before that afterwards."""
     source = Telling()
     got: list[list[bytes]] = []
