@@ -163,8 +163,8 @@ def test_nothing_is_guessed_behind_a_gap_in_aqueduct() -> None:
 # ---------------------------------------------------------------------------- both
 
 
-class Both:
-    """What one end of a session recorded, as `Recording` of test_decode.py."""
+class Bytes(muxkit.BaseObserver):
+    """Keeps what one end of a session reads and writes."""
 
     def __init__(self) -> None:
         self.recording: list[tuple[Direction, bytes]] = []
@@ -172,32 +172,26 @@ class Both:
     def transport(self, direction: Direction, data: bytes | memoryview) -> None:
         self.recording.append((direction, bytes(data)))
 
-    def frame(self, direction: Direction, channel: str, name: str, size: int) -> None: ...
-    def credit(self, direction: Direction, channel: str, amount: int) -> None: ...
-    def state(self, channel: str, state: str) -> None: ...
-    def timer(self, name: str) -> None: ...
-    def error(self, error: BaseException) -> None: ...
-
 
 @pytest.mark.parametrize("protocol", ["e3x", "aqueduct"])
 @pytest.mark.parametrize("seed", range(3))
 async def test_the_pieces_of_a_stream_and_a_decoder_kept_as_bytes_change_nothing(protocol: str, seed: int) -> None:
-    both = Both()
+    seen = Bytes()
 
     async def echo(channel: muxkit.Channel) -> None:
         async for message in channel:
             await channel.send(message)
 
     async with muxkit.open_server(echo, f"{protocol}+tcp://127.0.0.1:0") as server:
-        async with muxkit.connect(server.url, observer=both) as session, session.open() as channel:
+        async with muxkit.connect(server.url, observer=seen) as session, session.open() as channel:
             for size in SIZES:
                 await channel.send(bytes(size))
                 await channel.receive()
     dice = random.Random(seed)
     one = decoder(protocol)
-    at_once = [found for direction, data in both.recording for found in one.feed(direction, data)]
+    at_once = [found for direction, data in seen.recording for found in one.feed(direction, data)]
     kept, pieces = decoder(protocol), list[Found]()
-    for direction, data in both.recording:
+    for direction, data in seen.recording:
         start = 0
         while start < len(data):
             size = dice.choice((1, 2, 9, 5000, 100_000))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner, Result
 
-from muxkit.cli.commands import capture
+from muxkit.cli.commands import RAW_PROTOCOLS, capture
 from muxkit.cli.terminal import CommandFailed, Exit
+from muxkit.pipeline.capture.decoding.captures import DECODERS
 from tests.pipeline._captures import record_sessions
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ async def test_a_page_is_made_of_frames(tmp_path: Path) -> None:
     assert done.exception is None
     assert done.stdout == f"{tmp_path / 'report.html'}\n"
     assert ">one<" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_option_has_each_protocol_whose_bytes_can_be_decoded() -> None:
+    """The command line does without what decoding needs, so the names stand there once more."""
+    assert sorted(RAW_PROTOCOLS) == sorted(DECODERS)
 
 
 @pytest.mark.parametrize("engine", [(), ("--engine",)], ids=["cut", "engine"])

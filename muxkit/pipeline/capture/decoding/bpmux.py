@@ -50,28 +50,9 @@ class BpmuxDecoder(Decoder):
         if self.begin(direction, data, segment, offset, found):
             self.cut(direction, data, found)
         elif self.halves[direction].gap_end is not None:
-            self._search(direction, data, found)
+            seen = self.halves[direction].seen
+            self.search(direction, data, found, what="chunks", find=partial(_find_chunks, seen=seen))
         return found
-
-    def _search(self, direction: Direction, data: bytes, found: list[Found]) -> None:
-        """Look for chunks behind a gap, and go on with them."""
-        half = self.halves[direction]
-        half.held.append(data)
-        half.size += len(data)
-        if half.size < half.wanted or not half.seen:
-            return
-        held = b"".join(half.held)
-        start, is_sure = _find_chunks(held, half.seen)
-        begins = half.offset - len(held) + start
-        half.held, half.size, half.wanted = [held[start:]], len(held) - start, len(held) - start + 1
-        if not is_sure:
-            return
-        skipped = begins - (half.gap_end or 0)
-        text = f"{skipped} bytes behind a gap were passed over, and chunks were found again at byte {begins}"
-        found.append(row("found", direction, size=skipped, id=begins, text=text))
-        half.lost, half.gap_end, half.found_again = False, None, True
-        half.held, half.size, half.wanted = [], 0, 0
-        self.cut(direction, held[start:], found)
 
     def parse(self, direction: Direction, found: list[Found], cursor: Cursor) -> None:
         half = self.halves[direction]
@@ -111,6 +92,8 @@ class BpmuxDecoder(Decoder):
 
 def _find_chunks(data: bytes, seen: set[int]) -> tuple[int, bool]:
     """Return where chunks of known channels begin, and True; or where they may once there are more bytes, and False."""
+    if not seen:
+        return len(data), False
     heads = [
         b"[\\x%02x-\\x%02x]" % (type << 5, type << 5 | 0x1F) + re.escape(encode_varu64(id))
         for id, type in (divmod(each, 8) for each in sorted(seen))

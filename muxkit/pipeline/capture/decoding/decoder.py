@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Final
 
 import attrs
@@ -116,3 +117,34 @@ class Decoder(ABC):
             error.offset = half.offset - (end - start)
             kind = type(error).__name__
             found.append(row("error", direction, None, kind, id=error.offset, rule=error.rule, text=str(error)))
+
+    def search(
+        self,
+        direction: Direction,
+        data: bytes,
+        found: list[Found],
+        *,
+        what: str,
+        find: Callable[[bytes], tuple[int, bool]],
+    ) -> None:
+        """Look behind a gap for what can be parsed again, and go on with it.
+
+        `find` returns where that begins in the bytes, and True; or where it may once there are more, and False.
+        """
+        half = self.halves[direction]
+        half.held.append(data)
+        half.size += len(data)
+        if half.size < half.wanted:
+            return
+        held = b"".join(half.held)
+        start, is_sure = find(held)
+        begins = half.offset - len(held) + start
+        half.held, half.size, half.wanted = [held[start:]], len(held) - start, len(held) - start + 1
+        if not is_sure:
+            return
+        skipped = begins - (half.gap_end or 0)
+        text = f"{skipped} bytes behind a gap were passed over, and {what} were found again at byte {begins}"
+        found.append(row("found", direction, size=skipped, id=begins, text=text))
+        half.lost, half.gap_end, half.found_again = False, None, True
+        half.held, half.size, half.wanted = [], 0, 0
+        self.cut(direction, held[start:], found)

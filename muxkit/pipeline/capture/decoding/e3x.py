@@ -14,7 +14,7 @@ import attrs
 from muxkit import RemoteProtocolError
 from muxkit._observer import Direction
 from muxkit.core import Cursor, NeedMore
-from muxkit.pipeline.capture.decoding.decoder import OTHER, SEARCHED, Decoder, Half
+from muxkit.pipeline.capture.decoding.decoder import OTHER, SEARCHED, Decoder
 from muxkit.pipeline.capture.files import Found, row
 from muxkit.protocols.e3x.packets import name_of, parse_packet
 
@@ -51,9 +51,7 @@ class E3xDecoder(Decoder):
         elif is_whole:
             self.cut(direction, data, found)
         elif half.gap_end is not None:
-            half.held.append(data)
-            half.size += len(data)
-            self._search(direction, half, found)
+            self.search(direction, data, found, what="packets", find=_find_packet)
         return found
 
     def restart(self) -> None:
@@ -74,8 +72,7 @@ class E3xDecoder(Decoder):
         half = self.halves[direction]
         held, half.held, half.size = half.held, [], 0
         if self.in_chunks and half.lost:
-            half.held, half.size = held, sum(map(len, held))
-            self._search(direction, half, found)
+            self.search(direction, b"".join(held), found, what="packets", find=_find_packet)
         elif self.in_chunks:
             if held:
                 self.cut(direction, b"".join(held), found)
@@ -98,23 +95,6 @@ class E3xDecoder(Decoder):
         name, channel = name_of(packet), f"channel {packet.channel}"
         number = packet.ack if name == "ack" else packet.seq
         found.append(row("frame", direction, channel, name, len(packet.body), id=number))
-
-    def _search(self, direction: Direction, half: Half, found: list[Found]) -> None:
-        """Look for a whole packet behind a gap, and go on with it."""
-        if half.size < half.wanted:
-            return
-        held = b"".join(half.held)
-        start, is_sure = _find_packet(held)
-        begins = half.offset - len(held) + start
-        half.held, half.size, half.wanted = [held[start:]], len(held) - start, len(held) - start + 1
-        if not is_sure:
-            return
-        skipped = begins - (half.gap_end or 0)
-        text = f"{skipped} bytes behind a gap were passed over, and packets were found again at byte {begins}"
-        found.append(row("found", direction, size=skipped, id=begins, text=text))
-        half.lost, half.gap_end = False, None
-        half.held, half.size, half.wanted = [], 0, 0
-        self.cut(direction, held[start:], found)
 
 
 def _comes_in_chunks(pieces: list[bytes]) -> bool | None:
