@@ -241,6 +241,19 @@ async def test_shutdown_refuses_what_comes_late_and_lets_the_rest_end(autojump_c
                     await anext(incoming)
 
 
+async def test_a_channel_that_crosses_a_shutdown_reads_that_the_peer_is_closing(autojump_clock: MockClock) -> None:
+    async with rough(weather) as pair, pair.client.open() as early:
+        await early.send(b"x")
+        await anext(pair.server.incoming())
+        async with background() as nursery:
+            nursery.start_soon(partial(pair.server.shutdown, grace=100))
+            async with pair.client.open() as late:  # before the word can be here
+                with pytest.raises(ChannelStopped, match="the peer is closing the connection"):
+                    await late.receive()
+                with pytest.raises(ChannelStopped, match="the peer is closing the connection"):
+                    await late.send(b"unread")
+
+
 async def test_shutdown_of_a_rich_connection_takes_no_more_messages_and_gives_up_what_is_left(
     autojump_clock: MockClock,
 ) -> None:

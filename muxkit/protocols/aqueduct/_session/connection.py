@@ -261,6 +261,7 @@ class CommonChannels:
         self._in_use = False
         core.on_end = self.end
         core.on_cancelled = self._drop_waiting
+        core.takes_no_channels = self._is_refused
 
     def use(self) -> None:
         """Carry common channels from now on."""
@@ -407,7 +408,11 @@ class CommonChannels:
         if self._opener is None:
             has_ended = self._acceptor is None or self._acceptor.state is not Receiving.OPEN
             return refused() if has_ended else None
-        return None if self._opener.state is Sending.OPEN else refused()
+        return refused() if self._is_refused() else None
+
+    def _is_refused(self) -> bool:
+        """Whether the peer has closed the receiver through which we open channels."""
+        return self._opener is not None and self._opener.state is not Sending.OPEN
 
     # --- the end
 

@@ -239,7 +239,7 @@ class Sender(SendHalf):
             receiver = channel.receiver  # an abort of the whole channel tells the reason to the half that receives
             self._stopped(lambda: NoReceiver("the receiver was closed", payload=receiver._told))
         else:
-            self._stopped(ERRORS[outcome])
+            self._stopped(self._core.error_of(outcome))
 
     def _lost(self, error: ErrorMaker) -> None:
         self._channel = None
@@ -521,7 +521,7 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
             told = self._told
             self._ended(lambda: Cancelled("the sender gave up before it was done", payload=told))
         else:
-            self._ended(ERRORS[outcome])
+            self._ended(self._core.error_of(outcome))
 
     def _lost(self, error: ErrorMaker) -> None:
         """The connection is gone."""
@@ -726,6 +726,7 @@ class Core:
         self.is_told: bool = False  # the peer said why it ends the connection
         self.on_end: Callable[[ErrorMaker | None], None] = lambda error: None
         self.on_cancelled: Callable[[Receiver], None] = lambda receiver: None
+        self.takes_no_channels: Callable[[], bool] = lambda: False  # the peer has said so
         self.reserved: set[Half] = {self.engine.entrypoint}  # halves that are not the application's
         self.peer_headers: Headers | None = None
         self.connected: trio.Event = trio.Event()  # the peer's headers have come, or never will
@@ -961,6 +962,14 @@ class Core:
                 what = f"{error}{self.pump.foreign}"
                 _log.warning("%s broke a rule, the connection was closed: %s", self.pump.peer or "a peer", what)
                 self.lose(str(error), by="peer", cause=error, told=Reason(str(error), PEER_BROKE_A_RULE))
+
+    def error_of(self, outcome: Outcome) -> ErrorMaker:
+        """Return what makes the error of a half that ended so."""
+        error = ERRORS[outcome]
+        if outcome is not Outcome.LOST_IN_TRANSIT:
+            return error
+        # What opens a channel may cross the peer's word that it takes no more: then that is the reason.
+        return lambda: refused() if self.takes_no_channels() else error()
 
     def _on_ended(self, machine: Half, outcome: Outcome) -> None:
         self.unconfirmed.discard(machine)

@@ -638,7 +638,7 @@ class CommonChannels:
         if core.error is not None:
             return core.error()
         if core.engine.has_peer_shut_down:
-            return ChannelStopped("no channel can be opened any more: the peer is closing the link")
+            return refused()
         if core.engine.is_shutting_down:
             return trio.ClosedResourceError("no channel can be opened any more: this side is closing the link")
         return None

@@ -202,4 +202,4 @@ def stopped(told: Reason) -> Exception:
 
 
 def refused() -> Exception:
-    return ChannelStopped("the peer takes no new channels")
+    return ChannelStopped("no channel can be opened any more: the peer is closing the link")
