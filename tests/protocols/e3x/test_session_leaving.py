@@ -89,12 +89,13 @@ async def test_acks_that_were_lost_come_with_the_goodbye(autojump_clock: MockClo
 
 
 class Mute(Cable):
-    """A link that sends only openings."""
+    """A link that sends only openings, and receives everything."""
 
     async def send(self, value: bytes) -> None:
-        self.is_cut = b'"type"' not in value
-        await super().send(value)
-        self.is_cut = False
+        if b'"type"' in value:
+            await super().send(value)
+        else:
+            await trio.lowlevel.checkpoint()
 
 
 @pytest.mark.requirement("R-42", "R-48")
