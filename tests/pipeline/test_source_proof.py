@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -146,6 +149,29 @@ def test_the_progress_counts_rows_in_files_and_says_whether_spark_is_up(tmp_path
     with log.open("a", encoding="utf-8") as file:
         file.write('{"event": "started"}\n')
     assert str(proof.progress()) == "3 rows written, batch 1 is being read and written, batch 0 is committed"
+
+
+def test_the_progress_is_told_while_spark_makes_and_removes_folders(tmp_path: Path) -> None:
+    proof = Proof(Plan(folder=tmp_path))
+    (tmp_path / "driver.log").touch()
+    tells = threading.Event()
+
+    def write() -> None:
+        for number in itertools.count():
+            batch = tmp_path / "out" / f"batch={number % 3}"
+            _made(batch / "_temporary" / "0" / "task" / "part.parquet").touch()
+            shutil.rmtree(batch)
+            if tells.is_set():
+                return
+
+    with ThreadPoolExecutor() as pool:
+        writer = pool.submit(write)
+        try:
+            told = {str(proof.progress()) for _ in range(1000)}
+        finally:
+            tells.set()
+        writer.result()
+    assert told == {"0 rows written, Spark is starting"}
 
 
 def _made(path: Path) -> Path:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -26,7 +27,6 @@ from muxkit_bench.proof.driver import MOMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
     from typing import IO
 
 POLL_INTERVAL: Final = 0.02  # s between two checks of the files of other processes
@@ -254,11 +254,13 @@ class Proof:
         """Count what is written by now, from the files themselves."""
         planned, committed = self.batches()
         out = self.plan.folder / "out"
-        for path in out.rglob("*.parquet"):
-            if path not in self._rows and "_temporary" not in path.parts:
-                # A file that is not complete is counted later, one that was replaced is gone.
-                with suppress(OSError, pa.ArrowInvalid):
-                    self._rows[path] = pq.read_metadata(path).num_rows
+        for folder, folders, names in os.walk(out):  # it passes over folders that Spark removes meanwhile
+            folders[:] = [each for each in folders if each != "_temporary"]
+            for path in (Path(folder, name) for name in names if name.endswith(".parquet")):
+                if path not in self._rows:
+                    # A file that is not complete is counted later, one that was replaced is gone.
+                    with suppress(OSError, pa.ArrowInvalid):
+                        self._rows[path] = pq.read_metadata(path).num_rows
         written = sum(rows for path, rows in self._rows.items() if path.exists())
         with (self.plan.folder / "driver.log").open("rb") as log:
             log.seek(self._log_begins)

@@ -25,7 +25,6 @@ from muxkit.runtime import (
     Backlog,
     ByteStream,
     ChannelStats,
-    ChannelStopped,
     ErrorMaker,
     Mailbox,
     Reading,
