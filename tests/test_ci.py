@@ -92,9 +92,9 @@ def test_every_step_is_run_and_named_in_the_summary(tree: Tree) -> None:
 def test_with_everything_the_suite_leaves_the_pages_to_their_own_step(tree: Tree) -> None:
     tree.run()
     assert tree.asked[0] == "make ready-test pages=unset"
-    assert "make test pages=elsewhere" in tree.asked
+    assert "make test JOBS=3 pages=elsewhere" in tree.asked
     tree.run("tests")
-    assert tree.asked == ["make test pages=unset"]
+    assert tree.asked == ["make test JOBS=3 pages=unset"]
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,12 @@ def kill(process: int) -> None:
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
+    """Read a line and nothing behind it: `communicate` does not return what Python has read ahead."""
     assert process.stdout is not None
-    return process.stdout.readline()
+    line = bytearray()
+    while not line.endswith(b"\n") and (byte := os.read(process.stdout.fileno(), 1)):
+        line += byte
+    return line.decode()
 
 
 @contextmanager
