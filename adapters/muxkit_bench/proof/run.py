@@ -26,7 +26,7 @@ from muxkit_bench.proof.data import Verdict, files_of_batches, files_of_sink, ju
 from muxkit_bench.proof.driver import MOMENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import IO
 
 POLL_INTERVAL: Final = 0.02  # s between two checks of the files of other processes
@@ -254,13 +254,11 @@ class Proof:
         """Count what is written by now, from the files themselves."""
         planned, committed = self.batches()
         out = self.plan.folder / "out"
-        for folder, folders, names in os.walk(out):  # it passes over folders that Spark removes meanwhile
-            folders[:] = [each for each in folders if each != "_temporary"]
-            for path in (Path(folder, name) for name in names if name.endswith(".parquet")):
-                if path not in self._rows:
-                    # A file that is not complete is counted later, one that was replaced is gone.
-                    with suppress(OSError, pa.ArrowInvalid):
-                        self._rows[path] = pq.read_metadata(path).num_rows
+        for path in _tables(out):
+            if path not in self._rows:
+                # A file that is not complete is counted later, one that was replaced is gone.
+                with suppress(OSError, pa.ArrowInvalid):
+                    self._rows[path] = pq.read_metadata(path).num_rows
         written = sum(rows for path, rows in self._rows.items() if path.exists())
         with (self.plan.folder / "driver.log").open("rb") as log:
             log.seek(self._log_begins)
@@ -330,6 +328,13 @@ class Proof:
             if time.monotonic() > ends:
                 raise ProofFailed(f"{complaint} within {WAIT_TIMEOUT:g} s; see {self.plan.folder / 'driver.log'}")
             time.sleep(look)
+
+
+def _tables(out: Path) -> Iterator[Path]:
+    """Yield the files that a query has written, without those of unfinished tasks."""
+    for folder, folders, names in os.walk(out):  # it passes over folders that Spark removes meanwhile
+        folders[:] = [each for each in folders if each != "_temporary"]
+        yield from (Path(folder, name) for name in names if name.endswith(".parquet"))
 
 
 def _newest(folder: Path) -> int:

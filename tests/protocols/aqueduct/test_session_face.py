@@ -254,6 +254,22 @@ async def test_a_channel_that_crosses_a_shutdown_reads_that_the_peer_is_closing(
                     await late.send(b"unread")
 
 
+async def test_a_channel_that_a_message_carried_is_lost_in_transit_whether_the_peer_is_closing_or_not(
+    autojump_clock: MockClock,
+) -> None:
+    async with rough() as pair, pair.client.open() as here:
+        await here.send(b"x")
+        there = await anext(pair.server.incoming())
+        async with background() as nursery:
+            nursery.start_soon(partial(pair.server.shutdown, grace=100))
+            await at_rest()
+            kept, ticket = pair.client.channel()
+            there.receiver.close()
+            await here.sender.send(b"not taken", attachments=[ticket])
+            with pytest.raises(aqueduct.LostInTransit):
+                await kept.receive()
+
+
 async def test_shutdown_of_a_rich_connection_takes_no_more_messages_and_gives_up_what_is_left(
     autojump_clock: MockClock,
 ) -> None:

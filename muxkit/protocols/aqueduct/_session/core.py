@@ -239,7 +239,7 @@ class Sender(SendHalf):
             receiver = channel.receiver  # an abort of the whole channel tells the reason to the half that receives
             self._stopped(lambda: NoReceiver("the receiver was closed", payload=receiver._told))
         else:
-            self._stopped(self._core.error_of(outcome))
+            self._stopped(self._core.error_of(outcome, channel))
 
     def _lost(self, error: ErrorMaker) -> None:
         self._channel = None
@@ -521,7 +521,7 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
             told = self._told
             self._ended(lambda: Cancelled("the sender gave up before it was done", payload=told))
         else:
-            self._ended(self._core.error_of(outcome))
+            self._ended(self._core.error_of(outcome, self._channel))
 
     def _lost(self, error: ErrorMaker) -> None:
         """The connection is gone."""
@@ -963,12 +963,12 @@ class Core:
                 _log.warning("%s broke a rule, the connection was closed: %s", self.pump.peer or "a peer", what)
                 self.lose(str(error), by="peer", cause=error, told=Reason(str(error), PEER_BROKE_A_RULE))
 
-    def error_of(self, outcome: Outcome) -> ErrorMaker:
-        """Return what makes the error of a half that ended so."""
+    def error_of(self, outcome: Outcome, channel: Channel | None) -> ErrorMaker:
+        """Return what makes the error of a half that ended so; `channel` is the common channel that it is part of."""
         error = ERRORS[outcome]
-        if outcome is not Outcome.LOST_IN_TRANSIT:
+        if outcome is not Outcome.LOST_IN_TRANSIT or channel is None:
             return error
-        # What opens a channel may cross the peer's word that it takes no more: then that is the reason.
+        # What opens a common channel may cross the peer's word that it takes no more: then that is the reason.
         return lambda: refused() if self.takes_no_channels() else error()
 
     def _on_ended(self, machine: Half, outcome: Outcome) -> None:

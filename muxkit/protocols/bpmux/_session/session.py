@@ -277,7 +277,7 @@ class Session(CommonSession):
         if self._top.state is not Sending.OPEN and not top.end_in:
             return trio.ClosedResourceError("no channel can be opened any more: this side is closing the session")
         if top.gone or top.ending:
-            return refused()
+            return _refused()
         return None
 
     # --- channels that the peer opens
@@ -411,7 +411,7 @@ class Session(CommonSession):
                     if each is not None:
                         half = _detach_half(each)
                         if half is not None:
-                            half._stopped(refused)
+                            half._stopped(_refused)
                         self._entity_gone(each)
             case Ponged():
                 self._connection.pings.answered(event.entity)
@@ -589,7 +589,7 @@ def _detach_half(entity: Entity) -> Half | None:
     return half
 
 
-def refused() -> Exception:
+def _refused() -> Exception:
     return ChannelStopped("no channel can be opened any more: the peer is closing the session")
 
 
