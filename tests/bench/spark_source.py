@@ -1,10 +1,11 @@
 """The speed of the Spark source: rows per second, the time to a row, and a thousand sessions.
 
-    python tests/bench/spark_source.py [rows] [latency] [sessions]
+    python tests/bench/spark_source.py [rows] [hot] [latency] [sessions] [planning]
 
 The server is a process of its own with its sessions in memory. `rows`: the same streams are read by a plain reader in
 Python (`restream.stream`, one task for each stream, in one process), and by Spark on two cores into nothing, warm.
 `latency`: from the moment at which a message is appended until `foreachBatch` has it. `sessions`: what planning costs.
+`planning`: how long a trigger plans, and how long each of its other parts takes, as Spark tells it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ ROWS = {64: 400_000, 4096: 60_000}  # by the bytes of a message's data
 SAMPLES = 60  # batches that are timed
 IDLE, LOADED = (1, 1.0), (100, 0.02)  # messages at once, s until the next
 SESSIONS = 1000
+PLANNED = 18  # batches whose parts are timed, the first two of them cold
 
 
 # ---------------------------------------------------------------------------- the server
@@ -228,14 +230,49 @@ def _sessions(spark: SparkSession, url: str, folder: str, most: int | None) -> N
     )
 
 
+# ---------------------------------------------------------------------------- planning beside the rest of a trigger
+
+
+def planning(spark: SparkSession) -> None:
+    print(f"{SESSIONS} sessions in 8 partitions: median ms of each part of a trigger, with its share of the sum")
+    for name, count, options in (
+        ("one new message in each session every 2 s", 3, {}),
+        ("behind, 10,000 messages in each batch", 200, {"maxMessagesPerTrigger": 10_000}),
+        ("behind, 50,000 messages in each batch", 1000, {"maxMessagesPerTrigger": 50_000}),
+    ):
+        pause = 0.0 if options else 2.0
+        with server(SESSIONS, count, at_once=1, pause=pause) as url, tempfile.TemporaryDirectory() as folder:
+            print(f"{name}: {_parts_of_a_trigger(spark, url, folder, options)}", flush=True)
+
+
+def _parts_of_a_trigger(spark: SparkSession, url: str, folder: str, options: dict[str, int]) -> str:
+    names = " ".join(stream_names(SESSIONS))
+    given: dict[str, Any] = {"servers": url, "streams": names, "reader": "bench", "maxPartitions": 8, **options}
+    frame = spark.readStream.format("muxkit").options(**given).load()
+    query = frame.writeStream.format("noop").option("checkpointLocation", folder).start()
+    progress: dict[int, dict[str, int]] = {}
+    while len(progress) < PLANNED and query.isActive:
+        time.sleep(0.2)
+        progress.update((each.batchId, each.durationMs) for each in query.recentProgress if each.numInputRows)
+    query.stop()
+    warm = [progress[number] for number in sorted(progress)[2:]]
+    whole = sum(each["triggerExecution"] for each in warm)
+    parts = sorted({part for each in warm for part in each})
+    return f"{len(warm)} triggers, " + ", ".join(
+        f"{part} {statistics.median(each.get(part, 0) for each in warm):g} "
+        f"({sum(each.get(part, 0) for each in warm) / whole:.1%})"
+        for part in parts
+    )
+
+
 def main() -> None:
     if "--serve" in sys.argv:
         trio.run(serve, *json.loads(sys.argv[-1]))
         return
-    chosen = sys.argv[1:] or ["rows", "hot", "latency", "sessions"]
+    chosen = sys.argv[1:] or ["rows", "hot", "latency", "sessions", "planning"]
     spark = spark_session(name="muxkit bench")
     for each in chosen:
-        {"rows": rows, "hot": hot, "latency": latency, "sessions": sessions}[each](spark)
+        {"rows": rows, "hot": hot, "latency": latency, "sessions": sessions, "planning": planning}[each](spark)
     spark.stop()
 
 

@@ -5,6 +5,7 @@ It runs with the packed environment, so it imports nothing of the tests.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -105,25 +106,50 @@ def carry(spark: SparkSession, task: dict[str, Any]) -> dict[str, Any]:
     return {"batches": query.lastProgress["batchId"] + 1 if query.lastProgress else 0}
 
 
-def read(spark: SparkSession, task: dict[str, Any]) -> dict[str, Any]:
-    """How long one pass over the source takes, some times, warm."""
-    frame = source(spark, task)
-    frame.count()
-    seconds, rows = [], []
-    for _ in range(task["rounds"]):
-        began = time.perf_counter()
-        rows.append(
-            sum(
-                row["rows"]
-                for row in source(spark, task)
-                .groupBy("stream")
-                .agg({"value": "max", "id": "count"})
-                .selectExpr("`count(id)` as rows")
-                .collect()
-            )
-        )
-        seconds.append(time.perf_counter() - began)
-    return {"seconds": seconds, "rows": rows}
+def work(batches: Iterator[pa.RecordBatch], *, hashes: int) -> Iterator[pa.RecordBatch]:
+    """Hash each value so many times: what a program does with its rows in Python."""
+    import pyarrow as pa
+
+    for batch in batches:
+        done = []
+        for value in batch.column("value").to_pylist():
+            for _ in range(hashes):
+                value = hashlib.sha256(value).digest()
+            done.append(value)
+        yield pa.RecordBatch.from_arrays([pa.array(done, pa.binary())], names=["value"])
+
+
+def rates(spark: SparkSession, task: dict[str, Any]) -> dict[str, Any]:
+    """Time passes over the source, warm: read into nothing, with work on each row, and carried to a sink.
+
+    The rows of one pass and the executors that read it are counted first, which also starts the Python of the workers.
+    """
+    tasks = source(spark, task).mapInArrow(partial(look, driver=os.getcwd()), "told string").collect()
+    told = [json.loads(row["told"]) for row in tasks]
+
+    def nothing(frame: DataFrame) -> None:
+        frame.write.format("noop").mode("overwrite").save()
+
+    def to_sink(number: int) -> None:
+        options = task["sink"] | {"txnId": f"{task['name']} {number}"}
+        source(spark, task).select("value").write.format("muxkit").mode("append").options(**options).save()
+
+    seconds: dict[str, list[float]] = {"read": [], "worked": [], "carried": []}
+    for number in range(task["passes"]):
+        worked = source(spark, task).mapInArrow(partial(work, hashes=task["hashes"]), "value binary")
+        for name, act in (
+            ("read", partial(nothing, source(spark, task))),
+            ("worked", partial(nothing, worked)),
+            ("carried", partial(to_sink, number)),
+        ):
+            began = time.perf_counter()
+            act()
+            seconds[name].append(time.perf_counter() - began)
+    return {
+        "rows": sum(each["rows"] for each in told),
+        "executors": len({each["cwd"] for each in told}),
+        "seconds": seconds,
+    }
 
 
 def main() -> None:
@@ -132,7 +158,7 @@ def main() -> None:
     task = json.loads(Path("task.json").read_text(encoding="utf-8"))
     spark = SparkSession.builder.appName("muxkit cluster").getOrCreate()
     try:
-        result = {"everything": everything, "carry": carry, "read": read}[task["do"]](spark, task)
+        result = {"everything": everything, "carry": carry, "rates": rates}[task["do"]](spark, task)
     finally:
         spark.stop()
     Path("result.json").write_text(json.dumps(result), encoding="utf-8")

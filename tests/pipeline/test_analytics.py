@@ -10,7 +10,7 @@ import pytest
 
 from muxkit.pipeline import Answers, Raw, Selection, analyse
 from muxkit.pipeline.capture.analysis import answers
-from tests.pipeline._captures import Made, record_sessions
+from tests.pipeline._captures import Made, assert_same, record_sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -305,14 +305,7 @@ async def test_spark_gives_the_answers_that_one_process_gives(tmp_path: Path, qu
     await record_sessions(tmp_path, channels=3, messages=5)
     raw = Raw(protocol="bpmux", engine=True)
     here, there = analyse(tmp_path, raw=raw), analyse(tmp_path, raw=raw, spark=quick_spark)
-    for field in attrs.fields(Answers):
-        told, found = getattr(here, field.name), getattr(there, field.name)
-        if isinstance(told, int):
-            assert told == found
-            continue
-        assert len(told) == len(found)
-        for row, other in zip(told, found, strict=True):
-            assert row == pytest.approx(other)
+    assert_same(here, there)
     one = Selection(connection="one", since=datetime(2026, 1, 1))
     assert analyse(tmp_path, only=one, spark=quick_spark).volumes == analyse(tmp_path, only=one).volumes
     before = Selection(until=datetime(2026, 1, 1))

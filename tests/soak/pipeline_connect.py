@@ -1,35 +1,43 @@
-"""Source, sink, captures and fleet through Spark Connect, against a server that is started for it.
+"""Source, sink, captures and fleet through Spark Connect.
 
     pip install 'pyspark[connect]==4.3.*'
-    python -m tests.soak.pipeline_connect [--rows 20000]
+    python -m tests.soak.pipeline_connect [--rows 20000] [--server process inside sc://HOST:PORT]
 
-Each line tells what was tried, with its figures. What fails does not stop the rest; ends with 1 if anything failed.
+`process` starts Spark's own `start-connect-server.sh`, a process that knows nothing of this one; `inside` has pyspark
+start a server in a JVM below this process; a URL is that of a server that runs on this machine. Each line tells what
+was tried, with its figures. What fails does not stop the rest; ends with 1 if anything failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
+import signal
+import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from muxkit import pipeline
 from muxkit.pipeline.spark import environment
-from tests.pipeline._captures import record_sessions
+from tests.pipeline._captures import assert_same, record_sessions
 from tests.pipeline._source_servers import ONE, TWO, hall
 from tests.pipeline._staging_thread import staging_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
+
+START_TIMEOUT: Final = 240.0  # s, for a server to listen
 
 
 class Tried:
@@ -48,14 +56,48 @@ class Tried:
         print(f"{name:28}{time.perf_counter() - began:7.1f} s  {said}", flush=True)
 
 
-def connect() -> SparkSession:
-    """Start a Connect server in a JVM, and return a session of it."""
+@contextmanager
+def connected(server: str, folder: Path) -> Iterator[SparkSession]:
+    """Connect to a server, which is started unless this is its URL; both are stopped with the block."""
     from pyspark.sql import SparkSession
 
-    os.environ.update(environment())
-    spark: SparkSession = SparkSession.builder.remote("local[2]").getOrCreate()
-    spark.conf.set("spark.sql.shuffle.partitions", "2")
-    return spark
+    with ExitStack() as stack:
+        if server == "inside":
+            os.environ.update(environment())
+            url = "local[2]"
+        else:
+            url = stack.enter_context(server_process(folder)) if server == "process" else server
+        spark: SparkSession = SparkSession.builder.remote(url).getOrCreate()
+        stack.callback(spark.stop)
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
+        yield spark
+
+
+@contextmanager
+def server_process(folder: Path) -> Iterator[str]:
+    """Start Spark's Connect server by its own script; gives its URL."""
+    import pyspark
+
+    home, log = Path(pyspark.__file__).parent, folder / "server.log"
+    command = [str(home / "sbin" / "start-connect-server.sh"), "--wait", "--master", "local[2]"]
+    for setting in ("binding.address=127.0.0.1", "binding.port=0"):
+        command += ["--conf", f"spark.connect.grpc.{setting}"]
+    variables = os.environ | environment() | {"SPARK_HOME": str(home), "SPARK_LOG_DIR": str(folder)}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["bash", *command], env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + START_TIMEOUT
+        while not (found := re.search(r"Spark Connect server started at: \S+?:(\d+)", log.read_text())):
+            assert process.poll() is None, f"the server ended with {process.returncode}: {log.read_text()[-2000:]}"
+            assert time.monotonic() < deadline, f"no server within {START_TIMEOUT} s: {log.read_text()[-2000:]}"
+            time.sleep(0.2)
+        yield f"sc://127.0.0.1:{found[1]}"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
 
 
 def equal(found: object, wanted: object) -> None:
@@ -133,7 +175,7 @@ def run(spark: SparkSession, folder: Path, rows: int) -> int:
 
         def analysed() -> str:
             here = pipeline.analyse(folder / "captures")
-            equal(pipeline.analyse(folder / "captures", spark=spark), here)
+            assert_same(here, pipeline.analyse(folder / "captures", spark=spark))
             return "the same answers as DuckDB here"
 
         def fleet() -> str:
@@ -163,15 +205,18 @@ def finished(frame: DataFrame, sink: str, checkpoint: Path, options: dict[str, s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--server", nargs="+", default=["process", "inside"], help="process, inside, or a URL")
     options = parser.parse_args()
     if find_spec("grpc") is None:  # no extra of muxkit installs it
         print("left out: pyspark[connect] is not installed")
         return
-    spark = connect()
-    print(f"Spark {spark.version} by {type(spark).__module__}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        failed = run(spark, Path(folder), options.rows)
-    spark.stop()
+    failed = 0
+    for server in options.server:
+        with tempfile.TemporaryDirectory(prefix="muxkit-") as place:
+            folder = Path(place)
+            with connected(server, folder) as spark:
+                print(f"{server}: Spark {spark.version} by {type(spark).__module__}", flush=True)
+                failed += run(spark, folder, options.rows)
     print(f"{failed} failed")
     sys.exit(1 if failed else 0)
 
