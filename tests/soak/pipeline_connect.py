@@ -1,11 +1,12 @@
 """Source, sink, captures and fleet through Spark Connect.
 
     pip install 'pyspark[connect]==4.3.*'
-    python -m tests.soak.pipeline_connect [--rows 20000] [--server process inside sc://HOST:PORT]
+    python -m tests.soak.pipeline_connect [--rows 20000] [--server process cluster inside sc://HOST:PORT]
 
-`process` starts Spark's own `start-connect-server.sh`, a process that knows nothing of this one; `inside` has pyspark
-start a server in a JVM below this process; a URL is that of a server that runs on this machine. Each line tells what
-was tried, with its figures. What fails does not stop the rest; ends with 1 if anything failed.
+`process` starts Spark's own `start-connect-server.sh`, a process that knows nothing of this one; `cluster` starts it on
+a standalone cluster, whose executors have a packed environment and do not see the server's; `inside` has pyspark start
+a server in a JVM below this process; a URL is that of a server that runs on this machine. Each line tells what was
+tried, with its figures. What fails does not stop the rest; ends with 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,22 +24,21 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import trio
 
 from muxkit import pipeline
 from muxkit.pipeline.spark import environment
 from tests.pipeline._captures import assert_same, record_sessions
+from tests.pipeline._cluster import SMALL, cluster, until
 from tests.pipeline._source_servers import ONE, TWO, hall
 from tests.pipeline._staging_thread import staging_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
-
-START_TIMEOUT: Final = 240.0  # s, for a server to listen
 
 
 class Tried:
@@ -62,11 +63,14 @@ def connected(server: str, folder: Path) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     with ExitStack() as stack:
+        url = server
         if server == "inside":
             os.environ.update(environment())
             url = "local[2]"
-        else:
-            url = stack.enter_context(server_process(folder)) if server == "process" else server
+        elif server == "process":
+            url = stack.enter_context(server_process(folder, "local[2]", os.environ | environment()))
+        elif server == "cluster":
+            url = stack.enter_context(server_on_cluster(folder))
         spark: SparkSession = SparkSession.builder.remote(url).getOrCreate()
         stack.callback(spark.stop)
         spark.conf.set("spark.sql.shuffle.partitions", "2")
@@ -74,25 +78,41 @@ def connected(server: str, folder: Path) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def server_process(folder: Path) -> Iterator[str]:
+def server_on_cluster(folder: Path) -> Iterator[str]:
+    """Start a master, two workers and a Connect server, which have a packed environment; gives the server's URL."""
+    with cluster(folder) as machines:
+        place = machines.driver / "connect"  # the workers see it empty
+        shutil.unpack_archive(machines.archive, place / "env", filter="fully_trusted")
+        given = SMALL | {"spark.archives": f"{machines.archive}#env"}
+        variables = machines.environment(PYSPARK_PYTHON="./env/bin/python")
+        with server_process(place, machines.url, variables, **given) as url:
+            yield url
+
+
+@contextmanager
+def server_process(folder: Path, master: str, variables: Mapping[str, str], **config: str) -> Iterator[str]:
     """Start Spark's Connect server by its own script; gives its URL."""
     import pyspark
 
     home, log = Path(pyspark.__file__).parent, folder / "server.log"
-    command = [str(home / "sbin" / "start-connect-server.sh"), "--wait", "--master", "local[2]"]
-    for setting in ("binding.address=127.0.0.1", "binding.port=0"):
-        command += ["--conf", f"spark.connect.grpc.{setting}"]
-    variables = os.environ | environment() | {"SPARK_HOME": str(home), "SPARK_LOG_DIR": str(folder)}
+    command = [str(home / "sbin" / "start-connect-server.sh"), "--wait", "--master", master]
+    config |= {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": "0"}
+    for name, value in config.items():
+        command += ["--conf", f"{name}={value}"]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            ["bash", *command], env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            ["bash", *command],
+            env={**variables, "SPARK_HOME": str(home), "SPARK_LOG_DIR": str(folder), "SPARK_PID_DIR": str(folder)},
+            cwd=folder,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
-        deadline = time.monotonic() + START_TIMEOUT
-        while not (found := re.search(r"Spark Connect server started at: \S+?:(\d+)", log.read_text())):
-            assert process.poll() is None, f"the server ended with {process.returncode}: {log.read_text()[-2000:]}"
-            assert time.monotonic() < deadline, f"no server within {START_TIMEOUT} s: {log.read_text()[-2000:]}"
-            time.sleep(0.2)
+        started = re.compile(r"Spark Connect server started at: \S+?:(\d+)")
+        until(lambda: started.search(log.read_text()), f"a Connect server ({log})", process)
+        found = started.search(log.read_text())
+        assert found is not None
         yield f"sc://127.0.0.1:{found[1]}"
     finally:
         if process.poll() is None:
@@ -205,7 +225,7 @@ def finished(frame: DataFrame, sink: str, checkpoint: Path, options: dict[str, s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--server", nargs="+", default=["process", "inside"], help="process, inside, or a URL")
+    parser.add_argument("--server", nargs="+", default=["process", "cluster", "inside"])
     options = parser.parse_args()
     if find_spec("grpc") is None:  # no extra of muxkit installs it
         print("left out: pyspark[connect] is not installed")
