@@ -84,7 +84,7 @@ def server_on_cluster(folder: Path) -> Iterator[str]:
         place = machines.driver / "connect"  # the workers see it empty
         shutil.unpack_archive(machines.archive, place / "env", filter="fully_trusted")
         given = SMALL | {"spark.archives": f"{machines.archive}#env"}
-        variables = machines.environment(PYSPARK_PYTHON="./env/bin/python")
+        variables = machines.environment(PYSPARK_PYTHON="./env/bin/python", SPARK_DAEMON_MEMORY="1g")
         with server_process(place, machines.url, variables, **given) as url:
             yield url
 
@@ -110,9 +110,9 @@ def server_process(folder: Path, master: str, variables: Mapping[str, str], **co
         )
     try:
         started = re.compile(r"Spark Connect server started at: \S+?:(\d+)")
-        until(lambda: started.search(log.read_text()), f"a Connect server ({log})", process)
+        until(lambda: started.search(log.read_text()) or process.poll() is not None, f"a Connect server ({log})")
         found = started.search(log.read_text())
-        assert found is not None
+        assert found is not None, f"the Connect server ended: {log.read_text()[-3000:]}"
         yield f"sc://127.0.0.1:{found[1]}"
     finally:
         if process.poll() is None:
