@@ -16,6 +16,7 @@ from muxkit.runtime.halves.send import ErrorMaker
 
 LEFT_BY_ERROR: Final = "the other side left the channel by an error"
 LEFT_BY_ERROR_CODE: Final = 500
+YIELD_ITEMS: Final = 16  # channels that one iterator takes before it yields: each begins a task, whose first step waits
 
 
 class Openable(Protocol):
@@ -147,10 +148,11 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     `taken` is called with each item that the application gets. `pause` returns the seconds until the next one may be
     taken: a peer that cancels channels as fast as it opens them starts no more work than its allowance; what is left
     when the backlog is ended comes without a pause. Iterating ends when the backlog has been ended and is empty, or
-    raises what `ended` was given.
+    raises what `ended` was given. It checks for cancellation with each item, and yields at the latest with every 16th:
+    then the first answers to channels that came together leave together.
     """
 
-    __slots__ = ("_error", "_is_over", "_items", "_lot", "_pause", "_paused", "_taken")
+    __slots__ = ("_error", "_is_over", "_items", "_lot", "_pause", "_paused", "_since_yield", "_taken")
 
     def __init__(self, taken: Callable[[ItemT], None], pause: Callable[[], float] = no_pause) -> None:
         self._taken = taken
@@ -159,6 +161,7 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
         self._lot = trio.lowlevel.ParkingLot()
         self._paused = trio.lowlevel.ParkingLot()
         self._is_over = False
+        self._since_yield = 0  # items
         self._error: ErrorMaker | None = None
 
     def __len__(self) -> int:
@@ -185,8 +188,10 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
             self._paused.unpark_all()
 
     async def __anext__(self) -> ItemT:
-        if self._items or self._is_over:
-            await trio.lowlevel.checkpoint()
+        if self._items and self._since_yield < YIELD_ITEMS:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        elif self._items or self._is_over:
+            await self._yield()
         while True:
             while not self._items:
                 if self._error is not None:
@@ -194,10 +199,16 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
                 if self._is_over:
                     raise StopAsyncIteration
                 await self._lot.park()
+                self._since_yield = 0
             if self._is_over or (seconds := self._pause()) <= 0:
                 break
             with trio.move_on_after(seconds):
                 await self._paused.park()
         _, item = self._items.popitem(last=False)
+        self._since_yield += 1
         self._taken(item)
         return item
+
+    async def _yield(self) -> None:
+        self._since_yield = 0
+        await trio.lowlevel.checkpoint()
