@@ -429,7 +429,11 @@ class Engine:
         Returns True if the entity was not in line for writing before.
         """
         outgoing, size = entity.outgoing, len(payload)
-        if outgoing is None or not outgoing.accepts or size > self._largest or self.over:
+        if outgoing is None:
+            if entity.gone or size > entity.credit.available:
+                return None
+            outgoing = self._state.outgoing(entity)
+        if not outgoing.accepts or size > self._largest or self.over:
             return None
         if size > entity.credit.available - outgoing.queued - outgoing.claimed:
             return None
