@@ -144,7 +144,8 @@ class Session(ABC):
     def incoming(self) -> AsyncIterator[Channel]:
         """Iterate over the channels that the peer opens, until it hangs up in an orderly way.
 
-        Checks for cancellation with each channel, yields at the latest with every 16th, and always when it had to wait.
+        Checks for cancellation with each channel, yields at the latest with every 16th, and always when it had to
+        wait, or while the peer breaks off what it opens.
         """
 
     def __aiter__(self) -> AsyncIterator[Channel]:

@@ -214,6 +214,15 @@ async def test_taking_yields_before_every_16th_item() -> None:
     assert counts == [0] * YIELD_ITEMS + [1] * YIELD_ITEMS + [2] * YIELD_ITEMS
 
 
+async def test_taking_yields_with_each_item_while_the_peer_breaks_off_what_it_opens() -> None:
+    items: Backlog[int] = Backlog(lambda item: None, is_steady=lambda: False)
+    for item in range(4):
+        items.put(item)
+    for _ in range(4):
+        with trio.testing.assert_checkpoints():
+            await anext(items)
+
+
 @pytest.mark.requirement("R-34")
 async def test_the_end_is_a_checkpoint() -> None:
     items, _ = backlog()

@@ -142,21 +142,33 @@ def no_pause() -> float:
     return 0.0
 
 
+def always() -> bool:
+    """Say that the peer breaks nothing off."""
+    return True
+
+
 class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     """What the peer opened and the application has not taken yet, to iterate over; the protocol bounds it.
 
     `taken` is called with each item that the application gets. `pause` returns the seconds until the next one may be
     taken: a peer that cancels channels as fast as it opens them starts no more work than its allowance; what is left
     when the backlog is ended comes without a pause. Iterating ends when the backlog has been ended and is empty, or
-    raises what `ended` was given. It checks for cancellation with each item, and yields at the latest with every 16th:
-    then the first answers to channels that came together leave together.
+    raises what `ended` was given. It checks for cancellation with each item, and yields at the latest with every 16th,
+    so that the first answers to channels that came together leave together; or with each while `is_steady` returns
+    False, so that what the peer breaks off meanwhile is not begun.
     """
 
-    __slots__ = ("_error", "_is_over", "_items", "_lot", "_pause", "_paused", "_since_yield", "_taken")
+    __slots__ = ("_error", "_is_over", "_is_steady", "_items", "_lot", "_pause", "_paused", "_since_yield", "_taken")
 
-    def __init__(self, taken: Callable[[ItemT], None], pause: Callable[[], float] = no_pause) -> None:
+    def __init__(
+        self,
+        taken: Callable[[ItemT], None],
+        pause: Callable[[], float] = no_pause,
+        is_steady: Callable[[], bool] = always,
+    ) -> None:
         self._taken = taken
         self._pause = pause
+        self._is_steady = is_steady
         self._items: OrderedDict[Hashable, ItemT] = OrderedDict()
         self._lot = trio.lowlevel.ParkingLot()
         self._paused = trio.lowlevel.ParkingLot()
@@ -188,7 +200,7 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
             self._paused.unpark_all()
 
     async def __anext__(self) -> ItemT:
-        if self._items and self._since_yield < YIELD_ITEMS:
+        if self._items and self._since_yield < YIELD_ITEMS and self._is_steady():
             await trio.lowlevel.checkpoint_if_cancelled()
         elif self._items or self._is_over:
             await self._yield()

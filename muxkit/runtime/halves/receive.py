@@ -168,9 +168,11 @@ class Inbox(ABC, Generic[ItemT]):
             self.state = advance(self.state, Step.STOP)
         self._error = _closed
         self._return_portion()
-        self._took((), self._discard())
+        if self._stored.count:
+            self._took((), self._discard())
         self._request_write()
-        self._wake_all()
+        if self._waiters:
+            self._wake_all()
 
     @property
     def unread(self) -> int:

@@ -165,10 +165,11 @@ class Session(CommonSession):
     """A bpmux session; made by `session`."""
 
     def __init__(self, stream: trio.abc.Stream, config: Config, limits: Limits, observer: Observer | None) -> None:
-        self._duplexes: Backlog[Duplex] = Backlog(lambda duplex: self._took(duplex.sent_with_opening), self._pause)
-        self._sources: Backlog[tuple[Source, bytes]] = Backlog(lambda item: self._took(item[1]), self._pause)
-        self._sinks: Backlog[tuple[Sink, bytes]] = Backlog(lambda item: self._took(item[1]), self._pause)
-        self._requests: Backlog[IncomingRequest] = Backlog(lambda request: self._took(request.payload), self._pause)
+        pace = (self._pause, self._is_steady)
+        self._duplexes: Backlog[Duplex] = Backlog(lambda duplex: self._took(duplex.sent_with_opening), *pace)
+        self._sources: Backlog[tuple[Source, bytes]] = Backlog(lambda item: self._took(item[1]), *pace)
+        self._sinks: Backlog[tuple[Sink, bytes]] = Backlog(lambda item: self._took(item[1]), *pace)
+        self._requests: Backlog[IncomingRequest] = Backlog(lambda request: self._took(request.payload), *pace)
         self._backlogs = (self._duplexes, self._sources, self._sinks, self._requests)
         self._draining = False
         self._openers = SlotQueue(self._free_slots)
@@ -338,6 +339,9 @@ class Session(CommonSession):
 
     def _pause(self) -> float:
         return self._engine.pause(trio.current_time())
+
+    def _is_steady(self) -> bool:
+        return self._engine.is_steady()
 
     def _took(self, opening: bytes) -> None:
         """Note that the application has taken a channel, and renew the credit of its opening payload."""
