@@ -10,6 +10,7 @@ import trio
 
 import muxkit
 from muxkit.runtime import StartPace
+from muxkit.runtime.halves.opening import YIELD_ITEMS
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -56,8 +57,19 @@ async def test_an_attacker_starts_a_burst_of_handlers_and_then_a_rate_of_them(
                 for channel in channels:
                     channel.abort()
         seconds = trio.current_time() - began
-        # Those that were open when the allowance ended had started before.
-        assert BURST <= started <= BURST + limits.channels + RATE * seconds
+        # Those that were open when the allowance ended had started before, and so had those that were taken at once.
+        assert BURST <= started <= BURST + limits.channels + YIELD_ITEMS + RATE * seconds
+
+
+def test_the_allowance_is_full_until_something_is_broken_off_and_again_when_it_is_refilled() -> None:
+    pace = StartPace(10, 20)
+    assert pace.is_full()
+    pace.broken_off(0.0)
+    assert not pace.is_full()
+    pace.started(0.05)
+    assert not pace.is_full()
+    pace.started(0.1)
+    assert pace.is_full()
 
 
 def test_one_start_at_a_time_while_the_allowance_is_used_up() -> None:
@@ -90,6 +102,18 @@ def test_what_is_broken_off_before_it_started_takes_nothing() -> None:
         pace.broken_off(0.0)
         pace.spared()
     assert pace.pause(0.0) == 0
+
+
+def test_what_is_broken_off_before_it_started_pays_no_debt_back_either() -> None:
+    """Was: below the largest debt nothing was taken for it, and one given back all the same."""
+    pace = StartPace(10, 3)
+    for _ in range(1000):
+        pace.broken_off(0.0)
+    for _ in range(1000):
+        pace.broken_off(0.0)
+        pace.spared()
+    assert pace.pause(0.05) > 0
+    assert pace.pause(0.05 + 2 * 3 / 10) == 0  # the largest debt is paid back
 
 
 def test_what_is_broken_off_all_the_time_does_not_keep_the_next_from_starting() -> None:

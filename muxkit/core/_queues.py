@@ -61,34 +61,33 @@ class Scheduler:
         Up to four ready sources share one quantum, so that a newcomer waits for little. With more of them it waits
         longer anyway, so more is taken at once.
         """
-        line = self.line
+        # One function with all of a turn in it: with short messages, each turn is one of them.
+        line, quantum = self.line, self.quantum
         taken = 0
         while line and taken < limit:
-            if 1 < len(line) <= FEW_SOURCES and limit > self.quantum:
-                limit = self.quantum
+            source, count = line[0], len(line)
+            if 1 < count <= FEW_SOURCES and limit > quantum:
+                limit = quantum
                 if taken >= limit:
                     break
-            taken += self._turn(line[0], limit, limit - taken, out)
+            if count == 1:
+                written = source.write(limit - taken, limit, out)
+                source.deficit = 0
+            else:
+                if source.deficit <= 0:
+                    source.deficit += quantum
+                if source.deficit <= 0:  # still paying for a large frame
+                    line.rotate(-1)
+                    continue
+                written = source.write(min(source.deficit, limit - taken), limit, out)
+                source.deficit -= written
+            taken += written
+            if written == 0 or not source.is_ready():
+                source.scheduled = False
+                line.popleft()
+            elif source.deficit <= 0:
+                line.rotate(-1)
         return taken
-
-    def _turn(self, source: Source, limit: int, room: int, out: list[Buffer]) -> int:
-        if len(self.line) == 1:
-            written = source.write(room, limit, out)
-            source.deficit = 0
-        else:
-            if source.deficit <= 0:
-                source.deficit += self.quantum
-            if source.deficit <= 0:  # still paying for a large frame
-                self.line.rotate(-1)
-                return 0
-            written = source.write(min(source.deficit, room), limit, out)
-            source.deficit -= written
-        if not source.is_ready() or written == 0:
-            source.scheduled = False
-            self.line.popleft()
-        elif source.deficit <= 0:
-            self.line.rotate(-1)
-        return written
 
 
 class Queued(Protocol):

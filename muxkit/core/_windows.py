@@ -219,16 +219,19 @@ class ReceiveWindow:
 
     def retire(self) -> int:
         """Nothing more will arrive; what is held stays counted until it is consumed. Returns what to repay of loans."""
-        before = self.own
-        repaid = max(0, self.lent - self.held)
-        self.lent -= repaid
-        self.by_hand = min(self.by_hand, self.held - self.lent)
+        before, repaid = self.credit + self.held - self.lent - self.by_hand, 0
+        if self.lent or self.by_hand:
+            repaid = max(0, self.lent - self.held)
+            self.lent -= repaid
+            self.by_hand = min(self.by_hand, self.held - self.lent)
         self.credit = self.unfinished = 0
         self.renews = False
-        if self.budget is not None:
-            self.budget.moved(before, self.own)
-            self.budget.windows -= 1
-            self._aim(min(self.target, self.budget.first), self.budget)
+        budget = self.budget
+        if budget is not None:
+            budget.moved(before, self.held - self.lent - self.by_hand)
+            budget.windows -= 1
+            if self.target > budget.first:
+                self._aim(budget.first, budget)
         return repaid
 
     def _refill(self, now: float) -> int:
@@ -355,31 +358,39 @@ class StartPace:
     too, and a peer whose calls timed out by the thousand is not slowed down for minutes.
     """
 
-    __slots__ = ("_allowance", "_next", "_refilled", "burst", "rate")
+    __slots__ = ("_allowance", "_forgiven", "_next", "_refilled", "burst", "rate")
 
     def __init__(self, rate: float, burst: float) -> None:
         self.rate: float = rate
         self.burst: float = burst
         self._allowance = burst
+        self._forgiven = 0  # channels that took nothing at this time, since the debt is at its largest
         self._refilled = -math.inf
         self._next = -math.inf  # when the next channel may start, while the allowance is used up
 
     def _refill(self, now: float) -> None:
         if now > self._refilled:
             self._allowance = min(self.burst, self._allowance + (now - self._refilled) * self.rate)
+            self._forgiven = 0
             self._refilled = now
 
     def broken_off(self, now: float) -> None:
         """The peer broke off one of its channels."""
         self._refill(now)
         was_free = self._allowance >= 1
-        self._allowance = max(self._allowance - 1, -self.burst)
+        if self._allowance - 1 < -self.burst:
+            self._forgiven += 1
+        else:
+            self._allowance -= 1
         if was_free and self._allowance < 1:
             self._next = now + 1 / self.rate
 
     def spared(self) -> None:
-        """What was broken off last had not started: it cost no work, and takes nothing from the allowance."""
-        self._allowance = min(self._allowance + 1, self.burst)
+        """What was broken off had not started: it cost no work, and takes nothing from the allowance."""
+        if self._forgiven:
+            self._forgiven -= 1
+        else:
+            self._allowance = min(self._allowance + 1, self.burst)
 
     def started(self, now: float) -> None:
         """Work on a channel of the peer started."""
@@ -393,3 +404,7 @@ class StartPace:
         if self._allowance >= 1 or now >= self._next:
             return 0.0
         return max(min(self._next - now, (1 - self._allowance) / self.rate), LEAST_PAUSE)
+
+    def is_full(self) -> bool:
+        """Return True if nothing of the allowance is used: the peer has broken off nothing lately."""
+        return self._allowance >= self.burst

@@ -11,6 +11,7 @@ import trio.testing
 
 from muxkit import LinkLost
 from muxkit.runtime import Backlog, Opening, SlotQueue
+from muxkit.runtime.halves.opening import YIELD_ITEMS
 
 from ._halves import at_rest, lost
 
@@ -189,11 +190,42 @@ async def test_the_end_wakes_every_iterator() -> None:
 
 
 @pytest.mark.requirement("R-34")
-async def test_taking_is_a_checkpoint() -> None:
+async def test_taking_checks_for_cancellation_each_time_and_takes_nothing_then() -> None:
     items, _ = backlog()
     items.put(1)
-    with trio.testing.assert_checkpoints():
+    with trio.CancelScope() as scope:
+        scope.cancel()
         await anext(items)
+    assert scope.cancelled_caught
+    assert await anext(items) == 1
+
+
+@pytest.mark.requirement("R-34")
+async def test_taking_yields_before_every_16th_item() -> None:
+    items, _ = backlog()
+    for item in range(3 * YIELD_ITEMS):
+        items.put(item)
+    steps, counts = Steps(), []
+    trio.lowlevel.add_instrument(steps)
+    for _ in range(3 * YIELD_ITEMS):
+        await anext(items)
+        counts.append(steps.of[trio.lowlevel.current_task().name])
+    trio.lowlevel.remove_instrument(steps)
+    assert counts == [0] * YIELD_ITEMS + [1] * YIELD_ITEMS + [2] * YIELD_ITEMS
+
+
+async def test_taking_yields_with_each_item_while_the_peer_breaks_off_what_it_opens() -> None:
+    items: Backlog[int] = Backlog(lambda item: None, is_steady=lambda: False)
+    for item in range(4):
+        items.put(item)
+    for _ in range(4):
+        with trio.testing.assert_checkpoints():
+            await anext(items)
+
+
+@pytest.mark.requirement("R-34")
+async def test_the_end_is_a_checkpoint() -> None:
+    items, _ = backlog()
     items.ended()
     with trio.testing.assert_checkpoints(), pytest.raises(StopAsyncIteration):
         await anext(items)

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from muxkit import ChannelStopped, LinkLost, LocalProtocolError
-from muxkit.core import Sending
+from muxkit.core import NO_QUEUE, Sending
 from muxkit.runtime import YIELD_BYTES
 from muxkit.testing import cancel_sweep
 
@@ -42,6 +42,21 @@ async def test_a_sender_does_not_wait_for_room_that_ringing_has_made() -> None:
     sink = WindowedSend(Written(limit=50), credit=1000)
     await sink.send_many([bytes(20)] * 10)
     assert len(sink.sent) == 10
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["sent", "cancelled"])
+async def test_no_queue_of_senders_is_kept_when_none_waits_any_more(is_cancelled: bool) -> None:
+    sink = half(0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sink.send, b"message")
+        await at_rest()
+        assert len(sink._line) == 1
+        if is_cancelled:
+            nursery.cancel_scope.cancel()
+        else:
+            sink.grant(100)
+    assert sink.sent == ([] if is_cancelled else [b"message"])
+    assert sink._line is NO_QUEUE  # an empty deque takes 760 bytes
 
 
 async def test_a_text_is_refused() -> None:

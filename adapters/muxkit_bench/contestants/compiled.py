@@ -44,8 +44,9 @@ def _build(folder: Path, python: Path) -> None:
         _call([sys.executable, "-m", "venv", str(folder)])
     pins = ["--constraint", str(CHECKOUT / ".ci" / "constraints.txt")]
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins]
+    # The pure build comes first, with what muxkit needs: pip installs a folder anew although the version is there.
+    _call([*install, f"{CHECKOUT}[dtls,quic]"], MUXKIT_COMPILE="0")
     _call([*install, "--force-reinstall", "--no-deps", str(CHECKOUT)], MUXKIT_COMPILE="1")
-    _call([*install, f"{CHECKOUT}[dtls,quic]"], MUXKIT_COMPILE="0")  # what it needs; muxkit itself is there already
     stamp.write_text(sources, encoding="utf-8")
 
 

@@ -16,6 +16,7 @@ from muxkit.runtime.halves.send import ErrorMaker
 
 LEFT_BY_ERROR: Final = "the other side left the channel by an error"
 LEFT_BY_ERROR_CODE: Final = 500
+YIELD_ITEMS: Final = 16  # channels that one iterator takes before it yields: each begins a task, whose first step waits
 
 
 class Openable(Protocol):
@@ -141,24 +142,38 @@ def no_pause() -> float:
     return 0.0
 
 
+def always() -> bool:
+    """Say that the peer breaks nothing off."""
+    return True
+
+
 class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     """What the peer opened and the application has not taken yet, to iterate over; the protocol bounds it.
 
     `taken` is called with each item that the application gets. `pause` returns the seconds until the next one may be
     taken: a peer that cancels channels as fast as it opens them starts no more work than its allowance; what is left
     when the backlog is ended comes without a pause. Iterating ends when the backlog has been ended and is empty, or
-    raises what `ended` was given.
+    raises what `ended` was given. It checks for cancellation with each item, and yields at the latest with every 16th,
+    so that the first answers to channels that came together leave together; or with each while `is_steady` returns
+    False, so that what the peer breaks off meanwhile is not begun.
     """
 
-    __slots__ = ("_error", "_is_over", "_items", "_lot", "_pause", "_paused", "_taken")
+    __slots__ = ("_error", "_is_over", "_is_steady", "_items", "_lot", "_pause", "_paused", "_since_yield", "_taken")
 
-    def __init__(self, taken: Callable[[ItemT], None], pause: Callable[[], float] = no_pause) -> None:
+    def __init__(
+        self,
+        taken: Callable[[ItemT], None],
+        pause: Callable[[], float] = no_pause,
+        is_steady: Callable[[], bool] = always,
+    ) -> None:
         self._taken = taken
         self._pause = pause
+        self._is_steady = is_steady
         self._items: OrderedDict[Hashable, ItemT] = OrderedDict()
         self._lot = trio.lowlevel.ParkingLot()
         self._paused = trio.lowlevel.ParkingLot()
         self._is_over = False
+        self._since_yield = 0  # items
         self._error: ErrorMaker | None = None
 
     def __len__(self) -> int:
@@ -185,8 +200,10 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
             self._paused.unpark_all()
 
     async def __anext__(self) -> ItemT:
-        if self._items or self._is_over:
-            await trio.lowlevel.checkpoint()
+        if self._items and self._since_yield < YIELD_ITEMS and self._is_steady():
+            await trio.lowlevel.checkpoint_if_cancelled()
+        elif self._items or self._is_over:
+            await self._yield()
         while True:
             while not self._items:
                 if self._error is not None:
@@ -194,10 +211,16 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
                 if self._is_over:
                     raise StopAsyncIteration
                 await self._lot.park()
+                self._since_yield = 0
             if self._is_over or (seconds := self._pause()) <= 0:
                 break
             with trio.move_on_after(seconds):
                 await self._paused.park()
         _, item = self._items.popitem(last=False)
+        self._since_yield += 1
         self._taken(item)
         return item
+
+    async def _yield(self) -> None:
+        self._since_yield = 0
+        await trio.lowlevel.checkpoint()

@@ -111,6 +111,13 @@ class Inbox(ABC, Generic[ItemT]):
         Raises `trio.EndOfChannel` at the clean end, `ChannelCancelled` when the peer gave up before it was done,
         `LinkLost` when the connection is gone, `trio.ClosedResourceError` after `aclose`.
         """
+        if not (self._portion or self._stored.count):
+            item = await self._wait()
+            if self._taken((item,), self._size_of(item)):
+                self._request_write()
+            if self.state is DRAINING:
+                self._drain()
+            return item
         await trio.lowlevel.checkpoint_if_cancelled()
         portion = self._portion
         if portion:  # usually
@@ -118,12 +125,8 @@ class Inbox(ABC, Generic[ItemT]):
             if portion:
                 return item
             self._portion_taken()
-        elif self._stored.count:
-            item = self._take_stored()
         else:
-            item = await self._wait()
-            self._took((item,), self._size_of(item))
-            return item
+            item = self._take_stored()
         if self._since_yield >= YIELD_BYTES and not self._portion:
             await self._yield()
         return item
@@ -165,9 +168,11 @@ class Inbox(ABC, Generic[ItemT]):
             self.state = advance(self.state, Step.STOP)
         self._error = _closed
         self._return_portion()
-        self._took((), self._discard())
+        if self._stored.count:
+            self._took((), self._discard())
         self._request_write()
-        self._wake_all()
+        if self._waiters:
+            self._wake_all()
 
     @property
     def unread(self) -> int:
@@ -244,39 +249,39 @@ class Inbox(ABC, Generic[ItemT]):
     # --- inside
 
     async def _wait(self) -> ItemT:
-        """Return the next item, in the order in which the waiting tasks came."""
+        """Return the next item, in the order in which the waiting tasks came. Always a checkpoint."""
         if self.state is not Receiving.OPEN:
-            await trio.lowlevel.cancel_shielded_checkpoint()  # a loop around this call must let other tasks run
+            await trio.lowlevel.checkpoint()  # a loop around this call must let other tasks run
             raise self._error()
         waiter: _Waiter[ItemT] = _Waiter()  # calling the subscripted class would cost 1 µs
         if self._waiters is NO_WAITERS:
             self._waiters = []
         self._waiters.append(waiter)
         reading = self._reading()
-        if reading is not None and reading.can_borrow():
-            waiter.reading = reading
-            try:
-                await reading.read_for(waiter)
-            except BaseException:
-                if not waiter.is_called:
-                    self._waiters.remove(waiter)
-                raise
-            finally:
-                waiter.reading = None
+        if reading is not None:
+            reading.is_wanted = True
+            if reading.is_free:
+                waiter.reading = reading
+                try:
+                    await reading.read_for(waiter)
+                except BaseException:
+                    if not waiter.is_called:
+                        self._waiters.remove(waiter)
+                    raise
+                finally:
+                    waiter.reading = None
         if not waiter.is_called:
-            await self._sleep(waiter)
+
+            def abort(_: object) -> trio.lowlevel.Abort:
+                self._waiters.remove(waiter)
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            waiter.task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(abort)
         self._since_yield = 0
         if not waiter.items:
             raise self._error()
         return waiter.items[0]
-
-    async def _sleep(self, waiter: _Waiter[ItemT]) -> None:
-        def abort(_: object) -> trio.lowlevel.Abort:
-            self._waiters.remove(waiter)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        waiter.task = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(abort)
 
     def _take_stored(self) -> ItemT:
         """Take the oldest item that is stored, with a portion of those behind it if that is worth while."""

@@ -232,6 +232,7 @@ class SendTurn(ABC):
         else:
             await self._sleep_measured(waiter, self._budget.facts)
         self._line.popleft()
+        self._free_line()
         self._since_yield = 0
         if self.state is not OPEN:  # lost, and there was room for this sender before it was told
             self._end_turn()
@@ -243,6 +244,7 @@ class SendTurn(ABC):
         def abort(_: object) -> trio.lowlevel.Abort:
             was_first = self._line[0] is waiter
             self._line.remove(waiter)
+            self._free_line()
             if was_first:
                 self._end_turn()
             return trio.lowlevel.Abort.SUCCEEDED
@@ -260,6 +262,11 @@ class SendTurn(ABC):
             self._budget.wake_waiting()
             waiter.reserved = 0
             self._ask_for(waiter.size)
+
+    def _free_line(self) -> None:
+        """Let go of an empty line: each channel that this side opened has waited once, for its first credit."""
+        if not self._line:
+            self._line = NO_QUEUE
 
     async def _sleep_measured(self, waiter: _Waiter, facts: Facts) -> None:
         on: Blocked = "transport" if self._admits(waiter.size) else "credit"

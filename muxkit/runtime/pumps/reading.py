@@ -52,6 +52,10 @@ class Reading:
     is_heavy: bool = attrs.field(default=False, init=False)
     """True if what was taken in last took long: then the next read waits for a turn."""
     borrower_sleeps: bool = attrs.field(default=False, init=False)
+    is_free: bool = attrs.field(default=False, init=False)
+    """True if a task may read in the reader's place now."""
+    is_wanted: bool = attrs.field(default=False, init=False)
+    """Set by a task that found the place taken: it is offered when it is free."""
     _link: WaitableLink | None = attrs.field(init=False)
     _size: int = attrs.field(default=READ_SMALL, init=False)
     _may_hold_more: bool = attrs.field(default=False, init=False)  # the last read brought all that it had asked for
@@ -60,8 +64,6 @@ class Reading:
     _is_borrowed: bool = attrs.field(default=False, init=False)
     _is_over: bool = attrs.field(default=False, init=False)
     _is_running: bool = attrs.field(default=False, init=False)
-    _is_free: bool = attrs.field(default=False, init=False)
-    _is_wanted: bool = attrs.field(default=False, init=False)
     _wakes_few: bool = attrs.field(default=False, init=False)  # what was read last, so another task may have the place
     # Something is left to parse, by the reader, which lets other sessions have their turns.
     _is_behind: bool = attrs.field(default=False, init=False)
@@ -79,7 +81,7 @@ class Reading:
     def stop(self) -> None:
         """The connection is over, and will be closed, which wakes the task that reads."""
         self._is_over = True
-        self._is_free = False
+        self.is_free = False
 
     # --- the reader
 
@@ -118,7 +120,7 @@ class Reading:
                 return
             if self._is_behind:
                 await self._catch_up()
-            self._is_free = is_read = False
+            self.is_free = is_read = False
             if self._may_hold_more:
                 await trio.lowlevel.checkpoint()
             elif self._spin.is_due() and not self.is_heavy:
@@ -129,7 +131,7 @@ class Reading:
                 if self.is_heavy:
                     await self._turns.wait()
                 self._read_now(link)
-            if self._wakes_few and self._is_wanted:
+            if self._wakes_few and self.is_wanted:
                 self._offer()
                 await trio.lowlevel.checkpoint()
 
@@ -155,18 +157,13 @@ class Reading:
 
     # --- the borrower
 
-    def can_borrow(self) -> bool:
-        """Return True if a task may read in the reader's place now; else the place is offered when it is free."""
-        self._is_wanted = True
-        return self._is_free
-
     async def read_for(self, borrower: BorrowingReader) -> None:
-        """Read in the reader's place, if `can_borrow`, until the borrower is called or has to return the place.
+        """Read in the reader's place, if it `is_free`, until the borrower is called or has to return the place.
 
         Cancelled means that nothing was read which did not reach its receiver.
         """
         assert self._link is not None
-        self._is_free = False
+        self.is_free = False
         self._is_borrowed = True
         try:
             while not (borrower.is_called or self._is_over or self._is_behind or self.is_heavy or self._failure):
@@ -215,8 +212,8 @@ class Reading:
     # --- what both do
 
     def _offer(self) -> None:
-        self._is_wanted = False
-        self._is_free = not (self._is_over or self._failure or self._is_behind or self.is_heavy)
+        self.is_wanted = False
+        self.is_free = not (self._is_over or self._failure or self._is_behind or self.is_heavy)
 
     async def _sleep(self, link: WaitableLink) -> None:
         clock = self._turns.now

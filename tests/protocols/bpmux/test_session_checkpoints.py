@@ -88,10 +88,6 @@ async def calls_that_yield(pair: Pair, here: Duplex, there: Duplex) -> AsyncIter
         await next_duplex(pair.other)
         yield "finish", duplex.finish
         yield "aclose of a source", duplex.source.aclose
-    async with pair.one.open(), pair.one.open_request():
-        await at_rest()
-        yield "incoming", pair.other.incoming().__anext__
-        yield "requests", pair.other.requests().__anext__
     yield "shutdown", partial(pair.one.shutdown, grace=0)
 
 

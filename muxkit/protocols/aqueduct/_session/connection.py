@@ -256,7 +256,7 @@ class CommonChannels:
         self._opener: Sender | None = None  # where we open channels
         self._acceptor: Receiver | None = None  # where the peer opens channels
         self._opened: dict[Channel, Arrived] = {}
-        self._backlog: Backlog[Channel] = Backlog(self._taken, self._pause)
+        self._backlog: Backlog[Channel] = Backlog(self._taken, self._pause, self._core.engine.is_steady)
         self._is_draining = False
         self._in_use = False
         core.on_end = self.end

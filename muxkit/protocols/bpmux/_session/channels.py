@@ -233,6 +233,9 @@ class Source(ReceiveHalf[bytes]):
 
         self._ended(gave_up if payload else trio.EndOfChannel)
 
+    def _confirmed(self) -> None:
+        """Called by the session when the peer has heard that this half receives no more."""
+
     # What the session calls when nothing more will come, as for a sink.
     _stopped: Final = ReceiveHalf._ended
     _lost: Final = ReceiveHalf._ended
@@ -387,6 +390,9 @@ class Request:
         self._response = payload
         self._over.set()
         self._connection.engine.consumed(self._entity, len(payload))
+
+    def _confirmed(self) -> None:
+        """Called by the session when the peer has heard that no response is needed."""
 
     def _peer_ended(self, payload: bytes) -> None:
         """Called by the session when the peer gives no response."""

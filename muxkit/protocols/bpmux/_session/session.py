@@ -165,10 +165,11 @@ class Session(CommonSession):
     """A bpmux session; made by `session`."""
 
     def __init__(self, stream: trio.abc.Stream, config: Config, limits: Limits, observer: Observer | None) -> None:
-        self._duplexes: Backlog[Duplex] = Backlog(lambda duplex: self._took(duplex.sent_with_opening), self._pause)
-        self._sources: Backlog[tuple[Source, bytes]] = Backlog(lambda item: self._took(item[1]), self._pause)
-        self._sinks: Backlog[tuple[Sink, bytes]] = Backlog(lambda item: self._took(item[1]), self._pause)
-        self._requests: Backlog[IncomingRequest] = Backlog(lambda request: self._took(request.payload), self._pause)
+        pace = (self._pause, self._is_steady)
+        self._duplexes: Backlog[Duplex] = Backlog(lambda duplex: self._took(duplex.sent_with_opening), *pace)
+        self._sources: Backlog[tuple[Source, bytes]] = Backlog(lambda item: self._took(item[1]), *pace)
+        self._sinks: Backlog[tuple[Sink, bytes]] = Backlog(lambda item: self._took(item[1]), *pace)
+        self._requests: Backlog[IncomingRequest] = Backlog(lambda request: self._took(request.payload), *pace)
         self._backlogs = (self._duplexes, self._sources, self._sinks, self._requests)
         self._draining = False
         self._openers = SlotQueue(self._free_slots)
@@ -303,7 +304,7 @@ class Session(CommonSession):
             self._engine.consumed_opening(len(event.payload))
             self._engine.decline(event.entity)
             return
-        waiting = sum(len(backlog) for backlog in self._backlogs)
+        waiting = len(self._duplexes) + len(self._sources) + len(self._sinks) + len(self._requests)
         # Messages that the application has not taken stay in memory after their channel, so such channels count, too.
         if self._draining or waiting >= self.limits.backlog or self._engine.unread >= self.limits.channels:
             self._engine.consumed_opening(len(event.payload))
@@ -338,6 +339,9 @@ class Session(CommonSession):
 
     def _pause(self) -> float:
         return self._engine.pause(trio.current_time())
+
+    def _is_steady(self) -> bool:
+        return self._engine.is_steady()
 
     def _took(self, opening: bytes) -> None:
         """Note that the application has taken a channel, and renew the credit of its opening payload."""
@@ -381,7 +385,8 @@ class Session(CommonSession):
             case Opened():
                 self._on_opened(event)
             case Ended():
-                if isinstance(half := event.entity.half, Half):
+                half: Half | None = event.entity.half  # type: ignore[assignment]  # as in `_detach_half`
+                if half is not None:
                     half._peer_ended(event.payload)
                 _detach_half(event.entity)
                 if event.entity is self._engine.top_stream:
@@ -393,7 +398,7 @@ class Session(CommonSession):
                 self._entity_gone(event.entity)
             case Confirmed():
                 half = _detach_half(event.entity)
-                if isinstance(half, Sink):
+                if half is not None:
                     half._confirmed()
                 self._entity_gone(event.entity)
             case Writable():
@@ -441,7 +446,7 @@ class Session(CommonSession):
 
     def _entity_gone(self, entity: Entity) -> None:
         self._connection.budget.wake_waiting()  # its queue no longer counts
-        if entity in self._connection.pings:
+        if entity in self._connection.pings.under_way:
             self._connection.pings.ended(_ended_before_the_pong, entity)
         if self._gone:
             self._gone.unpark_all()
@@ -584,7 +589,7 @@ def _detach_half(entity: Entity) -> Half | None:
     """Return the half of an entity that is gone, and drop the reference to it."""
     half: Half | None = entity.half  # type: ignore[assignment]  # sessions put nothing else there
     entity.half = None
-    if isinstance(half, Sink | Source):
+    if half is not None and not isinstance(half, Request):
         half._channel = None  # or only a garbage collection would free both
     return half
 

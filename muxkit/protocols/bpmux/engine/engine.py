@@ -429,7 +429,11 @@ class Engine:
         Returns True if the entity was not in line for writing before.
         """
         outgoing, size = entity.outgoing, len(payload)
-        if outgoing is None or not outgoing.accepts or size > self._largest or self.over:
+        if outgoing is None:
+            if entity.gone or size > entity.credit.available:
+                return None
+            outgoing = self._state.outgoing(entity)
+        if not outgoing.accepts or size > self._largest or self.over:
             return None
         if size > entity.credit.available - outgoing.queued - outgoing.claimed:
             return None
@@ -550,6 +554,10 @@ class Engine:
         Above 0 while the peer has cancelled more channels than `Limits` allow.
         """
         return self._state.starts.pause(now)
+
+    def is_steady(self) -> bool:
+        """Return True if the peer has broken off no channel lately: then work on many may begin at once."""
+        return self._state.starts.is_full()
 
     def spared(self) -> None:
         """Note that work on the channel that the peer broke off last had not begun."""

@@ -20,7 +20,7 @@ from muxkit.core import (
     encode_varu64,
 )
 from muxkit.protocols.bpmux.config import Config
-from muxkit.protocols.bpmux.engine.entities import OURS, RECEIVERS, Entity, Kind, Outgoing, Parts
+from muxkit.protocols.bpmux.engine.entities import NO_WINDOW, OURS, RECEIVERS, Entity, Kind, Outgoing, Parts
 from muxkit.protocols.bpmux.engine.events import Declined, Event, Writable
 from muxkit.protocols.bpmux.frames import ACK_END, CREDIT, END, PAYLOAD, PING, Type, encode_announcement, head
 
@@ -87,11 +87,13 @@ class State:
         del self.maps[entity.kind][entity.id]
         entity.gone = True
         self.control.forget(entity)
-        self._drop_parts(entity)
-        repaid = entity.window.retire()
+        if entity.parts is not None:
+            self._drop_parts(entity)
+        window = entity.window
+        repaid = 0 if window is NO_WINDOW else window.retire()
         if repaid or self.reassembly.waiting:
             self._repay(repaid)
-        if entity.window.held and entity.kind not in OURS:
+        if window.held and entity.kind not in OURS:
             self.unread.add(entity)
         if entity.outgoing is not None:
             entity.outgoing.accepts = False

@@ -118,7 +118,7 @@ class Session(CommonSession):
     ) -> None:
         if role not in ("connector", "listener"):
             raise ValueError(f"role={role!r}: one side is the connector, the other the listener")
-        self._backlog: Backlog[Channel] = Backlog(self._took, self._pause)
+        self._backlog: Backlog[Channel] = Backlog(self._took, self._pause, self._is_steady)
         self._info = describe(link, "e3x")
         self._draining = False
         self._openers = SlotQueue(self._free_slots)
@@ -231,6 +231,9 @@ class Session(CommonSession):
 
     def _pause(self) -> float:
         return self._engine.pause(trio.current_time())
+
+    def _is_steady(self) -> bool:
+        return self._engine.is_steady()
 
     def _took(self, channel: Channel) -> None:
         self._engine.started(trio.current_time())

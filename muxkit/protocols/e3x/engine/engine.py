@@ -337,6 +337,10 @@ class Engine(State):
         """
         return self.starts.pause(now)
 
+    def is_steady(self) -> bool:
+        """Return True if the peer has broken off no channel lately: then work on many may begin at once."""
+        return self.starts.is_full()
+
     def spared(self) -> None:
         """Note that work on the channel that the peer broke off last had not begun."""
         self.starts.spared()

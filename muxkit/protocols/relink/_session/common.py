@@ -480,7 +480,7 @@ class CommonChannels:
         self._unclaimed: dict[int, None] = {}
         limits = core.limits
         self._starts = StartPace(limits.resets_per_second, limits.resets_burst)
-        self._channels: Backlog[Channel] = Backlog(self._took, self._pause)
+        self._channels: Backlog[Channel] = Backlog(self._took, self._pause, self._starts.is_full)
         self._receivers: Backlog[Receiver] = Backlog(lambda receiver: None)
         core.on_cancelled = self._cancelled
         self._iterated: Backlog[Channel] | Backlog[Receiver] | None = None  # the one that is taken from
