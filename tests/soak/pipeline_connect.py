@@ -1,11 +1,11 @@
 """Source, sink, captures and fleet through Spark Connect.
 
     pip install 'pyspark[connect]==4.3.*'
-    python -m tests.soak.pipeline_connect [--rows 20000] [--server process cluster inside sc://HOST:PORT]
+    python -m tests.soak.pipeline_connect [--rows 20000] [--server cluster process inside sc://HOST:PORT]
 
 `process` starts Spark's own `start-connect-server.sh`, a process that knows nothing of this one; `cluster` starts it on
-a standalone cluster, whose executors have a packed environment and do not see the server's; `inside` has pyspark start
-a server in a JVM below this process; a URL is that of a server that runs on this machine. Each line tells what was
+a standalone cluster, with an environment at one path for server and executors; `inside` has pyspark start a server
+in a JVM below this process; a URL is that of a server that runs on this machine. Each line tells what was
 tried, with its figures. What fails does not stop the rest; ends with 1 if anything failed.
 """
 
@@ -53,7 +53,7 @@ class Tried:
             said = act()
         except Exception as error:  # whatever fails, the rest is tried
             self.failed += 1
-            said = f"FAILED: {type(error).__name__}: {str(error).strip()[-600:]}"
+            said = f"FAILED: {type(error).__name__}: {str(error).strip()[:600]}"
         print(f"{name:28}{time.perf_counter() - began:7.1f} s  {said}", flush=True)
 
 
@@ -79,13 +79,16 @@ def connected(server: str, folder: Path) -> Iterator[SparkSession]:
 
 @contextmanager
 def server_on_cluster(folder: Path) -> Iterator[str]:
-    """Start a master, two workers and a Connect server, which have a packed environment; gives the server's URL."""
+    """Start a master, two workers and a Connect server, with one environment at one path; gives the server's URL.
+
+    A relative path would not do: the tasks of a Connect session run in a folder of its own, without Spark's archives.
+    """
     with cluster(folder) as machines:
-        place = machines.driver / "connect"  # the workers see it empty
-        shutil.unpack_archive(machines.archive, place / "env", filter="fully_trusted")
-        given = SMALL | {"spark.archives": f"{machines.archive}#env"}
-        variables = machines.environment(PYSPARK_PYTHON="./env/bin/python", SPARK_DAEMON_MEMORY="1g")
-        with server_process(place, machines.url, variables, **given) as url:
+        env, place = folder / "env", machines.driver / "connect"  # the workers see the latter empty
+        shutil.unpack_archive(machines.archive, env, filter="fully_trusted")
+        place.mkdir()
+        variables = machines.environment(PYSPARK_PYTHON=str(env / "bin" / "python"), SPARK_DAEMON_MEMORY="1g")
+        with server_process(place, machines.url, variables, **SMALL) as url:
             yield url
 
 
@@ -225,7 +228,7 @@ def finished(frame: DataFrame, sink: str, checkpoint: Path, options: dict[str, s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--server", nargs="+", default=["process", "cluster", "inside"])
+    parser.add_argument("--server", nargs="+", default=["cluster", "process", "inside"])
     options = parser.parse_args()
     if find_spec("grpc") is None:  # no extra of muxkit installs it
         print("left out: pyspark[connect] is not installed")
