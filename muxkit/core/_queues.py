@@ -61,7 +61,7 @@ class Scheduler:
         Up to four ready sources share one quantum, so that a newcomer waits for little. With more of them it waits
         longer anyway, so more is taken at once.
         """
-        # One function with all of a turn in it: with short messages, each turn is one of them.
+        # A turn is no function of its own, since a hundred busy channels take a turn for each short message.
         line, quantum = self.line, self.quantum
         taken = 0
         while line and taken < limit:

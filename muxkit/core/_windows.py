@@ -219,19 +219,16 @@ class ReceiveWindow:
 
     def retire(self) -> int:
         """Nothing more will arrive; what is held stays counted until it is consumed. Returns what to repay of loans."""
-        before, repaid = self.credit + self.held - self.lent - self.by_hand, 0
-        if self.lent or self.by_hand:
-            repaid = max(0, self.lent - self.held)
-            self.lent -= repaid
-            self.by_hand = min(self.by_hand, self.held - self.lent)
+        before = self.own
+        repaid = max(0, self.lent - self.held)
+        self.lent -= repaid
+        self.by_hand = min(self.by_hand, self.held - self.lent)
         self.credit = self.unfinished = 0
         self.renews = False
-        budget = self.budget
-        if budget is not None:
-            budget.moved(before, self.held - self.lent - self.by_hand)
-            budget.windows -= 1
-            if self.target > budget.first:
-                self._aim(budget.first, budget)
+        if self.budget is not None:
+            self.budget.moved(before, self.own)
+            self.budget.windows -= 1
+            self._aim(min(self.target, self.budget.first), self.budget)
         return repaid
 
     def _refill(self, now: float) -> int:

@@ -245,29 +245,28 @@ class Pings(Generic[KeyT]):
         self._facts = facts
         self.round_trip: float | None = None
         """Seconds, smoothed; None before the first answer."""
-        self.under_way: dict[KeyT, deque[Ping]] = {}
-        """Those that were sent and not answered, the oldest first."""
+        self._under_way: dict[KeyT, deque[Ping]] = {}
 
     def __contains__(self, key: KeyT) -> bool:
-        return key in self.under_way
+        return key in self._under_way
 
     def __len__(self) -> int:
-        return sum(map(len, self.under_way.values()))
+        return sum(map(len, self._under_way.values()))
 
     def sent(self, key: KeyT) -> Ping:
         """Note that a ping was sent now, or will be by `resend`."""
         ping = Ping()
-        self.under_way.setdefault(key, deque()).append(ping)
+        self._under_way.setdefault(key, deque()).append(ping)
         return ping
 
     def answered(self, key: KeyT) -> None:
         """The oldest ping about this was answered; harmless if there is none."""
-        waiting = self.under_way.get(key)
+        waiting = self._under_way.get(key)
         if not waiting:
             return
         ping = waiting.popleft()
         if not waiting:
-            del self.under_way[key]
+            del self._under_way[key]
         took = trio.current_time() - ping.sent_at
         known = self.round_trip
         self.round_trip = took if known is None else (1 - SMOOTHING) * known + SMOOTHING * took
@@ -277,20 +276,20 @@ class Pings(Generic[KeyT]):
 
     def ended(self, error: ErrorMaker, key: KeyT | None = None) -> None:
         """No answer comes any more: to the pings about `key`, or to all."""
-        keys = [*self.under_way] if key is None else [key]
+        keys = [*self._under_way] if key is None else [key]
         for each in keys:
-            for ping in self.under_way.pop(each, ()):
+            for ping in self._under_way.pop(each, ()):
                 ping.end(error=error)
 
     def resend(self, send: Callable[[KeyT], None]) -> None:
         """Send every ping that a task still waits for again, on a new connection."""
         self.forget_unwanted()
-        for key, waiting in self.under_way.items():
+        for key, waiting in self._under_way.items():
             for ping in waiting:
                 ping.sent_at = trio.current_time()
                 send(key)
 
     def forget_unwanted(self) -> None:
         """Drop the pings whose tasks were cancelled; only for those that were not sent, or whose connection is gone."""
-        kept = {key: deque(ping for ping in waiting if ping.is_wanted) for key, waiting in self.under_way.items()}
-        self.under_way = {key: waiting for key, waiting in kept.items() if waiting}
+        kept = {key: deque(ping for ping in waiting if ping.is_wanted) for key, waiting in self._under_way.items()}
+        self._under_way = {key: waiting for key, waiting in kept.items() if waiting}

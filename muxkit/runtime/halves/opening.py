@@ -16,7 +16,7 @@ from muxkit.runtime.halves.send import ErrorMaker
 
 LEFT_BY_ERROR: Final = "the other side left the channel by an error"
 LEFT_BY_ERROR_CODE: Final = 500
-YIELD_ITEMS: Final = 16  # channels that one iterator takes before it yields: each begins a task, whose first step waits
+YIELD_ITEMS: Final = 16  # items that an iterator gives before it yields; each usually begins a task
 
 
 class Openable(Protocol):

@@ -113,10 +113,7 @@ class Inbox(ABC, Generic[ItemT]):
         """
         if not (self._portion or self._stored.count):
             item = await self._wait()
-            if self._taken((item,), self._size_of(item)):
-                self._request_write()
-            if self.state is DRAINING:
-                self._drain()
+            self._took((item,), self._size_of(item))
             return item
         await trio.lowlevel.checkpoint_if_cancelled()
         portion = self._portion

@@ -446,7 +446,7 @@ class Session(CommonSession):
 
     def _entity_gone(self, entity: Entity) -> None:
         self._connection.budget.wake_waiting()  # its queue no longer counts
-        if entity in self._connection.pings.under_way:
+        if entity in self._connection.pings:
             self._connection.pings.ended(_ended_before_the_pong, entity)
         if self._gone:
             self._gone.unpark_all()
