@@ -130,8 +130,10 @@ def _problem(group: Group, point: EntryPoint) -> tuple[str | None, ExtraNeeded |
 
 
 def _package(point: EntryPoint) -> str:
-    # A package whose metadata was damaged has no name, although the annotation says that it has.
-    return (point.dist.name if point.dist is not None else "") or "an unknown package"
+    # A package whose metadata was damaged has no name, and asking for it would warn.
+    if point.dist is None or "Name" not in point.dist.metadata:
+        return "an unknown package"
+    return point.dist.name or "an unknown package"
 
 
 def _packages(points: list[EntryPoint]) -> str:

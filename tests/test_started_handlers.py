@@ -61,6 +61,39 @@ async def test_an_attacker_starts_a_burst_of_handlers_and_then_a_rate_of_them(
         assert BURST <= started <= BURST + limits.channels + YIELD_ITEMS + RATE * seconds
 
 
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+async def test_calls_that_end_before_their_handlers_begin_do_not_delay_the_next(
+    protocol: str, autojump_clock: MockClock
+) -> None:
+    """Was: Aqueduct counted a channel against the allowance whose end came before the message that brought it."""
+    limits = muxkit.Limits(resets_burst=BURST, resets_per_second=RATE, channels=256)
+    started = 0
+
+    async def echo(channel: muxkit.Channel) -> None:
+        nonlocal started
+        started += 1
+        with suppress(muxkit.ChannelCancelled):
+            async for message in channel:
+                await channel.send(message)
+
+    async with (
+        muxkit.open_server(echo, f"{protocol}+mem://ended-early", limits=limits, linger=0.1) as server,
+        muxkit.connect(server.url, limits=limits, linger=60) as session,
+    ):
+        for _ in range(10):
+            for _ in range(BURST):
+                channel = await session.open("call")
+                channel.abort()
+            await trio.sleep(0.001)  # the server hears of the ends
+        before = started
+        began = trio.current_time()
+        async with session.open("call") as channel:
+            await channel.send(b"x")
+            assert await channel.receive() == b"x"
+        assert before < 10 * BURST / 2  # most of them were not begun
+        assert trio.current_time() - began < 1 / RATE
+
+
 def test_the_allowance_is_full_until_something_is_broken_off_and_again_when_it_is_refilled() -> None:
     pace = StartPace(10, 20)
     assert pace.is_full()

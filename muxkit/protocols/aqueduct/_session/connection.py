@@ -328,13 +328,13 @@ class CommonChannels:
                 core.dispose(arrived)
 
     def _drop_waiting(self, receiver: Receiver) -> None:
-        """Forget a channel that the peer cancelled before the application took it: it needs no work."""
         channel = receiver._channel
         if channel is not None and channel in self._opened:
             self._drop(channel)
-            self._core.engine.spared()
 
     def _drop(self, channel: Channel) -> None:
+        """Forget a channel that the peer cancelled before the application took it: it needs no work."""
+        self._core.engine.spared()
         self._backlog.drop(channel)
         self._core.engine.consumed(self._opened.pop(channel), trio.current_time())
         channel.close()

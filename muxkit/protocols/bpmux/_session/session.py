@@ -316,7 +316,7 @@ class Session(CommonSession):
         entity, connection = event.entity, self._connection
         if event.source is not None:
             sink, source = Sink(connection, entity), Source(connection, event.source)
-            self._duplexes.put(Duplex(sink, source, event.payload), entity)
+            self._duplexes.put(Duplex(sink, source, event.payload))
         elif entity.kind is Kind.STREAM_IN:
             self._sources.put((Source(connection, entity), event.payload))
         elif entity.kind is Kind.SINK_IN:
@@ -324,14 +324,14 @@ class Session(CommonSession):
         else:
             self._requests.put(IncomingRequest(connection, entity, event.payload), entity)
 
-    def _drop_waiting(self, entity: Entity) -> None:
-        """Forget a channel that the peer cancelled before the application took it: it needs no work."""
-        if (duplex := self._duplexes.drop(entity)) is not None:
+    def _drop_waiting(self, key: Duplex | Entity) -> None:
+        """Forget what the peer cancelled before the application took it: it needs no work."""
+        if (duplex := self._duplexes.drop(key)) is not None:
             duplex.source.close()
             self._engine.consumed_opening(len(duplex.sent_with_opening))
-        elif (item := self._sinks.drop(entity)) is not None:
+        elif (item := self._sinks.drop(key)) is not None:
             self._engine.consumed_opening(len(item[1]))
-        elif (request := self._requests.drop(entity)) is not None:
+        elif (request := self._requests.drop(key)) is not None:
             self._engine.consumed_opening(len(request.payload))
         else:
             return
@@ -386,6 +386,7 @@ class Session(CommonSession):
                 self._on_opened(event)
             case Ended():
                 half: Half | None = event.entity.half  # type: ignore[assignment]  # as in `_detach_half`
+                channel = None if half is None or isinstance(half, Request) else half._channel
                 if half is not None:
                     half._peer_ended(event.payload)
                 _detach_half(event.entity)
@@ -394,7 +395,7 @@ class Session(CommonSession):
                         pump.told(Reason.decode(event.payload))
                     self._stop_opening(None)
                 elif event.cancels:
-                    self._drop_waiting(event.entity)
+                    self._drop_waiting(channel or event.entity)
                 self._entity_gone(event.entity)
             case Confirmed():
                 half = _detach_half(event.entity)

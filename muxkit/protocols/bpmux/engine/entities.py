@@ -69,6 +69,7 @@ class Entity:
         "grant",
         "half",
         "id",
+        "is_rest_of_reset",
         "is_wanted",
         "kind",
         "late",
@@ -107,6 +108,7 @@ class Entity:
         self.half: object = None  # the session's object for it; the engine does not use it
         self.gone: bool = False
         self.orderly: bool = False  # the peer ended the other half of this duplex without an error
+        self.is_rest_of_reset: bool = False  # the peer cancelled the other half of this duplex
         self.late: bool = False  # the peer opened it after it had closed its top level
         self.twin: Entity | None = None  # the other half of a duplex, while both are alive
 

@@ -51,7 +51,7 @@ class Responded:
 class Ended:
     """The peer ended an entity: it sends, or it receives, no more. The entity is gone.
 
-    `cancels` is True if it was cancelled before this side was done, and no other half of its channel is left.
+    `cancels` is True if with it the peer has cancelled the whole channel before this side was done.
     """
 
     entity: Entity

@@ -516,12 +516,13 @@ class ChunkRules(Checks):
             if whole is None:
                 return
             payload, size = whole, len(whole)
-        cancels = self._is_reset(entity)
-        if cancels:
+        is_reset = self._is_reset(entity)
+        if is_reset:
             state.starts.broken_off(state.now)
-            cancels = entity.twin is None
+        cancels = entity.twin is None and (is_reset or (entity.is_rest_of_reset and payload != b""))
         if entity.twin is not None:
             entity.twin.orderly = not payload
+            entity.twin.is_rest_of_reset = is_reset
         if size:
             state.consume(entity, size)
         entity.end_in = True
