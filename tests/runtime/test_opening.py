@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from muxkit import LinkLost
-from muxkit.runtime import Backlog, Opening, SlotQueue
+from muxkit.runtime import Backlog, Opening, SlotQueue, StartPace
 from muxkit.runtime.halves.opening import YIELD_ITEMS
 
 from ._halves import at_rest, lost
@@ -94,17 +94,14 @@ async def test_items_come_in_order_and_are_reported_when_taken() -> None:
 async def test_items_are_given_after_the_pause_and_at_once_when_no_more_will_come(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    due = [5.0]
-
-    def pause() -> float:
-        return max(0.0, due[0] - trio.current_time())
-
-    items: Backlog[int] = Backlog(lambda item: None, pause)
+    pace = StartPace(1 / 5, 1)
+    for _ in range(2):
+        pace.broken_off(0.0)  # then the first may start after 5 s, and the second 5 s later
+    items: Backlog[int] = Backlog(lambda item: None, pace)
     for item in (1, 2, 3):
         items.put(item)
     assert await anext(items) == 1
     assert trio.current_time() == 5
-    due[0] = 1000.0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(end_after, items, 2)
         assert [item async for item in items] == [2, 3]
@@ -215,7 +212,9 @@ async def test_taking_yields_before_every_16th_item() -> None:
 
 
 async def test_taking_yields_with_each_item_while_the_peer_breaks_off_what_it_opens() -> None:
-    items: Backlog[int] = Backlog(lambda item: None, is_steady=lambda: False)
+    pace = StartPace(0.001, 20)
+    pace.broken_off(trio.current_time())
+    items: Backlog[int] = Backlog(lambda item: None, pace)
     for item in range(4):
         items.put(item)
     for _ in range(4):

@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
+from muxkit.core import StartPace
 from muxkit.runtime.halves.send import ErrorMaker
 
 LEFT_BY_ERROR: Final = "the other side left the channel by an error"
@@ -137,38 +138,22 @@ class SlotQueue:
                 trio.lowlevel.reschedule(task)
 
 
-def no_pause() -> float:
-    """Say that the next channel may be taken at once."""
-    return 0.0
-
-
-def always() -> bool:
-    """Say that the peer breaks nothing off."""
-    return True
-
-
 class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     """What the peer opened and the application has not taken yet, to iterate over; the protocol bounds it.
 
-    `taken` is called with each item that the application gets. `pause` returns the seconds until the next one may be
-    taken: a peer that cancels channels as fast as it opens them starts no more work than its allowance; what is left
-    when the backlog is ended comes without a pause. Iterating ends when the backlog has been ended and is empty, or
-    raises what `ended` was given. It checks for cancellation with each item, and yields at the latest with every 16th,
-    so that the first answers to channels that came together leave together; or with each while `is_steady` returns
-    False, so that what the peer breaks off meanwhile is not begun.
+    `taken` is called with each item that the application gets. `pace` says when the next one may be taken: a peer that
+    cancels channels as fast as it opens them starts no more work than its allowance; what is left when the backlog is
+    ended comes without a pause. Iterating ends when the backlog has been ended and is empty, or raises what `ended` was
+    given. It checks for cancellation with each item, and yields at the latest with every 16th, so that the first
+    answers to channels that came together leave together; or with each from a peer that broke some off lately, so that
+    what it breaks off meanwhile is not begun.
     """
 
-    __slots__ = ("_error", "_is_over", "_is_steady", "_items", "_lot", "_pause", "_paused", "_since_yield", "_taken")
+    __slots__ = ("_error", "_is_over", "_items", "_lot", "_pace", "_paused", "_since_yield", "_taken")
 
-    def __init__(
-        self,
-        taken: Callable[[ItemT], None],
-        pause: Callable[[], float] = no_pause,
-        is_steady: Callable[[], bool] = always,
-    ) -> None:
+    def __init__(self, taken: Callable[[ItemT], None], pace: StartPace | None = None) -> None:
         self._taken = taken
-        self._pause = pause
-        self._is_steady = is_steady
+        self._pace = pace
         self._items: OrderedDict[Hashable, ItemT] = OrderedDict()
         self._lot = trio.lowlevel.ParkingLot()
         self._paused = trio.lowlevel.ParkingLot()
@@ -200,7 +185,8 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
             self._paused.unpark_all()
 
     async def __anext__(self) -> ItemT:
-        if self._items and self._since_yield < YIELD_ITEMS and self._is_steady():
+        pace = self._pace
+        if self._items and self._since_yield < YIELD_ITEMS and (pace is None or pace.is_full()):
             await trio.lowlevel.checkpoint_if_cancelled()
         elif self._items or self._is_over:
             await self._yield()
@@ -212,12 +198,14 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
                     raise StopAsyncIteration
                 await self._lot.park()
                 self._since_yield = 0
-            if self._is_over or (seconds := self._pause()) <= 0:
+            if pace is None or self._is_over or (seconds := pace.pause(trio.current_time())) <= 0:
                 break
             with trio.move_on_after(seconds):
                 await self._paused.park()
         _, item = self._items.popitem(last=False)
         self._since_yield += 1
+        if pace is not None:
+            pace.started(trio.current_time())
         self._taken(item)
         return item
 

@@ -87,13 +87,13 @@ def test_channels_that_are_not_taken_are_bounded() -> None:
 def test_churn_only_paces_what_is_opened(texts: tuple[str, ...]) -> None:
     peer = server(limits=FEW)
     for index in range(1, 100):
-        assert (peer.engine.pause(0.0) > 0) == (index > FEW.resets_burst)
+        assert (peer.engine.starts.pause(0.0) > 0) == (index > FEW.resets_burst)
         for text in texts:
             peer.engine.receive_stream(100 + 8 * index + len(text), _bytes(text, index), True, 0.0)
         peer.written()
     assert not peer.engine.over
-    assert peer.engine.pause(0.0) == 1 / FEW.resets_per_second
-    assert peer.engine.pause(1.0) == 0
+    assert peer.engine.starts.pause(0.0) == 1 / FEW.resets_per_second
+    assert peer.engine.starts.pause(1.0) == 0
 
 
 @pytest.mark.requirement("R-10", "R-12")
@@ -114,12 +114,12 @@ def test_streams_that_are_opened_and_reset_take_from_an_allowance_that_comes_bac
     for index in range(20):
         peer.send("03 08 04", stream=100 + 4 * index)
         peer.reset(100 + 4 * index)
-    assert peer.engine.pause(0.0) > 0
-    assert peer.engine.pause(1.0) == 0
+    assert peer.engine.starts.pause(0.0) > 0
+    assert peer.engine.starts.pause(1.0) == 0
     for index in range(5):
         peer.send("03 08 04", stream=300 + 4 * index)
         peer.engine.receive_reset(300 + 4 * index, 1.0)
-    assert peer.engine.pause(1.0) > 0
+    assert peer.engine.starts.pause(1.0) > 0
     assert not peer.engine.over
 
 

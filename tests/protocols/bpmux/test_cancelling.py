@@ -38,13 +38,13 @@ def test_cancelling_slows_a_peer_down_and_never_ends_the_connection(chunks: str)
     """Was: "more than 50 channels cancelled at once and 10 a second", and the end of every call on the connection."""
     engine = by_hand(limits=Limits(resets_burst=50, resets_per_second=10))
     assert churn(engine, chunks, 49) == 49
-    assert engine.pause(0.0) == 0
+    assert engine.starts.pause(0.0) == 0
     assert churn(engine, chunks, 10_000) == 10_000
-    assert engine.pause(0.0) == pytest.approx(0.1)
-    assert engine.pause(0.1) == 0
-    engine.started(0.1)
-    assert engine.pause(0.1) == pytest.approx(0.1)
-    assert engine.pause(10.0) == 0
+    assert engine.starts.pause(0.0) == pytest.approx(0.1)
+    assert engine.starts.pause(0.1) == 0
+    engine.starts.started(0.1)
+    assert engine.starts.pause(0.1) == pytest.approx(0.1)
+    assert engine.starts.pause(10.0) == 0
 
 
 @pytest.mark.requirement("R-10")
@@ -55,7 +55,7 @@ def test_a_cancellation_in_parts_counts_once() -> None:
         engine.give_credit(the(engine, Kind.SINK_IN, id), 3)
         assert fed(engine, f"e0 03 82 {id:02x} 01 61", f"82 {id:02x} 02 62 63")[-1][0] == "Ended"
     fed(engine, "90 05 00")
-    assert engine.pause(0.0) > 0
+    assert engine.starts.pause(0.0) > 0
 
 
 @pytest.mark.requirement("R-10")
@@ -94,7 +94,7 @@ def test_a_goodbye_is_no_licence_to_open_and_cancel() -> None:
     engine = by_hand(limits=Limits(resets_burst=5, resets_per_second=1))
     fed(engine, "62 00 00")
     assert churn(engine, "90 09 00 82 09 00", 5) == 5
-    assert engine.pause(0.0) > 0
+    assert engine.starts.pause(0.0) > 0
 
 
 @pytest.mark.requirement("R-01", "R-11")

@@ -40,7 +40,7 @@ def test_closing_a_duplex_in_order_is_no_reset() -> None:
         pair.deliver()
         for server_sink in [*pair.server.entities(Kind.SINK_IN).values()]:
             pair.server.end(server_sink)
-    assert pair.server.pause(1.0) == 0
+    assert pair.server.starts.pause(1.0) == 0
     assert pair.failure is None
 
 
@@ -48,11 +48,11 @@ def test_closing_a_duplex_in_order_is_no_reset() -> None:
 def test_stopping_the_answer_on_a_duplex_that_goes_on_is_a_reset() -> None:
     pair = Pair()
     for number in range(4):
-        assert (pair.server.pause(1.0) > 0) == (number == 3)
+        assert (pair.server.starts.pause(1.0) > 0) == (number == 3)
         _, stream = pair.client.open_duplex()
         pair.client.end(stream)
         pair.deliver()
-    assert pair.server.pause(1.0) > 0
+    assert pair.server.starts.pause(1.0) > 0
     assert pair.failure is None
 
 
@@ -67,7 +67,7 @@ def test_an_end_with_an_error_does_not_make_the_stop_orderly() -> None:
         pair.client.end(sink, b"\x01")
         pair.client.end(stream)
         pair.deliver()
-    assert pair.server.pause(1.0) > 0
+    assert pair.server.starts.pause(1.0) > 0
     assert pair.failure is None
 
 

@@ -256,7 +256,7 @@ class CommonChannels:
         self._opener: Sender | None = None  # where we open channels
         self._acceptor: Receiver | None = None  # where the peer opens channels
         self._opened: dict[Channel, Arrived] = {}
-        self._backlog: Backlog[Channel] = Backlog(self._taken, self._pause, self._core.engine.is_steady)
+        self._backlog: Backlog[Channel] = Backlog(self._taken, self._core.engine.starts)
         self._is_draining = False
         self._in_use = False
         core.on_end = self.end
@@ -334,18 +334,13 @@ class CommonChannels:
 
     def _drop(self, channel: Channel) -> None:
         """Forget a channel that the peer cancelled before the application took it: it needs no work."""
-        self._core.engine.spared()
+        self._core.engine.starts.spared()
         self._backlog.drop(channel)
         self._core.engine.consumed(self._opened.pop(channel), trio.current_time())
         channel.close()
 
-    def _pause(self) -> float:
-        return self._core.engine.pause(trio.current_time())
-
     def _taken(self, channel: Channel) -> None:
-        now = trio.current_time()
-        self._core.engine.started(now)
-        self._core.engine.consumed(self._opened.pop(channel), now)
+        self._core.engine.consumed(self._opened.pop(channel), trio.current_time())
         self._core.after_command()
 
     def channels(self) -> list[Channel]:

@@ -10,7 +10,7 @@ import attrs
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import Reason, Reset, StreamControl, StreamId, encode_varint
+from muxkit.core import Reason, Reset, StartPace, StreamControl, StreamId, encode_varint
 from muxkit.protocols.aqueduct import frames
 from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine.events import Arrived, Event, Failed, HungUp, Parted, Silent
@@ -77,6 +77,8 @@ class Engine:
         self._registry = Registry(role, self.config, self.limits, observer)
         self._connection = self._registry.connection
         self._streams = self._registry.streams
+        self.starts: StartPace = self._registry.starts
+        """Says when work on the next channel of the peer may begin; to be told what began, and what need not."""
         self._incoming = Incoming(self._registry, handshake, self.most_streams)
         # Parts of what a pump needs that are called often
         self.missing: Final = self._incoming.missing
@@ -386,25 +388,6 @@ class Engine:
     def charge_failure(self) -> None:
         """Count a failure of local work on a channel that the peer opened, as if the peer had cancelled it."""
         self._registry.count_reset()
-
-    def pause(self, now: float) -> float:
-        """Return the seconds until work on another channel of the peer may begin.
-
-        Above 0 while the peer has cancelled more channels than `Limits` allow.
-        """
-        return self._registry.starts.pause(now)
-
-    def is_steady(self) -> bool:
-        """Return True if the peer has broken off no channel lately: then work on many may begin at once."""
-        return self._registry.starts.is_full()
-
-    def spared(self) -> None:
-        """Note that work on the channel that the peer broke off last had not begun."""
-        self._registry.starts.spared()
-
-    def started(self, now: float) -> None:
-        """Note that work on a channel of the peer began."""
-        self._registry.starts.started(now)
 
     def receive_reason(self, reason: Reason) -> None:
         """The link brought the reason for which the peer ends the connection."""

@@ -165,12 +165,6 @@ class Session(CommonSession):
     """A bpmux session; made by `session`."""
 
     def __init__(self, stream: trio.abc.Stream, config: Config, limits: Limits, observer: Observer | None) -> None:
-        pace = (self._pause, self._is_steady)
-        self._duplexes: Backlog[Duplex] = Backlog(lambda duplex: self._took(duplex.sent_with_opening), *pace)
-        self._sources: Backlog[tuple[Source, bytes]] = Backlog(lambda item: self._took(item[1]), *pace)
-        self._sinks: Backlog[tuple[Sink, bytes]] = Backlog(lambda item: self._took(item[1]), *pace)
-        self._requests: Backlog[IncomingRequest] = Backlog(lambda request: self._took(request.payload), *pace)
-        self._backlogs = (self._duplexes, self._sources, self._sinks, self._requests)
         self._draining = False
         self._openers = SlotQueue(self._free_slots)
         self._gone = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
@@ -180,6 +174,12 @@ class Session(CommonSession):
             stream, config, limits, observer, session=self, on_events=self._dispatch, on_lost=self._on_lost
         )
         self._engine = self._connection.engine
+        pace = self._engine.starts
+        self._duplexes: Backlog[Duplex] = Backlog(lambda duplex: self._took(duplex.sent_with_opening), pace)
+        self._sources: Backlog[tuple[Source, bytes]] = Backlog(lambda item: self._took(item[1]), pace)
+        self._sinks: Backlog[tuple[Sink, bytes]] = Backlog(lambda item: self._took(item[1]), pace)
+        self._requests: Backlog[IncomingRequest] = Backlog(lambda request: self._took(request.payload), pace)
+        self._backlogs = (self._duplexes, self._sources, self._sinks, self._requests)
         self._messages: Source = _TopSource(self._connection, self._engine.top_stream)
         """The half that receives the peer's top-level messages."""
         self._top: _TopSink = _TopSink(self._connection, self._engine.top_sink, self._openers)
@@ -335,17 +335,10 @@ class Session(CommonSession):
             self._engine.consumed_opening(len(request.payload))
         else:
             return
-        self._engine.spared()
-
-    def _pause(self) -> float:
-        return self._engine.pause(trio.current_time())
-
-    def _is_steady(self) -> bool:
-        return self._engine.is_steady()
+        self._engine.starts.spared()
 
     def _took(self, opening: bytes) -> None:
         """Note that the application has taken a channel, and renew the credit of its opening payload."""
-        self._engine.started(trio.current_time())
         self._engine.consumed_opening(len(opening))
         self._connection.request_write()
 

@@ -12,7 +12,7 @@ from typing import Final
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import NO_QUEUE, U64_MAX, Buffer, Deadlines, Keepalive, Outbox, Reason, StallWatch
+from muxkit.core import NO_QUEUE, U64_MAX, Buffer, Deadlines, Keepalive, Outbox, Reason, StallWatch, StartPace
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.entities import OURS, OVERHEAD, Entity, Kind
 from muxkit.protocols.bpmux.engine.events import Event, Failed, HungUp, Probed, Silent
@@ -95,6 +95,8 @@ class Engine:
         """The entity for top-level messages to the peer."""
         self.top_stream: Entity = self._state.top_stream
         """The entity for top-level messages of the peer."""
+        self.starts: StartPace = self._state.starts
+        """Says when work on the next channel of the peer may begin; to be told what began, and what need not."""
         self.waiting: Outbox = self._state.outbox
         """The counter behind `outbox`, for frequent reads."""
         self.consumed: Final = self._state.consume
@@ -547,25 +549,6 @@ class Engine:
         """Count a failure of local work on a channel that the peer opened, as if the peer had cancelled it."""
         if entity.kind not in OURS:
             self._state.starts.broken_off(self._state.now)
-
-    def pause(self, now: float) -> float:
-        """Return the seconds until work on another channel of the peer may begin.
-
-        Above 0 while the peer has cancelled more channels than `Limits` allow.
-        """
-        return self._state.starts.pause(now)
-
-    def is_steady(self) -> bool:
-        """Return True if the peer has broken off no channel lately: then work on many may begin at once."""
-        return self._state.starts.is_full()
-
-    def spared(self) -> None:
-        """Note that work on the channel that the peer broke off last had not begun."""
-        self._state.starts.spared()
-
-    def started(self, now: float) -> None:
-        """Note that work on a channel of the peer began."""
-        self._state.starts.started(now)
 
     def farewell(self, reason: Reason) -> bytes:
         """Return the last bytes to write on a connection that ends early: the end of the top level, with the reason.

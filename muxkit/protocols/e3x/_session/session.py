@@ -118,7 +118,6 @@ class Session(CommonSession):
     ) -> None:
         if role not in ("connector", "listener"):
             raise ValueError(f"role={role!r}: one side is the connector, the other the listener")
-        self._backlog: Backlog[Channel] = Backlog(self._took, self._pause, self._is_steady)
         self._info = describe(link, "e3x")
         self._draining = False
         self._openers = SlotQueue(self._free_slots)
@@ -148,6 +147,7 @@ class Session(CommonSession):
         self._liveness: Liveness = Liveness(self._connection, config, odd=role == "connector")
         self._engine = self._connection.engine
         self._limits = self._engine.limits
+        self._backlog: Backlog[Channel] = Backlog(Channel._took, self._engine.starts)
 
     # --- channels
 
@@ -229,16 +229,6 @@ class Session(CommonSession):
             channel = self._live[event.channel.id] = Channel(connection, event.channel, event.body)
             self._backlog.put(channel)
 
-    def _pause(self) -> float:
-        return self._engine.pause(trio.current_time())
-
-    def _is_steady(self) -> bool:
-        return self._engine.is_steady()
-
-    def _took(self, channel: Channel) -> None:
-        self._engine.started(trio.current_time())
-        channel._took()
-
     def _stop_opening(self, error: ErrorMaker | None) -> None:
         """End the iterator over new channels and fail the waiting openers; `error` is None if that is in order."""
         self._draining = True
@@ -302,7 +292,7 @@ class Session(CommonSession):
             channel._broken(event.text)
             if self._backlog.drop(channel) is not None:  # it needs no work
                 channel._inbox._drop()
-                connection.engine.spared()
+                connection.engine.starts.spared()
         elif not channel.is_reliable:  # only its end can be lost
             channel._sender._confirmed()
             channel._inbox._ended(trio.EndOfChannel)

@@ -330,25 +330,6 @@ class Engine(State):
         if not channel.ours:
             self.starts.broken_off(self.now)
 
-    def pause(self, now: float) -> float:
-        """Return the seconds until work on another channel of the peer may begin.
-
-        Above 0 while the peer has broken more channels than `Limits` allow.
-        """
-        return self.starts.pause(now)
-
-    def is_steady(self) -> bool:
-        """Return True if the peer has broken off no channel lately: then work on many may begin at once."""
-        return self.starts.is_full()
-
-    def spared(self) -> None:
-        """Note that work on the channel that the peer broke off last had not begun."""
-        self.starts.spared()
-
-    def started(self, now: float) -> None:
-        """Note that work on a channel of the peer began."""
-        self.starts.started(now)
-
     def _short(self, text: str) -> str:
         """Return as much of the text of an err as fits into a packet, and not more than `ERR_MOST` bytes."""
         short = text.encode(errors="replace")[:ERR_MOST].decode(errors="ignore")

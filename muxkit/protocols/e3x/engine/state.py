@@ -71,6 +71,7 @@ class State:
         self.reassembly: Reassembly = Reassembly(limits)
         self.refusals: Final = TokenBucket(limits.resets_per_second, limits.resets_burst)
         self.starts: StartPace = StartPace(limits.resets_per_second, limits.resets_burst)
+        """Says when work on the next channel of the peer may begin; to be told what began, and what need not."""
         self.err_pace: Final = TokenBucket(ERRS_PER_SECOND, ERRS_AT_ONCE)
         self.happened: list[events.Event] = []
         self.faults: Counter[Fault] = Counter()

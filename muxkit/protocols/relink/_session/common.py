@@ -480,7 +480,7 @@ class CommonChannels:
         self._unclaimed: dict[int, None] = {}
         limits = core.limits
         self._starts = StartPace(limits.resets_per_second, limits.resets_burst)
-        self._channels: Backlog[Channel] = Backlog(self._took, self._pause, self._starts.is_full)
+        self._channels: Backlog[Channel] = Backlog(lambda channel: None, self._starts)
         self._receivers: Backlog[Receiver] = Backlog(lambda receiver: None)
         core.on_cancelled = self._cancelled
         self._iterated: Backlog[Channel] | Backlog[Receiver] | None = None  # the one that is taken from
@@ -531,12 +531,6 @@ class CommonChannels:
     def wake_openers(self) -> None:
         """Let tasks that wait to open a channel look again: there is room for one, or there will be none any more."""
         self._openers.wake_waiters()
-
-    def _pause(self) -> float:
-        return self._starts.pause(trio.current_time())
-
-    def _took(self, channel: Channel) -> None:
-        self._starts.started(trio.current_time())
 
     def _cancelled(self, channel: Channel) -> None:
         """Count a channel that the peer gave up; one that the application did not take yet is closed for it."""
