@@ -198,14 +198,15 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
                     raise StopAsyncIteration
                 await self._lot.park()
                 self._since_yield = 0
-            if pace is None or self._is_over or (seconds := pace.pause(trio.current_time())) <= 0:
+            now = trio.current_time()
+            if pace is None or self._is_over or (seconds := pace.pause(now)) <= 0:
                 break
             with trio.move_on_after(seconds):
                 await self._paused.park()
         _, item = self._items.popitem(last=False)
         self._since_yield += 1
         if pace is not None:
-            pace.started(trio.current_time())
+            pace.started(now)
         self._taken(item)
         return item
 
