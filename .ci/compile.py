@@ -19,9 +19,9 @@ WANTED = os.environ.get("MUXKIT_COMPILE", "") not in ("", "0")
 
 # Where messages pass: the core and the engines, which have no coroutines. Left out: what awaits, since a compiled
 # coroutine has no frame in which Trio finds that Ctrl-C has to wait (docs/explanation/decisions, 21); `_engine` of the
-# core, which declares protocols and runs nothing; the settings, whose attrs fields mypyc does not understand; restream,
-# whose JSON has a recursive type that msgspec could not resolve any more, whose errors mypyc takes for others when they
-# are caught, and whose engine others subclass.
+# core, which declares protocols and runs nothing; the errors, which restream and applications subclass; the settings,
+# whose attrs fields mypyc does not understand; restream, whose JSON has a recursive type that msgspec could not resolve
+# any more, whose errors mypyc takes for others when they are caught, and whose engine others subclass.
 PACKAGES = ("core", "protocols/bpmux", "protocols/relink", "protocols/e3x", "protocols/aqueduct")
 NOT_COMPILED = {"core/_engine.py"}
 
@@ -46,7 +46,7 @@ def _plain(requirement: str) -> str:
 def sources(root: Path) -> list[str]:
     """Give the modules without I/O, by their paths below the root."""
     package = root / "muxkit"
-    files = [package / "_errors.py", *(file for name in PACKAGES for file in sorted((package / name).rglob("*.py")))]
+    files = [file for name in PACKAGES for file in sorted((package / name).rglob("*.py"))]
     return [
         str(file.relative_to(root))
         for file in files

@@ -31,6 +31,9 @@ COMPILED_TESTS = (
     "tests/protocols/relink",
     "tests/protocols/e3x",
     "tests/protocols/aqueduct",
+    "tests/protocols/restream/test_engine_sessions.py",
+    "tests/protocols/restream/test_server.py",
+    "tests/pipeline/test_decode.py",
     "tests/system/test_interrupts.py",
     "tests/test_channels_of_all.py",
 )
