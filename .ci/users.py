@@ -22,8 +22,9 @@ LEFT_OUT = (".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypot
 
 
 # What runs on compiled modules or leans on them: the rules of the four protocols with their sessions, the runtime above
-# the engines, Ctrl-C in what calls them. Left out: memory, which is not that of the sources, and what only starts
-# commands, speaks to a socket or needs Spark, and has no compiled module of its own.
+# the engines, Ctrl-C in what calls them, restream's subclasses of errors, the decoders. Left out: memory, which is not
+# that of the sources, and what only starts commands, speaks to a socket or needs Spark, and has no compiled module of
+# its own.
 COMPILED_TESTS = (
     "tests/core",
     "tests/runtime",

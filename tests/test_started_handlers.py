@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+import trio.testing
 
 import muxkit
+from muxkit.protocols import aqueduct
 from muxkit.runtime import StartPace
 from muxkit.runtime.halves.opening import YIELD_ITEMS
 
@@ -65,7 +67,9 @@ async def test_an_attacker_starts_a_burst_of_handlers_and_then_a_rate_of_them(
 async def test_calls_that_end_before_their_handlers_begin_do_not_delay_the_next(
     protocol: str, autojump_clock: MockClock
 ) -> None:
-    """Was: Aqueduct counted a channel against the allowance whose end came before the message that brought it."""
+    """Was: Aqueduct counted those whose end came before the message that brought them, and bpmux began those later that
+    were given up before credit came, as the two ends of these come in the other order.
+    """
     limits = muxkit.Limits(resets_burst=BURST, resets_per_second=RATE, channels=256)
     started = 0
 
@@ -92,6 +96,40 @@ async def test_calls_that_end_before_their_handlers_begin_do_not_delay_the_next(
             assert await channel.receive() == b"x"
         assert before < 10 * BURST / 2  # most of them were not begun
         assert trio.current_time() - began < 1 / RATE
+
+
+async def test_aqueduct_gives_nothing_back_for_a_channel_that_is_forgotten_before_it_comes(
+    autojump_clock: MockClock,
+) -> None:
+    """To forget what never came is not counted, so a peer could have paid with it for what it breaks off."""
+    limits = muxkit.Limits(resets_per_second=1)  # so that little comes back by itself
+    sessions: list[aqueduct.Server] = []
+
+    async def hold(session: muxkit.Session) -> None:
+        assert isinstance(session, aqueduct.Server)
+        session.incoming()  # its common channels are in use, and nothing takes them
+        sessions.append(session)
+        await trio.sleep_forever()
+
+    async def settle() -> None:
+        await trio.testing.wait_all_tasks_blocked(0.01)
+
+    async with (
+        muxkit.open_server(hold, "aqueduct+mem://forgotten-early", limits=limits, linger=0.1) as server,
+        muxkit.connect(server.url, linger=0.1) as session,
+    ):
+        first = await session.open("first")
+        second = await session.open("second")
+        await settle()
+        engine = sessions[0]._core.engine
+        engine.charge_failure()
+        assert isinstance(first, aqueduct.Channel)
+        assert isinstance(second, aqueduct.Channel)
+        ids = [one.sender._machine.id or 0 for one in (first, second)]
+        engine._registry.forgotten(2 * ids[1] - ids[0])
+        await session.open("third")
+        await settle()
+        assert not engine.starts.is_full()
 
 
 def test_the_allowance_is_full_until_something_is_broken_off_and_again_when_it_is_refilled() -> None:

@@ -22,7 +22,7 @@ from muxkit.core import Reason, Receiving, Sending, counted, decode_name, encode
 from muxkit.protocols.aqueduct._session.core import BROKEN_OFF, Channel, Core, Receiver, Sender, closed, refused
 from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine.events import Arrived
-from muxkit.protocols.aqueduct.engine.halves import Ticket
+from muxkit.protocols.aqueduct.engine.halves import Outcome, Ticket
 from muxkit.protocols.aqueduct.frames import Headers, Pairs, Role
 from muxkit.runtime import (
     Backlog,
@@ -321,6 +321,8 @@ class CommonChannels:
                 self._backlog.put(channel)
                 if receiver._machine.outcome in BROKEN_OFF:  # before the message that brought it
                     self._drop(channel)
+                    if receiver._machine.outcome is Outcome.CANCELLED:  # what is forgotten so early was not counted
+                        core.engine.starts.spared()
             case (Receiver(), Sender() as sender):
                 sender.abort(CLOSING.text, code=CLOSING.code)
                 core.dispose(arrived)
@@ -328,13 +330,13 @@ class CommonChannels:
                 core.dispose(arrived)
 
     def _drop_waiting(self, receiver: Receiver) -> None:
+        """Forget a channel that the peer cancelled before the application took it: it needs no work."""
         channel = receiver._channel
         if channel is not None and channel in self._opened:
             self._drop(channel)
+            self._core.engine.starts.spared()
 
     def _drop(self, channel: Channel) -> None:
-        """Forget a channel that the peer cancelled before the application took it: it needs no work."""
-        self._core.engine.starts.spared()
         self._backlog.drop(channel)
         self._core.engine.consumed(self._opened.pop(channel), trio.current_time())
         channel.close()
