@@ -1,13 +1,11 @@
-"""The layout and the words of the library, measured: `python tests/house.py [FOLDER]` lists what breaks a rule."""
+"""Measures the layout of the library. `python tests/house.py [FOLDER]` lists every break of a rule."""
 
 from __future__ import annotations
 
 import ast
-import io
 import re
 import statistics
 import sys
-import tokenize
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -20,15 +18,6 @@ LONGEST = 1200  # lines
 SHORTEST_WITH_ONE_IMPORTER = 120  # lines
 SHARED_PREFIX = 3  # files
 
-# Words that hide what acts, and what is acted on. `\b` stands around each.
-WORDS = {
-    r"whoever|whomever|whosoever": "name the thing: the peer, the task, the caller",
-    r"he|him|his|himself|she|her|hers": "a peer or a task is `it`",
-    r"for (?:the )?(?:many|few)": "say how many, of what",
-    r"nobody else's|everybody's|somebody's|nobody's": "name the thing",
-    r"everybody|somebody|nobody": "name the thing: no task, each reader, a peer",
-    r"thereof|whereupon|hitherto|henceforth|lest|thither|whence|thence": "say it in today's words",
-}
 NAMES = re.compile(r"^_?[a-z0-9]+")
 
 
@@ -140,54 +129,9 @@ def layout_faults(modules: dict[str, Module]) -> list[str]:
     return sorted(faults)
 
 
-def prose_of(text: str) -> list[tuple[int, str]]:
-    """Give the comments and the docstrings of a source file, and its other strings that hold a sentence."""
-    found = [
-        (token.start[0], token.string)
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type == tokenize.COMMENT
-    ]
-    found += [
-        (node.lineno, node.value)
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
-    ]
-    return sorted(found)
-
-
-def word_faults(path: Path) -> list[str]:
-    """Give a line for each word of the list that a source file or a page uses, and for a module docstring that asks."""
-    text = path.read_text()
-    shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-    faults = []
-    if path.suffix == ".py":
-        prose = prose_of(text)
-        docstring = ast.get_docstring(ast.parse(text)) or ""
-        first = docstring.partition("\n")[0]
-        if "?" in first:
-            faults.append(f"{shown}:1: the docstring asks: {first}")
-        for line, said in prose:
-            faults += [f"{shown}:{line}: {fault}" for fault in _words_in(said)]
-    else:
-        for line, said in enumerate(text.splitlines(), 1):
-            faults += [f"{shown}:{line}: {fault}" for fault in _words_in(said)]
-    return faults
-
-
-def _words_in(said: str) -> list[str]:
-    return [
-        f"{found.group(0)!r}: {instead} | {' '.join(said.split())[:100]}"
-        for pattern, instead in WORDS.items()
-        if (found := re.search(rf"(?<![\w'])(?:{pattern})(?![\w'])", said, re.IGNORECASE))
-    ]
-
-
 def main(folders: list[str]) -> int:
     modules = modules_in()
     chosen = [str(ROOT / folder) for folder in folders] or [str(ROOT)]
-    files = [path for folder in chosen for path in sorted(Path(folder).rglob("*.py")) if ".venv" not in path.parts]
-    files += [path for folder in chosen for path in sorted(Path(folder).rglob("*.md")) if ".venv" not in path.parts]
-    words = [fault for path in files if path.name != "house.py" for fault in word_faults(path)]
     names = {name for name, module in modules.items() if any(str(module.path).startswith(each) for each in chosen)}
     dotted = [".".join(Path(folder).parts).replace("adapters.muxkit", "muxkit") for folder in folders] or [""]
     layout = [
@@ -195,14 +139,11 @@ def main(folders: list[str]) -> int:
         for fault in layout_faults(modules)
         if any(each in fault or each.replace(".", "/") in fault for each in dotted)
     ]
-    print(*words, *layout, sep="\n")
+    print(*layout, sep="\n")
     lines = [modules[name].lines for name in names]
     if lines:
-        print(
-            f"{len(lines)} modules, {sum(lines)} lines, median {statistics.median(lines):.0f};"
-            f" {len(layout)} faults of layout, {len(words)} of words"
-        )
-    return 1 if words or layout else 0
+        print(f"{len(lines)} modules, {sum(lines)} lines, median {statistics.median(lines):.0f}; {len(layout)} faults")
+    return 1 if layout else 0
 
 
 if __name__ == "__main__":
