@@ -52,11 +52,30 @@ def test_a_channel_may_speak_before_its_attachment_comes() -> None:
     assert receiver_of(peer, 8).attached
 
 
-def test_a_channel_that_is_attached_again_is_not_given_twice() -> None:
+@clause("aqueduct-T15")
+@pytest.mark.parametrize("id", ["08", "02"], ids=["the peer sends on", "this side sends on"])
+def test_a_channel_that_is_attached_to_a_second_message_ends_the_connection(id: str) -> None:
+    """The message would otherwise be acknowledged, and arrive without the channel."""
     peer = server()
-    peer.messages("03 00 04 00 00 02 08 00 00", stream=2)
-    (again,) = peer.messages("04 01 00 00 02 08 00 00".replace("00 00 02 08", "00 02 08 00", 1), stream=2)
-    assert again.attachments == ()
+    (first,) = peer.messages(f"03 00 04 00 00 02 {id} 00 00", stream=2)
+    assert len(first.attachments) == 1
+    error = peer.violation(f"04 01 00 02 {id} 00 00", stream=2)
+    assert error.rule == "aqueduct-T15"
+    assert "message 1" in str(error)
+
+
+@clause("aqueduct-T15")
+def test_a_second_message_in_a_datagram_may_not_attach_a_channel_again() -> None:
+    peer = server()
+    peer.messages("03 00 04 00 00 02 08 00 00")
+    assert peer.datagram_violation("03 00 04 00 00 02 08 00 00").rule == "aqueduct-T15"
+
+
+def test_a_datagram_with_an_attachment_that_comes_twice_is_dropped_in_silence() -> None:
+    peer = server()
+    datagram = "03 00 04 00 00 02 08 00 00"
+    assert len(peer.datagram(datagram)) == 1
+    assert peer.datagram(datagram) == []
 
 
 @clause("aqueduct-L02")

@@ -22,8 +22,8 @@ class Attachment:
 class Arrived:
     """A message came; call `Engine.consumed` with it when the application has it.
 
-    A half that the application has from an earlier message is not among the attachments again. The receiver may
-    be one that the application does not know yet: then it comes as an attachment later.
+    A channel that has ended in the meantime is not among the attachments. The receiver may be one that the application
+    does not know yet: then it comes as an attachment later.
     """
 
     receiver: ReceiverMachine

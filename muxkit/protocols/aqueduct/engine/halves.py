@@ -163,9 +163,13 @@ class UnreliableNumbers:
     def any(self) -> bool:
         return self.known > 0 or len(self._got) > 0
 
+    def is_new(self, number: int) -> bool:
+        """Return True for a number that has neither come nor been nacked."""
+        return number >= self.reported and number not in self._got
+
     def arrived(self, number: int) -> bool:
         """Record a number; False if it is known, nacked, or would open one gap too many."""
-        if number < self.reported or number in self._got:
+        if not self.is_new(number):
             return False
         try:
             self._got.add(number)

@@ -537,6 +537,8 @@ class Incoming:
         receiver.check_message(frame.number, unreliable=True)
         if frame.attachments:
             self.check_attachments(receiver, frame)
+            if receiver.attached and receiver.unreliable.is_new(frame.number):  # not a copy of an earlier datagram
+                self._check_attached_once(frame)
         if channel not in self.registry.table:
             self.adopt(receiver)
             self.registry.add_stray(receiver)
@@ -672,6 +674,7 @@ class Incoming:
         half.check_message(frame.number, unreliable=False)
         if frame.attachments:
             self.check_attachments(half, frame)
+            self._check_attached_once(frame)
         self.adopt(half)
         half.reliable.arrived(frame.number)
         self.registry.flush_soon(half)
@@ -762,6 +765,19 @@ class Incoming:
         if len(set(ids)) != len(ids):
             raise RemoteProtocolError(f"a channel twice among {len(ids)} attachments", rule="aqueduct-T15")
         self.registry.check_room(sum(map(self.registry.is_new, [*ids, receiver.id or frames.ENTRYPOINT])))
+
+    def _check_attached_once(self, frame: frames.MessageFrame) -> None:
+        """Refuse a live channel that an earlier message has brought, as the original implementation does.
+
+        The application has its half already, and a message without the channel would not be the one that was sent.
+        """
+        for id, _ in frame.attachments:
+            if self.registry.was_attached(id):
+                raise RemoteProtocolError(
+                    f"{label(id)} is attached to message {frame.number}, and an earlier message brought it: "
+                    "a channel is attached to one message only",
+                    rule="aqueduct-T15",
+                )
 
     def deliver(
         self,

@@ -199,8 +199,13 @@ class Registry:
         self.table.add_theirs(id, half)
         self._state_changed(id, "open")
 
+    def was_attached(self, id: int) -> bool:
+        """Return True if a message has brought this channel, and it is still alive."""
+        half = self.table.get(id)
+        return half is not None and half.attached
+
     def attach(self, id: int, carrier: halves.Transit) -> halves.Half | None:
-        """Give the half that a message on `carrier` brings; None if an earlier message brought it."""
+        """Give the half that a message on `carrier` brings; None if it has ended since an earlier message."""
         half = self.table.get(id) or self._ended.get(id)
         if half is None and not self.table.is_buried(id, self.connection.now):
             half = self.make_theirs(id)
