@@ -128,6 +128,11 @@ class TLSStream(trio.abc.Stream):
             self._receiving.is_busy = False
         return data
 
+    @property
+    def may_answer_after_end(self) -> bool:
+        """True if the peer may read on after its close_notify, which up to TLS 1.2 ends both directions."""
+        return self._is_1_3
+
     async def wait_readable(self) -> None:
         """Sleep until there is something to receive, or an error; it may return early."""
         if self._may_hold_more or self._failure is not None or self._closed:

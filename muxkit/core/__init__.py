@@ -19,6 +19,7 @@ from muxkit.core._channels import printable as printable
 from muxkit.core._channels import with_name as with_name
 from muxkit.core._channels import without_name as without_name
 from muxkit.core._channels import without_secrets as without_secrets
+from muxkit.core._engine import Answering as Answering
 from muxkit.core._engine import BoundedParsing as BoundedParsing
 from muxkit.core._engine import Buffer as Buffer
 from muxkit.core._engine import Consumed as Consumed
@@ -69,6 +70,7 @@ __all__ = [
     "RECEIVING",
     "SENDING",
     "U64_MAX",
+    "Answering",
     "BoundedParsing",
     "Buffer",
     "Ceiling",

@@ -159,6 +159,21 @@ class BoundedParsing(Protocol):
 
 
 @runtime_checkable
+class Answering(Protocol):
+    """An engine that can still owe the peer something when the peer has ended its direction of the stream.
+
+    A pump calls `receive_half_close` instead of `receive_eof` if the link can still carry bytes to the peer. While that
+    returned True, and `owes_peer` does, the pump goes on writing. Then it calls `receive_eof`.
+    """
+
+    def receive_half_close(self, now: float) -> bool:
+        """The peer will send nothing more, but may read on. Return True if this side still owes it something."""
+
+    def owes_peer(self) -> bool:
+        """Return True if this side may still send something that the peer waits for."""
+
+
+@runtime_checkable
 class SeparateTimers(Protocol):
     """An engine whose `next_deadline` is now while it has something to send, as its timers begin when that leaves.
 

@@ -106,6 +106,15 @@ class Parting(Protocol):
         """
 
 
+def may_answer_after_end(link: object) -> bool:
+    """Return True if the peer may still read after it has ended its own direction of this byte stream.
+
+    That holds for links with half-close. A link without it may say so in an attribute `may_answer_after_end`, as TLS
+    does, where close_notify ends one direction. A WebSocket has no such state: nobody reads after a close frame.
+    """
+    return isinstance(link, trio.abc.HalfCloseableStream) or bool(getattr(link, "may_answer_after_end", False))
+
+
 def peer_of(link: object) -> str:
     """Return the name of a link's other end, "" if it has none."""
     return link.peer if isinstance(link, Described) else ""

@@ -14,6 +14,7 @@ from muxkit.protocols.bpmux.engine.events import Declined as Declined
 from muxkit.protocols.bpmux.engine.events import Ended as Ended
 from muxkit.protocols.bpmux.engine.events import Event as Event
 from muxkit.protocols.bpmux.engine.events import Failed as Failed
+from muxkit.protocols.bpmux.engine.events import HalfClosed as HalfClosed
 from muxkit.protocols.bpmux.engine.events import HungUp as HungUp
 from muxkit.protocols.bpmux.engine.events import Message as Message
 from muxkit.protocols.bpmux.engine.events import Messages as Messages
@@ -56,6 +57,7 @@ __all__ = [
     "Entity",
     "Event",
     "Failed",
+    "HalfClosed",
     "HungUp",
     "IncomingRequest",
     "Kind",

@@ -8,6 +8,7 @@ reaches it, so no frame is ever cut. When nothing is queued a sender writes at o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import Unpack
@@ -15,9 +16,9 @@ from typing import Unpack
 import trio
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import BoundedParsing, Buffer, Queued, SeparateTimers, StreamEngine
+from muxkit.core import Answering, BoundedParsing, Buffer, Queued, SeparateTimers, StreamEngine
 from muxkit.runtime._errors import HEAD, Phase, Side, looks_like
-from muxkit.runtime._links import Explaining, NowaitLink, Parting
+from muxkit.runtime._links import Explaining, NowaitLink, Parting, may_answer_after_end
 from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring, keep_freed_memory
 from muxkit.runtime.pumps.reading import Reading
 from muxkit.runtime.pumps.turns import LONG_TURN
@@ -55,6 +56,7 @@ class StreamPump(Pump[EventT]):
         keep_freed_memory()
         self._outbox = outbox
         self._nowait = stream if isinstance(stream, NowaitLink) else None
+        self._answering: Answering | None = None  # once the peer has ended its direction, and is still owed something
         self._is_writing = False
         self._under_way: trio.CancelScope | None = None  # around a write that waits for the transport
         self._was_requested = False  # to write, during a write
@@ -117,7 +119,7 @@ class StreamPump(Pump[EventT]):
         return None if found == self.speaks else found
 
     def _last_words(self, parting: Sequence[bytes]) -> Sequence[bytes]:
-        if self._hanging_up or not (parting or self._farewell):
+        if self._hanging_up or not (parting or self._farewell or self._answering is not None):
             return ()
         if self._is_writing:
             if self._under_way is None:
@@ -145,6 +147,12 @@ class StreamPump(Pump[EventT]):
                 pass
         except BROKEN:
             pass
+
+    def write_last(self, data: bytes) -> None:
+        """Write bytes before the connection is closed, if the transport takes them now; nobody waits for them."""
+        if self._nowait is not None and not (self._is_writing or self._carry or self.is_lost):
+            with suppress(*BROKEN):
+                self._nowait.send_nowait([data])
 
     @property
     def unsent(self) -> int:
@@ -174,6 +182,10 @@ class StreamPump(Pump[EventT]):
     # --- writing
 
     def request_write(self) -> None:
+        if self._answering is not None:  # the writer also notices when nothing is owed any more
+            self._was_requested = True
+            self._wake_writer()
+            return
         if self._is_writing or self._carry:  # that write looks again when it is done, and what is left of it goes first
             self._was_requested = True
             return
@@ -256,6 +268,9 @@ class StreamPump(Pump[EventT]):
             else:
                 is_idle = not self._write_once(self._nowait)
             if is_idle and not self._was_requested:
+                if self._answering is not None and not self._answering.owes_peer():
+                    self._lose_after_end()
+                    return
                 await self._sleep_until_requested()
 
     def _pull(self) -> list[Buffer]:
@@ -321,9 +336,30 @@ class StreamPump(Pump[EventT]):
         self._is_burst = True
 
     def _ended(self) -> None:
+        """Handle the end of the peer's direction: go on writing for as long as something is owed to the peer.
+
+        A peer that gave a reason for its end, and one that this side is hanging up on, wants no answer.
+        """
+        engine: object = self._engine
+        is_wanted = self._loss_record.told is None and not self._hanging_up and may_answer_after_end(self._stream)
+        if is_wanted and isinstance(engine, Answering) and engine.receive_half_close(self._time()):
+            self._answering = engine
+            self.reading.stop()  # the end would stay readable
+            self._dispatch()
+            self.rearm()
+        else:
+            self._lose_after_end()
+
+    def _lose_after_end(self) -> None:
+        """End the connection in the engine, which may say more about it, and then here."""
         self._engine.receive_eof(self._time())
         self._dispatch()
         self.lose("the peer hung up", by="peer")
+
+    def _broke(self, doing: str, error: Exception) -> None:
+        if self._answering is not None:  # the peer had ended more than its own direction
+            self.lose("the peer hung up", by="peer", cause=error)
+        super()._broke(doing, error)
 
     def _dispatch(self) -> None:
         events = self._engine.events()

@@ -22,6 +22,7 @@ from muxkit.runtime import (
     ChannelStats,
     ChannelStopped,
     ErrorMaker,
+    LinkLost,
     Mailbox,
     OutboxBudget,
     Pings,
@@ -80,6 +81,22 @@ class Connection:
         farewell = self.engine.farewell(told)
         self.pump.lose(reason, by=by, cause=cause, parting=[farewell] if farewell else (), farewell=told)
 
+    def abandon(self) -> None:
+        """End the connection without a reason, and tell the peer that it owes this side nothing."""
+        if not self.engine.over and (last := self.engine.cancellations()):
+            self.pump.write_last(last)
+        self.pump.lose("the session was left by an error", by="local")
+
+    @property
+    def loss(self) -> ErrorMaker | None:
+        """Makes an error that says why the peer can send nothing any more; None while it can."""
+        if self.pump.is_lost:
+            return self.pump.loss
+        return self._half_lost if self.engine.is_half_closed else None
+
+    def _half_lost(self) -> Exception:
+        return LinkLost("the peer ended its direction of the connection", by="peer", peer=self.pump.peer)
+
     def _queued(self) -> int:
         """Return the bytes of messages that the engine holds, with those that wait for credit."""
         queues = (entity.outgoing for kind in QUEUES for entity in self.engine.entities(kind).values())
@@ -87,12 +104,12 @@ class Connection:
 
     async def ping(self, entity: Entity) -> float:
         """Send a ping about an entity and wait for the pong; return the seconds between them."""
-        if self.pump.is_lost or entity.gone:
+        if self.pump.is_lost or self.engine.is_half_closed or entity.gone:
             await trio.lowlevel.checkpoint()
         else:
             await trio.lowlevel.checkpoint_if_cancelled()
-        if self.pump.is_lost:
-            raise self.pump.loss()
+        if (loss := self.loss) is not None:
+            raise loss()
         self.engine.ping(entity)
         ping = self.pings.sent(entity)
         self.request_write()
@@ -140,10 +157,19 @@ class Sink(SendHalf):
             not entity.is_top and (outgoing is not None or entity.ending or entity.kind in OURS)
         )
 
+    @property
+    def _waits_for_credit(self) -> bool:
+        """Whether a task waits here to send what the peer's credit does not cover."""
+        return self._first_waiter is not None and not self._admits(self._first_waiter.size)
+
     def _admits(self, size: int) -> bool:
         return self._connection.engine.admits(self._entity, size)
 
     def _watch(self, size: int) -> None:
+        loss = self._connection.loss
+        if loss is not None:  # no credit can come; the calling task may be the one to wake
+            trio.lowlevel.current_trio_token().run_sync_soon(self._lost, loss)
+            return
         self._connection.engine.watch(self._entity, size)
 
     def _push(self, message: bytes) -> None:

@@ -33,6 +33,7 @@ from muxkit.protocols.bpmux.engine.events import (
     Ended,
     Event,
     Failed,
+    HalfClosed,
     HungUp,
     Message,
     Messages,
@@ -103,7 +104,7 @@ async def session(
                 mux._connection.lose("the session was left by an error", by="local", told=told)
                 raise
             except BaseException:
-                mux._connection.pump.lose("the session was left by an error", by="local")
+                mux._connection.abandon()
                 raise
             await mux._leave(linger)
 
@@ -272,8 +273,8 @@ class Session(CommonSession):
 
     def _closed(self) -> Exception | None:
         """Return why no channel can be opened any more, or None."""
-        if self._connection.pump.is_lost:
-            return self._connection.pump.loss()
+        if (loss := self._connection.loss) is not None:
+            return loss()
         top = self._engine.top_sink
         if self._top.state is not Sending.OPEN and not top.end_in:
             return trio.ClosedResourceError("no channel can be opened any more: this side is closing the session")
@@ -423,11 +424,25 @@ class Session(CommonSession):
                 _log.warning("%s broke a rule, the session was closed: %s", pump.peer or "a peer", what)
                 told = Reason(str(event.error), PEER_BROKE_A_RULE)
                 self._connection.lose(str(event.error), by="peer", cause=event.error, told=told)
+            case HalfClosed():
+                self._on_half_closed()
             case HungUp():
                 channels = self._engine.channels
                 live = counted(channels, "channel", were=True)
                 what = "" if event.clean else f" while {live} open" if channels else " in mid-message"
                 pump.lose(f"the peer hung up{what}", by="peer")
+
+    def _on_half_closed(self) -> None:
+        """End everything that needs the peer to send; what is owed to it goes on."""
+        loss = self._connection.loss
+        assert loss is not None
+        with turns().spreading():
+            for half in self._halves():
+                if not self._engine.owes(half._entity) or (isinstance(half, Sink) and half._waits_for_credit):
+                    half._lost(loss)
+        self._connection.pings.ended(loss)
+        self._stop_opening(loss)
+        self._gone.unpark_all()
 
     def _on_lost(self) -> None:
         loss = self._connection.pump.loss

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import chain
 from typing import Final
@@ -15,7 +15,7 @@ from muxkit._observer import Observer
 from muxkit.core import NO_QUEUE, U64_MAX, Buffer, Deadlines, Keepalive, Outbox, Reason, StallWatch, StartPace
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.entities import OURS, OVERHEAD, Entity, Kind
-from muxkit.protocols.bpmux.engine.events import Event, Failed, HungUp, Probed, Silent
+from muxkit.protocols.bpmux.engine.events import Event, Failed, HalfClosed, HungUp, Probed, Silent
 from muxkit.protocols.bpmux.engine.receiving import HEAD_MOST, ChunkReader
 from muxkit.protocols.bpmux.engine.state import State
 from muxkit.protocols.bpmux.frames import (
@@ -81,6 +81,7 @@ class Engine:
         self._rest = b""  # received and not parsed from `_at` on, because `frames_at_once` chunks were parsed
         self._at = 0
         self._is_mid_chunk = False
+        self._unwritten: tuple[int, int] | None = None  # pongs and bytes that waited when `_prove_peer` looked last
         self._is_unfinished = False  # a chunk or a message was, when bytes came the last time
         self._next_id = self.config.first_id
         self._largest = self.limits.message
@@ -90,6 +91,8 @@ class Engine:
         """Received bytes behind the first `frames_at_once` chunks; `receive_bytes(b"", now)` parses more of them."""
         self.bytes_received: int = 0
         self.over: bool = False
+        self.is_half_closed: bool = False
+        """True once the peer has ended its direction of the stream: no credit, answer or acknowledgement can come."""
         self.hung_up_cleanly: bool = False
         self.top_sink: Entity = self._state.top_sink
         """The entity for top-level messages to the peer."""
@@ -196,6 +199,65 @@ class Engine:
             self.hung_up_cleanly = not self._is_mid_chunk and self.channels == 0
             self._stop(HungUp(self.hung_up_cleanly))
 
+    def receive_half_close(self, now: float) -> bool:
+        """Note that the peer sends nothing more; return True if it is still owed something that it may read.
+
+        The document knows the end of entities, and not of one direction of the byte stream below them. A client that
+        sends a request and shuts down its side of the socket can be answered within the credit that it gave.
+        """
+        if self.over or self._is_mid_chunk or not self.owes_peer():
+            return False
+        self.is_half_closed = True
+        self._stall.stop()
+        self._deadlines.stop(Timer.ANSWER)
+        self._keepalive.start(now)
+        self._state.events.append(HalfClosed())
+        return True
+
+    def owes_peer(self) -> bool:
+        """Return True while messages or ends wait to be written, or an entity is owed something."""
+        if self.over:
+            return False
+        if self._state.outbox.used > 0 or self._state.control.ends:
+            return True
+        return any(map(self.owes, self._sending()))
+
+    def owes(self, entity: Entity) -> bool:
+        """Return True if the peer waits for messages on this entity and needs to send nothing more about it.
+
+        These are requests without a response, streams that the peer opened, and duplexes that it has finished. One
+        whose next message needs credit is not among them, because no credit can come any more.
+        """
+        if entity.gone or entity.ending or entity.receives or entity.is_top:
+            return False
+        outgoing = entity.outgoing
+        if outgoing is not None and outgoing.queue and not outgoing.is_ready():
+            return False
+        if entity.kind is Kind.SINK_OUT:
+            return entity.orderly
+        return entity.kind is Kind.REQUEST_IN or (entity.twin is None and not entity.is_rest_of_reset)
+
+    def _prove_peer(self, now: float) -> Event | None:
+        """Send a pong to a peer that can answer nothing: if it has left altogether, writing fails soon after.
+
+        Returns the last event if nothing was written since the last time, because the peer takes no bytes.
+        """
+        control, outbox = self._state.control, self._state.outbox
+        owed = next(filter(self.owes, self._sending()), None)
+        unwritten = (control.pongs_owed, outbox.used)
+        if unwritten == self._unwritten and (any(unwritten) or owed is None):
+            return Silent(self._keepalive.silence(now))
+        if owed is not None and not control.pongs_owed:
+            control.owe(owed, pongs=1)
+        self._unwritten = (control.pongs_owed, outbox.used)
+        self._keepalive.postpone(now)
+        return None
+
+    def _sending(self) -> Iterator[Entity]:
+        """Iterate over the live entities that this side sends on, with the peer's requests."""
+        senders = (Kind.REQUEST_IN, Kind.SINK_IN, Kind.SINK_OUT)
+        return chain.from_iterable(self._state.maps[kind].values() for kind in senders)
+
     def events(self) -> Sequence[Event]:
         """Take the events since the last call, oldest first."""
         events = self._state.events
@@ -253,6 +315,8 @@ class Engine:
             return Silent(self._keepalive.silence(now))
         if timer is Timer.STALL:
             return self._check_progress(now)
+        if self._keepalive.is_due(now) and self.is_half_closed:
+            return self._prove_peer(now)
         if self._keepalive.is_due(now):
             entity = self._pingable_entity()
             if entity is None:
@@ -560,6 +624,21 @@ class Engine:
             return b""
         told = reason.encode(sink.credit_out)
         return encode_chunk(Chunk(sink.type, sink.id, end=told)) if told else b""
+
+    def cancellations(self) -> bytes:
+        """Return the last bytes to write on a connection that is given up without a reason.
+
+        They cancel what the peer could otherwise go on with after the end of this direction, see `owes`: responses,
+        and messages on streams that this side opened and on duplexes that it has finished.
+        """
+        receivers = (Kind.REQUEST_OUT, Kind.STREAM_OUT, Kind.STREAM_IN)
+        entities = chain.from_iterable(self._state.maps[kind].values() for kind in receivers)
+        return b"".join(
+            encode_chunk(Chunk(entity.type, entity.id, end=b""))
+            for entity in entities
+            if entity.announced and not entity.ending and not entity.is_top
+            if entity.twin is None or entity.twin.ending
+        )
 
     def _check_sending(self, entity: Entity, what: str) -> None:
         self._check_alive()

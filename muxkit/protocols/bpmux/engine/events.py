@@ -103,8 +103,16 @@ class Probed:
 
 
 @attrs.define(eq=False)
+class HalfClosed:
+    """The peer closed its direction of the stream, and `Engine.owes` entities something. `HungUp` follows."""
+
+
+@attrs.define(eq=False)
 class HungUp:
-    """The peer closed its direction of the stream. Clean if no entity except the top level was alive."""
+    """The peer closed its direction of the stream, and is owed nothing.
+
+    Clean if no entity except the top level was alive.
+    """
 
     clean: bool
 
@@ -135,6 +143,7 @@ Event = (
     | Pinged
     | Ponged
     | Probed
+    | HalfClosed
     | HungUp
     | Silent
     | Failed
