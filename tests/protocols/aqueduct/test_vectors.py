@@ -8,7 +8,20 @@ import pytest
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Cursor, NeedMore, encode_varint
-from muxkit.protocols.aqueduct import Bounds, Config, Frame, RouteTo, encode_frame, parse_frame
+from muxkit.protocols.aqueduct import (
+    AckNackUnreliable,
+    AckReliable,
+    Bounds,
+    Config,
+    FinishSender,
+    Frame,
+    MessageFrame,
+    RouteTo,
+    SentUnreliable,
+    encode_frame,
+    parse_frame,
+)
+from muxkit.protocols.aqueduct.frames import name_of
 from tests.protocols import _vectors as vectors
 from tests.protocols.aqueduct._helpers import server
 
@@ -28,23 +41,62 @@ def parsed(data: bytes, bounds: Bounds | None = None) -> list[Frame]:
 
 
 def is_number(row: Row) -> bool:
-    return vectors.first_word(row) == "varint"
+    return vectors.first_word(row) == "varint" or "value" in row
 
 
 def routed(row: Row) -> str:
-    return str(row["hex"]) if row["hex"][:2] in UNROUTED else "03 02" + row["hex"]
+    data = vectors.data_of(row).hex()
+    return data if data[:2] in UNROUTED else "03 02" + data
 
 
 def check_number(row: Row) -> None:
-    number, data = int(row["name"].split()[-1]), bytes.fromhex(row["hex"])
+    """Check a number that stands in a field `value`, or at the end of the name."""
+    data, last = vectors.data_of(row), row["name"].split()[-1]
+    values = {int(row["value"])} if "value" in row else set()
+    values |= {int(last)} if last.isdigit() else set()
+    (number,) = values  # if both are there they agree
     assert encode_varint(number) == data
-    assert Cursor(data).varint() == number
+    cursor = Cursor(data)
+    assert cursor.varint() == number
+    assert not cursor.remaining
 
 
 def check_frames(row: Row) -> None:
-    data = bytes.fromhex(row["hex"])
+    """Check that frames are encoded as they came, and say what the row says about a single one."""
+    data = vectors.data_of(row)
     assert data
-    assert b"".join(map(encode_frame, parsed(data))) == data
+    read = parsed(data)
+    assert b"".join(map(encode_frame, read)) == data
+    facts = facts_of(read[0]) if len(read) == 1 else {}
+    if "frames" in row:
+        assert [facts_of(frame) for frame in read] == row["frames"]
+        row = {field: value for field, value in row.items() if field != "frames"}
+    if len(read) == 1 and (word := vectors.first_word(row)).isupper():
+        assert word == facts["frame"]
+    vectors.agree(row, facts)
+
+
+def facts_of(frame: Frame) -> dict[str, object]:
+    """Return what a frame says, under the names that the document and the rows give to its parts."""
+    facts: dict[str, object] = {"frame": name_of(frame)}
+    match frame:
+        case RouteTo(channel):
+            bits = {"creator": channel & 1, "sender": channel >> 1 & 1, "oneshot": channel >> 2 & 1}
+            facts |= {**bits, "index": channel >> 3}
+        case SentUnreliable(count):
+            facts["count"] = count
+        case FinishSender(sent_reliable):
+            facts["sent_reliable"] = sent_reliable
+        case AckReliable(ranges):
+            facts["deltas"] = ranges
+        case AckNackUnreliable(ranges, channel):
+            facts |= {"deltas": ranges, "channel": channel}
+        case MessageFrame():
+            facts |= {"num": frame.number, "ids": [id for id, _ in frame.attachments]}
+            facts["payload_hex"] = frame.payload.hex()
+        case _:
+            pass
+    return facts
 
 
 def check_violation(row: Row) -> None:
@@ -52,14 +104,15 @@ def check_violation(row: Row) -> None:
 
 
 def check_report_without_field(row: Row) -> None:
-    data = bytes.fromhex(row["hex"])
+    data = vectors.data_of(row)
     (frame,) = parsed(data, WITHOUT_FIELD)
     assert encode_frame(frame) == data
+    vectors.agree(row, facts_of(frame))
 
 
 def check_bad_report_without_field(row: Row) -> None:
     with pytest.raises(RemoteProtocolError):
-        parsed(bytes.fromhex(row["hex"]), WITHOUT_FIELD)
+        parsed(vectors.data_of(row), WITHOUT_FIELD)
     server(config=Config(channel_field=False)).violation(routed(row))
 
 
@@ -67,15 +120,34 @@ def is_optional(row: Row) -> bool:
     return str(row["expect"]) == OPTION
 
 
+VALUE = frozenset({"value"})
+OF_FRAMES = frozenset(
+    [
+        "frame",
+        "frames",
+        "creator",
+        "sender",
+        "oneshot",
+        "index",
+        "count",
+        "sent_reliable",
+        "deltas",
+        "channel",
+        "num",
+        "ids",
+        "payload_hex",
+    ]
+)
 KINDS = (
     vectors.Kind("evidence", vectors.evidence, vectors.nothing_owed),
-    vectors.Kind("number", lambda row: vectors.expects(row, "wire") and is_number(row), check_number),
-    vectors.Kind("frames", lambda row: vectors.expects(row, "wire") and not is_number(row), check_frames),
+    vectors.Kind("number", lambda row: vectors.expects(row, "wire") and is_number(row), check_number, VALUE),
+    vectors.Kind("frames", lambda row: vectors.expects(row, "wire") and not is_number(row), check_frames, OF_FRAMES),
     vectors.Kind("violation", lambda row: vectors.expects(row, "reject"), check_violation),
     vectors.Kind(
         "report without its field",
         lambda row: is_optional(row) and vectors.first_word(row) != "invalid",
         check_report_without_field,
+        frozenset({"deltas"}),
     ),
     vectors.Kind(
         "bad report without its field",
@@ -107,7 +179,7 @@ WRONG = {"wire": "0a00", "reject": "0a", OPTION: "090104"}
 def test_a_new_row_of_a_known_kind_is_tested(row: Row) -> None:
     vectors.check(row, KINDS)
     wrong = row | {"hex": WRONG[row["expect"]] if row["hex"] != "090104" else "090100"}
-    with pytest.raises((AssertionError, IndexError, NeedMore, RemoteProtocolError, pytest.fail.Exception)):
+    with pytest.raises((AssertionError, IndexError, NeedMore, ValueError, RemoteProtocolError, pytest.fail.Exception)):
         vectors.check(wrong, KINDS)
 
 
