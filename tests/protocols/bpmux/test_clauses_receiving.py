@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muxkit.protocols.bpmux import Config, Engine, Kind
+from muxkit.protocols.bpmux import Config, Engine, Failed, Kind
 from tests.protocols.bpmux._helpers import (
     U64_MAX,
     allowed_to_open,
@@ -146,8 +146,40 @@ def test_an_answer_and_an_end_in_one_chunk_are_a_violation() -> None:
 
 
 @pytest.mark.clause("bpmux-R28")
-def test_a_second_end_is_a_violation() -> None:
-    assert violation(by_hand(), "52 09 00 00", "42 09 00").rule == "bpmux-R14"
+@pytest.mark.parametrize("is_acked", [False, True], ids=["before the ack is written", "after it"])
+@pytest.mark.parametrize(
+    ("opening", "end"),
+    [
+        ("50 09 00", "42 09 00"),  # Out-Sink
+        ("90 09 00", "82 09 00"),  # Out-Stream, cancelled by its reader
+        ("10 09 00", "02 09 00"),  # Out-Request, cancelled
+        ("d0 09 00", "42 09 00"),  # the half of a Duplex that the peer sends on; the other one is alive
+        ("d0 09 00", "82 09 00"),  # the half that it reads
+    ],
+    ids=["sink", "stream", "request", "duplex, sending", "duplex, reading"],
+)
+def test_a_second_end_is_a_violation_and_the_first_one_counts_once(opening: str, end: str, is_acked: bool) -> None:
+    """The entity is forgotten with the first end, so the second one would create an entity without a payload."""
+    engine = by_hand()
+    assert [event[0] for event in fed(engine, opening, end)] == ["Opened", "Ended"]
+    if is_acked:
+        assert written(engine)
+    engine.receive_bytes(bytes.fromhex(end), 0.0)
+    (event,) = engine.events()
+    assert isinstance(event, Failed), "no second end is reported"
+    assert event.error.rule == "bpmux-R14"
+    assert engine.over
+    assert written(engine) == "", "no second acknowledgement"
+
+
+@pytest.mark.clause("bpmux-R28")
+@pytest.mark.parametrize(("opened", "tag"), [("sink", "a2"), ("stream", "62"), ("request", "22")])
+def test_a_second_end_of_what_this_side_opened_is_a_violation(opened: str, tag: str) -> None:
+    engine = by_hand()
+    {"sink": engine.open_sink, "stream": engine.open_stream, "request": engine.open_request}[opened](id=9)
+    written(engine)
+    assert [event[0] for event in fed(engine, f"{tag} 09 00")] == ["Ended"]
+    violation(engine, f"{tag} 09 00")
 
 
 @pytest.mark.clause("bpmux-R29")

@@ -91,6 +91,28 @@ def test_ids_that_are_taken_are_passed_over() -> None:
 
 
 @pytest.mark.clause("bpmux-S01")
+def test_an_entity_holds_two_credits_the_rest_of_a_partial_message_and_two_ends() -> None:
+    engine = by_hand()
+    fed(engine, "50 09 00")
+    stream = the(engine, Kind.STREAM_IN, 9)
+    engine.give_credit(stream, 2**64 - 1)
+    fed(engine, "48 09 07")
+    assert (stream.credit_out, stream.credit_in) == (7, 2**64 - 1)
+    fed(engine, "e0 05", "50 09 02 68 65")
+    assert (stream.credit_in, stream.partial) == (2**64 - 3, 3)
+    fed(engine, "50 09 03 6c 6c 6f")
+    assert (stream.credit_in, stream.partial) == (2**64 - 6, 0)
+    assert (stream.end_out, stream.end_in) == (False, False)
+    engine.end(stream)
+    written(engine)
+    assert (stream.end_out, stream.end_in) == (True, False)
+    other = by_hand()
+    fed(other, "50 09 00")
+    ended = the(other, Kind.STREAM_IN, 9)
+    fed(other, "42 09 00")
+    assert (ended.end_out, ended.end_in) == (False, True)
+
+
 def test_an_entity_shows_both_credits() -> None:
     engine = allowed_to_open()
     sink = engine.open_sink(id=3)

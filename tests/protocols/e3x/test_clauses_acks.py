@@ -218,7 +218,7 @@ def test_a_sender_asks_for_an_ack_with_the_last_packet_that_it_has() -> None:
     assert packets[-2].ack is None
 
 
-@pytest.mark.clause("e3x-M05")
+@pytest.mark.clause("e3x-A07")
 def test_a_quarter_of_the_window_that_was_processed_is_acked_also_without_a_question() -> None:
     engine = listener(window=50)
     channel = opened(engine)

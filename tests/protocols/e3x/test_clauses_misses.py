@@ -87,6 +87,18 @@ def test_a_receiver_that_is_more_than_half_full_says_so_once_and_with_each_ack()
     assert [(packet.ack, packet.miss) for packet in sent(engine)] == [(1, [10])]
 
 
+@pytest.mark.clause("e3x-M05")
+@pytest.mark.parametrize("window", [10, 11, 50])
+def test_a_receiver_that_is_just_half_full_says_nothing_yet(window: int) -> None:
+    engine = listener(window=window)
+    fed(engine, c=1, type="chat", seq=1)
+    for seq in range(2, window // 2 + 1):
+        fed(engine, c=1, seq=seq)
+    assert sent(engine) == []
+    fed(engine, c=1, seq=window // 2 + 1)
+    assert acks(sent(engine)) == [(0, [window])]
+
+
 @pytest.mark.clause("e3x-M06")
 def test_nothing_goes_beyond_the_window_that_the_peer_told() -> None:
     engine = connector()

@@ -218,7 +218,6 @@ def test_unused_flags_and_padding_are_ignored() -> None:
     assert told == Requested(0, "abc", 2, 2, False, False, False, 0, 0)
 
 
-@pytest.mark.clause("relink-H28", "relink-H29")
 def test_a_new_link_is_given_to_who_has_none_or_an_unknown_one() -> None:
     handshake = asked(request(epoch=6, link_id=5))
     handshake.accept(7, 11)

@@ -216,6 +216,21 @@ async def test_a_foreign_link_id_gets_a_new_link_or_none(autojump_clock: MockClo
         assert pair.one.connections == 1
 
 
+@pytest.mark.clause("relink-H29")
+async def test_the_id_of_a_live_link_under_another_epoch_is_answered_with_a_new_id(autojump_clock: MockClock) -> None:
+    async with both() as pair:
+        epoch, ours = pair.world.listener.epoch, pair.one.id
+        given = set()
+        for other in (epoch - 1, epoch + 1, 1, 2**64 - 1):
+            answered, link_id = await ask(pair.world, epoch=other, link_id=ours)
+            assert answered == epoch
+            given.add(link_id)
+        assert len(given) == 4
+        assert not given & {0, ours}
+        assert pair.one.connections == 1
+        assert await ask(pair.world, epoch=epoch, link_id=ours) == (epoch, ours), "with its epoch the id is known"
+
+
 @pytest.mark.clause("relink-H30")
 async def test_a_link_that_returns_replaces_its_live_connection(autojump_clock: MockClock) -> None:
     async with both() as pair, pair.one.sender(1) as sender, pair.other.receiver(1) as receiver:

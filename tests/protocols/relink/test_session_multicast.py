@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
 
-@pytest.mark.clause("relink-C01", "relink-C07", "relink-X03")
+@pytest.mark.clause("relink-C07", "relink-X03")
 async def test_a_multicast_is_one_packet_and_a_message_in_each_channel(autojump_clock: MockClock) -> None:
     packets = Packets()
     async with both(observer=packets) as pair:
