@@ -6,6 +6,7 @@ client may send a request, shut down its side of the socket, and read the respon
 
 from __future__ import annotations
 
+import random
 import ssl
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ import trio
 import trio.testing
 
 import muxkit
-from muxkit import LinkLost
+from muxkit import ChannelCancelled, ChannelStopped, LinkLost
 from muxkit.core import Cursor
 from muxkit.protocols import bpmux
 from muxkit.protocols.bpmux import Chunk, Config, Partial, Type, parse_chunk
@@ -394,3 +395,47 @@ async def test_a_client_that_is_cancelled_asks_for_no_answer(autojump_clock: Moc
             async with bpmux.session(here) as session:
                 await session.request(b"")
     assert cancelled_after == [3]
+
+
+CONVERSATION = [REQUEST_5, STREAM_7, DUPLEX_9, FINISH_9, bytes.fromhex("a8 00 f9 ff ff"), bytes.fromhex("62 00 00")]
+
+
+def damaged(dice: random.Random) -> bytes:
+    """Return parts of a conversation in any order, often with a flipped bit, a cut, or bytes that were repeated."""
+    data = bytearray(b"".join(dice.sample(CONVERSATION, dice.randint(1, len(CONVERSATION)))))
+    for _ in range(dice.choice((0, 1, 1, 2))):
+        at = dice.randrange(len(data) or 1)
+        match dice.randrange(3):
+            case 0:
+                data[at] ^= 1 << dice.randrange(8)
+            case 1:
+                del data[at:]
+                data += b"\0"
+            case _:
+                data[at:at] = data[at : at + dice.randint(1, 8)]
+    return bytes(data)
+
+
+@pytest.mark.seeds(40, soak=20_000)
+async def test_a_damaged_conversation_that_ends_in_one_direction_ends_the_session_in_time(
+    seed: int, autojump_clock: MockClock
+) -> None:
+    """Whatever the peer says before its direction ends, the session neither raises anything else nor stays."""
+
+    async def answer_what_can_be_answered(session: bpmux.Session) -> None:
+        with suppress(ChannelCancelled, ChannelStopped):
+            await answer_after_the_end(session)
+
+    dice = random.Random(seed)
+    reads = dice.random() < 0.7
+    config = Config(keepalive=10, keepalive_timeout=10)
+    async with served(damaged(dice), answer_what_can_be_answered, config=config) as (peer, errors):
+        started = trio.current_time()
+        if reads:
+            with suppress(trio.BrokenResourceError):
+                while await peer.receive_some(65536):
+                    pass
+        else:
+            await peer.aclose()
+    assert trio.current_time() - started < 60
+    assert len(errors) <= 1
