@@ -1,7 +1,7 @@
 """Follow the pages as a reader does: in a clone of its own, in fresh environments, with the commands that stand there.
 
-Run by .ci/run, with the environment of the suite: `.ci/users.py pages`, `compiled` or `pipeline`. The commands are
-taken from the pages; `tests/data/pages.toml` lists which of them are run here. Versions are those of
+Run by .ci/run, with the environment of the suite: `.ci/users.py pages`, `compiled`, `pipeline`, `oldest` or `newest`.
+The commands are taken from the pages; `tests/data/pages.toml` lists which of them are run here. Versions are those of
 .ci/constraints.txt.
 """
 
@@ -175,7 +175,49 @@ def pipeline(reader: Reader) -> None:
     print("\n".join(reader.types("docs/tutorial/spark.md", "make pipeline").splitlines()[-4:]))
 
 
-PARTS = {"pages": pages, "compiled": compiled, "pipeline": pipeline}
+DIRECT = ("aioquic", "attrs", "msgspec", "pyopenssl", "trio", "trio-websocket", "wsproto")
+VERSION_TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-trio", "pytest-xdist", "trustme")
+VERSION_TESTS = (
+    "tests/core",
+    "tests/runtime",
+    "tests/protocols/bpmux",
+    "tests/adapters/test_quic.py",
+    "tests/adapters/test_quic_canary.py",
+    "tests/adapters/test_tls.py",
+    "tests/adapters/test_websocket.py",
+)
+
+
+def oldest(reader: Reader) -> None:
+    """The core, the runtime, bpmux and the transports, with the oldest version that is declared of each dependency."""
+    _with_versions(reader, "lowest-direct")
+
+
+def newest(reader: Reader) -> None:
+    """The same with the newest versions of the package index, which may be newer than those of .ci/constraints.txt."""
+    _with_versions(reader, "highest")
+
+
+def _with_versions(reader: Reader, resolution: str) -> None:
+    uv = Path(sys.executable).with_name("uv")
+    cache = subprocess.check_output([uv, "cache", "dir"], text=True).strip()
+    made, versions = reader.folder / resolution, reader.folder / f"{resolution}.txt"
+    python = made / "bin" / "python"
+
+    def run(*words: str | Path) -> str:
+        return reader.runs(uv, "--quiet", "--cache-dir", cache, "--no-python-downloads", *words)
+
+    run("venv", "--python", sys.executable, made)
+    asked = ("--python", python, "--resolution", resolution, "--extra", "all", "--no-annotate", "--no-header")
+    run("pip", "compile", *asked, "--output-file", versions, "pyproject.toml")
+    lines = versions.read_text(encoding="utf-8").splitlines()
+    print("with", *(line for line in lines if line.partition("==")[0] in DIRECT), flush=True)
+    run("pip", "install", "--python", python, "--constraint", versions, "--editable", ".[all]", *VERSION_TOOLS)
+    suite = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist=loadfile", "-m", COMPILED_MARKS]
+    print(reader.runs(*suite, *VERSION_TESTS).splitlines()[-1], flush=True)
+
+
+PARTS = {"pages": pages, "compiled": compiled, "pipeline": pipeline, "oldest": oldest, "newest": newest}
 
 if __name__ == "__main__":
     [part] = sys.argv[1:]

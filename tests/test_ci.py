@@ -65,7 +65,10 @@ def tree(tmp_path: Path) -> Tree:
     tools = tmp_path / "tools"
     for folder, names in (
         (tools, ["make", "cc"]),
-        (clone / ".venv" / "bin", ["python", "basedpyright", "ruff", "mypy", "lint-imports", "towncrier", "mkdocs"]),
+        (
+            clone / ".venv" / "bin",
+            ["python", "basedpyright", "ruff", "mypy", "lint-imports", "deptry", "towncrier", "mkdocs"],
+        ),
     ):
         folder.mkdir(parents=True)
         for name in names:
@@ -82,8 +85,8 @@ def verdicts(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
 def test_every_step_is_run_and_named_in_the_summary(tree: Tree) -> None:
     done = tree.run()
     assert done.returncode == 0, done.stdout + done.stderr
-    steps = ["tests", "format", "lint", "types", "imports", "conformance", "news", "docs", "wheel"]
-    assert list(verdicts(done)) == [*steps, "pages", "compiled", "pipeline"]
+    steps = ["tests", "format", "lint", "types", "imports", "dependencies", "audit", "conformance", "news", "docs"]
+    assert list(verdicts(done)) == [*steps, "wheel", "oldest", "pages", "compiled", "pipeline"]
     assert {*verdicts(done).values()} == {"ok"}
     for part in ("pages", "compiled", "pipeline"):
         assert f"python .ci/users.py {part} pages=unset" in tree.asked

@@ -184,7 +184,7 @@ def test_the_second_time_nothing_is_installed(machine: Machine) -> None:
     assert machine.set_up("demo").returncode == 0
     assert machine.installed() == []
     assert machine.set_up("test").returncode == 0
-    assert machine.project() == ".[all] --group dev --group docs"
+    assert machine.project() == ".[all,spark] --group dev --group docs"
     assert machine.set_up().returncode == 0
     assert machine.installed() == []
 

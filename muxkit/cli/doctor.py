@@ -33,6 +33,8 @@ from muxkit.cli.serve import send_back
 from muxkit.cli.terminal import CommandFailed, Exit, in_options, printable, say
 from muxkit.protocols import restream
 from muxkit.runtime import HandshakeFailed, leaves_of, looks_like
+from muxkit.runtime.pumps.quota import cpu_quota
+from muxkit.runtime.pumps.turns import SPIN, usual_spin
 from muxkit.testing import SimNetwork
 
 TEST_SECONDS: Final = 20.0  # for one protocol over one transport
@@ -116,6 +118,7 @@ def _installation(as_json: bool) -> bool:
     python = f"{platform.python_version()} at {sys.executable}"
     Result("python", True, f"{python}, {platform.platform()}").say("installed", as_json=as_json)
     Result("muxkit", True, f"{muxkit.__version__}, {build()}").say("installed", as_json=as_json)
+    Result("spin", None if usual_spin() == 0 else True, _spin()).say("installed", as_json=as_json)
     for extra, names in sorted(_requirements().items()):
         found = {name: _version(name) for name in sorted(names)}
         missing = [name for name, number in found.items() if number is None]
@@ -129,6 +132,15 @@ def _installation(as_json: bool) -> bool:
             text = f"{plugin.kind} of {plugin.package}: {plugin.problem}"
             Result(plugin.name, None if plugin.extra else False, text).say("installed", as_json=as_json)
     return all(plugin.problem is None or plugin.extra for plugin in plugins)
+
+
+def _spin() -> str:
+    """Describe how long readers spin before they sleep, and why."""
+    quota, seconds = cpu_quota(), usual_spin()
+    if quota is not None and seconds == 0:
+        return f"off: a cgroup limits this process to {quota:g} CPUs; {SPIN}=200 turns it on"
+    limited = "" if quota is None else f", although a cgroup limits this process to {quota:g} CPUs"
+    return f"readers spin for up to {seconds * 1e6:g} µs before they sleep{limited} ({SPIN})"
 
 
 def _requirements() -> dict[str, set[str]]:

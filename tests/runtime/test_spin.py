@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
 
 from muxkit.protocols import bpmux
 from muxkit.runtime import Turns, turns
+from muxkit.runtime.pumps import turns as turns_module
+from muxkit.runtime.pumps.quota import cpu_quota
 from muxkit.runtime.pumps.spin import MOST_SLEEPS, SHORT_SLEEP, Spin
 from muxkit.runtime.pumps.turns import share_turns, untimed
 from muxkit_adapters import memory
@@ -160,10 +163,54 @@ def test_the_environment_says_for_how_long() -> None:
             [sys.executable, "-c", program], env=rest | told, capture_output=True, text=True, check=False
         )
 
-    assert run().stdout.strip() == "200"
+    assert run().stdout.strip() == ("200" if cpu_quota() is None else "0")
     assert run(MUXKIT_SPIN="50").stdout.strip() == "50"
     assert run(MUXKIT_SPIN="0").stdout.strip() == "0"
     assert "MUXKIT_SPIN='soon': must be a number of microseconds" in run(MUXKIT_SPIN="soon").stderr
+
+
+def cgroup(root: Path, line: str, **files: str) -> Path:
+    """Lay out the files that Linux shows to a process in the cgroup that `line` names, as `folder__file=text`."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(line)
+    for name, text in files.items():
+        file = root / "sys/fs/cgroup" / name.replace("__", "/").replace("cpu_max", "cpu.max").replace("cfs", "cpu.cfs")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root
+
+
+def test_the_smallest_quota_of_the_enclosing_cgroups_counts(tmp_path: Path) -> None:
+    files = {"app__cpu_max": "150000 100000\n", "app__worker__cpu_max": "max 100000\n"}
+    assert cpu_quota(cgroup(tmp_path, "0::/app/worker\n", **files)) == 1.5
+
+
+def test_a_container_that_sees_the_path_of_its_host_finds_its_own_quota(tmp_path: Path) -> None:
+    assert cpu_quota(cgroup(tmp_path, "0::/kubepods/pod7\n", cpu_max="50000 100000\n")) == 0.5
+
+
+def test_the_quota_of_cgroup_version_1_is_found(tmp_path: Path) -> None:
+    lines = "5:cpu,cpuacct:/app\n4:memory:/app\n0::/\n"
+    files = {"cpu,cpuacct__app__cfs_quota_us": "200000\n", "cpu,cpuacct__app__cfs_period_us": "100000\n"}
+    assert cpu_quota(cgroup(tmp_path, lines, **files)) == 2.0
+
+
+@pytest.mark.parametrize("line", ["0::/app\n", "5:cpu:/app\n0::/\n", ""])
+def test_a_group_without_a_limit_has_no_quota(tmp_path: Path, line: str) -> None:
+    files = {"app__cpu_max": "max 100000\n", "cpu__app__cfs_quota_us": "-1\n", "cpu__app__cfs_period_us": "100000\n"}
+    assert cpu_quota(cgroup(tmp_path, line, **files)) is None
+
+
+def test_a_machine_without_cgroups_has_no_quota(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path) is None
+
+
+def test_readers_do_not_spin_under_a_quota_unless_they_are_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "cpu_quota", lambda: 1.5)
+    monkeypatch.delenv("MUXKIT_SPIN", raising=False)
+    assert turns_module.usual_spin() == 0.0
+    monkeypatch.setenv("MUXKIT_SPIN", "50")
+    assert turns_module.usual_spin() == pytest.approx(50e-6)
 
 
 def test_a_run_that_can_be_repeated_exactly_has_no_spin() -> None:

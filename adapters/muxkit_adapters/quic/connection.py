@@ -1,8 +1,8 @@
 """aioquic's connection with limits: credit follows consumption, unsent data is counted, idle streams cost nothing.
 
 aioquic grants new credit as data arrives, even if it is not read, and queues all that it is given to send. Both can
-only be changed through its private names. All of them are used in this file and in no other; the version is pinned,
-and tests/adapters/test_quic_canary.py names each one that is missing.
+only be changed through its private names. All of them are used in this file and in no other, and `compatibility.py`
+checks that the installed aioquic has them.
 """
 
 from __future__ import annotations

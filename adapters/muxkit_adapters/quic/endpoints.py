@@ -11,7 +11,10 @@ from muxkit import TLS, Limits
 from muxkit.runtime import ExtraNeeded, background, bare_nursery, protect_package, protected_manager
 
 try:
+    from .compatibility import check_aioquic
     from .connection import LimitedConnection
+
+    check_aioquic()
 except ModuleNotFoundError as _error:
     raise ExtraNeeded("quic", "quic", link="multistream") from _error
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

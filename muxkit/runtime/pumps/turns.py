@@ -16,6 +16,8 @@ from typing import Final
 
 import trio
 
+from muxkit.runtime.pumps.quota import cpu_quota
+
 TURN_MOST: Final = 1e-3  # s that a turn may take while the passes of the loop are short
 TURN_LEAST: Final = 0.2e-3  # s; and while they are long, because of the tasks that turns wake
 LONG_TURN: Final = 0.5e-3  # s; a session whose turn was longer queues for the next one
@@ -138,18 +140,23 @@ def turns() -> Turns:
     try:
         return _TURNS.get()
     except LookupError:
-        made = Turns(lambda: 0.0) if _replays else Turns(spin=_usual_spin())
+        made = Turns(lambda: 0.0) if _replays else Turns(spin=usual_spin())
         _TURNS.set(made)
         return made
 
 
-def _usual_spin() -> float:
-    """Return the seconds that the environment asks for, or else the default."""
+def usual_spin() -> float:
+    """Return for how many seconds readers of a new Trio run spin.
+
+    `MUXKIT_SPIN` decides if it is set. Otherwise readers don't spin under a CPU quota, which spinning would use up.
+    """
     told = os.environ.get(SPIN, "")
     try:
-        return max(0.0, float(told)) * 1e-6 if told else SPIN_USUAL * 1e-6
+        if told:
+            return max(0.0, float(told)) * 1e-6
     except ValueError:
         raise ValueError(f"{SPIN}={told!r}: must be a number of microseconds, 0 for no spin") from None
+    return SPIN_USUAL * 1e-6 if cpu_quota() is None else 0.0
 
 
 @contextmanager

@@ -268,9 +268,9 @@ class Sender(SendHalf):
                 raise LocalProtocolError(f"only the ticket of a new channel can be sent, not a {type(ticket).__name__}")
         if self.state is not Sending.OPEN:
             await self._refuse()
-        size = len(payload) + NO_HEADERS_SIZE
+        size = len(payload)  # `_admits` and `_watch` add what the headers of a plain message take
         if headers or attachments:
-            size = self._engine.size_of(payload, headers, attachments)
+            size = self._engine.size_of(payload, headers, attachments) - NO_HEADERS_SIZE
         must_wait = mode is not Mode.UNRELIABLE and not self._may_send(size)
         if must_wait:
             await self._wait_turn(size)
