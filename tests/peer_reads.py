@@ -317,6 +317,14 @@ async def channel_to_requests(url: str) -> BaseException:
         return await read_by((await session.open()).receive)
 
 
+@situation("a server is given a handler that is not async", "bpmux+tcp://127.0.0.1:0")
+async def sync_handler(url: str) -> BaseException:
+    def handler(channel: muxkit.Channel) -> None:
+        pass
+
+    return await read_by(partial(client_reads, handler, url))
+
+
 @situation("the handler of a session fails", *tcp())
 async def session_handler(url: str) -> BaseException:
     async def fail(session: muxkit.Session) -> None:
