@@ -10,7 +10,6 @@ from typing import Any
 import trio
 
 import muxkit
-from muxkit.protocols import bpmux
 
 working = 0
 
@@ -31,7 +30,7 @@ async def work(seconds: float) -> None:
 METHODS: dict[str, Callable[[Any], Awaitable[object]]] = {"add": add, "work": work}
 
 
-async def answer(request: bpmux.IncomingRequest) -> None:
+async def answer(request: muxkit.IncomingRequest) -> None:
     method, argument = json.loads(request.payload)
     if method in METHODS:
         await request.respond(json.dumps(await METHODS[method](argument)).encode())
@@ -39,14 +38,14 @@ async def answer(request: bpmux.IncomingRequest) -> None:
         await request.decline(f"there is no method {method!r}".encode())
 
 
-async def call(session: bpmux.Session, method: str, argument: object) -> object:
+async def call(session: muxkit.Session, method: str, argument: object) -> object:
     answer: object = json.loads(await session.request(json.dumps([method, argument]).encode()))
     return answer
 
 
 async def main() -> None:
-    async with bpmux.open_server(bpmux.each_request(answer), "tcp://127.0.0.1:0") as server:
-        async with bpmux.connect(server.url) as session:
+    async with muxkit.open_server(muxkit.each_request(answer), "bpmux+tcp://127.0.0.1:0") as server:
+        async with muxkit.connect(server.url) as session:
             right: list[bool] = []
 
             async def add_up(number: int) -> None:

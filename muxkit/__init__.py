@@ -18,7 +18,7 @@ from muxkit._observer import BaseObserver, ConnectionObserver, Observer
 if TYPE_CHECKING:
     from muxkit._authorize import Authorize, tokens
     from muxkit._door import connect
-    from muxkit._handlers import ChannelHandler, SessionHandler, by_name, each_channel
+    from muxkit._handlers import ChannelHandler, RequestHandler, SessionHandler, by_name, each_channel, each_request
     from muxkit._plugins import PluginError
     from muxkit._reconnecting import reconnecting
     from muxkit._server import Server, open_server, run_server, serve
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ChannelStopped,
         HandshakeFailed,
         Identity,
+        IncomingRequest,
         LinkLost,
         PlaintextWarning,
         Request,
@@ -55,6 +56,7 @@ __all__ = [
     "ConnectionObserver",
     "HandshakeFailed",
     "Identity",
+    "IncomingRequest",
     "Limits",
     "LinkLost",
     "LocalProtocolError",
@@ -66,6 +68,7 @@ __all__ = [
     "Refused",
     "RemoteProtocolError",
     "Request",
+    "RequestHandler",
     "Server",
     "Session",
     "SessionHandler",
@@ -75,6 +78,7 @@ __all__ = [
     "by_name",
     "connect",
     "each_channel",
+    "each_request",
     "open_server",
     "reconnecting",
     "run_server",
@@ -87,13 +91,13 @@ __all__ = [
 _LAZY = {
     "Authorize tokens": "_authorize",
     "connect": "_door",
-    "ChannelHandler SessionHandler by_name each_channel": "_handlers",
+    "ChannelHandler RequestHandler SessionHandler by_name each_channel each_request": "_handlers",
     "PluginError": "_plugins",
     "reconnecting": "_reconnecting",
     "Server open_server run_server serve": "_server",
     "TLS": "_tls",
-    "Backoff Channel ChannelCancelled ChannelStats ChannelStopped HandshakeFailed Identity LinkLost": "runtime",
-    "PlaintextWarning Request Session SessionInfo SessionStats Unsupported": "runtime",
+    "Backoff Channel ChannelCancelled ChannelStats ChannelStopped HandshakeFailed Identity": "runtime",
+    "IncomingRequest LinkLost PlaintextWarning Request Session SessionInfo SessionStats Unsupported": "runtime",
 }
 
 if not TYPE_CHECKING:  # or type checkers would accept any name

@@ -23,7 +23,7 @@ import trio
 from muxkit._errors import Refused, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit.core import Reason, printable
-from muxkit.runtime import HandshakeQueue, LinkLost, SessionInfo, describe, prefixed, protect_package
+from muxkit.runtime import HandshakeQueue, LinkLost, SessionInfo, describe, meaning_of, prefixed, protect_package
 
 MAGIC = b"muxkit 1 "
 LINE_MOST = 4096  # bytes
@@ -162,8 +162,11 @@ class Gatekeeper:
         try:
             user = self._authorize(describe(link, self._protocol), token)
             link.user = await user if inspect.isawaitable(user) else user
-        except Refused as refused:
-            return refused
+        except (Refused, BaseExceptionGroup) as error:
+            meaning = meaning_of(error)
+            if not isinstance(meaning, Refused):
+                raise
+            return meaning
         return None
 
 

@@ -31,7 +31,7 @@ from muxkit.runtime import (
     peer_of,
     protect_package,
     protected_manager,
-    run_interruptible,
+    run_handler,
 )
 from muxkit.trace import traced
 
@@ -160,7 +160,7 @@ class Door:
 
             async def handle(session: Session) -> None:
                 with _lifetime(session.info, self._observer):
-                    await run_interruptible(handler, session)
+                    await run_handler(handler, session)
 
             return self.protocol.listener(
                 handle, endpoint=self._endpoint, observer=self._observer, **self._session_options

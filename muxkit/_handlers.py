@@ -1,31 +1,39 @@
-"""Handlers: from a function for one channel to a handler of sessions, and how their failures are logged."""
+"""Handlers: from functions for one channel or one request to a handler of sessions, and how failures are logged."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 import traceback
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 from difflib import get_close_matches
-from typing import Any, TypeAlias, cast, get_type_hints
+from typing import TypeAlias, TypeVar, cast
 
+import attrs
 import trio
 
 from muxkit._errors import Refused
+from muxkit._signatures import check_handler, kind_of
 from muxkit.runtime import (
+    LOSSES,
     Channel,
+    IncomingRequest,
     LinkLost,
     Session,
     SlotQueue,
+    background,
     bare_nursery,
     interruptible,
-    leaves_of,
+    meaning_of,
     protect_package,
+    run_handler,
 )
 
 SessionHandler: TypeAlias = "Callable[[Session], Awaitable[object]]"
 ChannelHandler: TypeAlias = "Callable[[Channel], Awaitable[object]]"
+RequestHandler: TypeAlias = "Callable[[IncomingRequest], Awaitable[object]]"
+
+ItemT = TypeVar("ItemT", bound=Hashable)
 
 HANDLER_FAILED = 500  # the code of a channel whose handler raised
 UNKNOWN_NAME = 404  # the code of a channel that was refused because no handler has its name
@@ -34,65 +42,45 @@ _log = logging.getLogger("muxkit")
 
 
 def each_channel(
-    handler: ChannelHandler, *, max_concurrent: int | None = None, most: int | None = None
+    handler: ChannelHandler,
+    *,
+    requests: RequestHandler | None = None,
+    max_concurrent: int | None = None,
+    most: int | None = None,
 ) -> SessionHandler:
     """Make a session handler that calls `handler` with each channel that the peer opens, concurrently.
 
-    At most `max_concurrent` handlers run at the same time in one session, by default its `Limits.channels`: work that
-    goes on after its channel is gone still counts, or a peer could start it without bound. A channel is closed when
-    its handler returns. `Refused` aborts it with that reason. What else a handler raises aborts its own channel and is
-    logged, except when the peer ended the channel or the connection was lost. `most` is the name of `max_concurrent`
-    in version 0.1.
+    A channel is closed when its handler returns. If the handler raises `Refused`, the channel is aborted with that
+    reason. Any other error aborts this channel and is logged, unless the peer ended the channel or the connection was
+    lost.
+
+    Args:
+        handler: An async function that takes the channel.
+        requests: An async function that takes each request of the peer, as `each_request` does. Without one a server
+            declines all requests. Only bpmux has requests.
+        max_concurrent: How many handlers of each kind may run at the same time in one session, by default
+            `Limits.channels`. A handler that keeps working after its channel has ended still counts, because otherwise
+            a peer could start any number of them.
+        most: The name of `max_concurrent` in version 0.1.
+
+    Raises:
+        TypeError: A handler isn't an async function with one parameter, or it takes a session.
     """
     if most is not None:
         warnings.warn("each_channel(most=…) is named max_concurrent= now", DeprecationWarning, stacklevel=2)
         max_concurrent = most
-
-    async def handle_session(session: Session) -> None:
-        running: set[Channel] = set()
-        bound = max_concurrent or session.limits.channels
-        slots = SlotQueue(lambda: bound - len(running))
-        async with bare_nursery() as nursery:
-            try:
-                async for channel in session.incoming():
-                    running.add(channel)
-                    nursery.start_soon(handle_channel, channel, running, slots)
-                    await slots.wait_for_slot()  # before the next channel is taken, which must not wait for a handler
-            except LinkLost as error:
-                _log.debug("session lost: %s", error)
-
-    @interruptible
-    async def handle_channel(channel: Channel, running: set[Channel], slots: SlotQueue) -> None:
-        try:
-            await handler(channel)
-        except Refused as error:
-            channel.abort(error.reason, code=error.code)
-            _log.info("a channel was refused: %s", error, extra=_fields(channel))
-        except Exception as error:
-            if is_loss(error, of_channel=True):
-                channel.abort()
-                _log.debug("the peer ended a channel before its handler was done: %s", error, extra=_fields(channel))
-            else:
-                channel.abort("the handler of this channel failed", code=HANDLER_FAILED)
-                log_failure("the handler of a channel failed, the channel was aborted", error, _fields(channel))
-        except BaseException:
-            channel.abort()
-            raise
-        else:
-            await channel.aclose()
-        finally:
-            running.discard(channel)
-            slots.wake_waiters()
-
-    return handle_session
+    return _Handlers(_channel_handler(handler), _request_handler(requests), max_concurrent)
 
 
-def by_name(handlers: Mapping[str, ChannelHandler], *, max_concurrent: int | None = None) -> SessionHandler:
-    """Make a session handler that calls the handler with the name that the peer opened a channel for.
+def by_name(
+    handlers: Mapping[str, ChannelHandler], *, requests: RequestHandler | None = None, max_concurrent: int | None = None
+) -> SessionHandler:
+    """Make a session handler that calls the handler with the name for which the peer opened a channel.
 
-    A channel with another name is aborted with a reason that says which names there are.
+    A channel with any other name is aborted with a reason that lists the names. The other arguments and the errors are
+    those of `each_channel`.
     """
-    known = dict(handlers)
+    known = {name: _channel_handler(handler) for name, handler in handlers.items()}
 
     async def handle_channel(channel: Channel) -> None:
         handler = known.get(channel.name)
@@ -101,20 +89,174 @@ def by_name(handlers: Mapping[str, ChannelHandler], *, max_concurrent: int | Non
         else:
             await handler(channel)
 
-    return each_channel(handle_channel, max_concurrent=max_concurrent)
+    return _Handlers(handle_channel, _request_handler(requests), max_concurrent)
+
+
+def each_request(handler: RequestHandler, *, max_concurrent: int | None = None) -> SessionHandler:
+    """Make a session handler that calls `handler` with each request of the peer, concurrently.
+
+    The call is cancelled when the peer needs no response any more, because it gave up or has the response. A request
+    that is left without a response is declined. If the handler raises `Refused`, the request is declined with that
+    reason. Any other error declines the request and is logged, unless the peer gave up or the connection was lost.
+
+    A server with this handler declines all channels. To serve both, give the handler as `requests=` to `each_channel`
+    or `by_name`. Only bpmux has requests, and a server of another protocol raises `Unsupported` when it starts.
+
+    Args:
+        handler: An async function that takes the request and calls its `respond`.
+        max_concurrent: How many handlers may run at the same time in one session, by default `Limits.channels`.
+
+    Raises:
+        TypeError: The handler isn't an async function with one parameter.
+    """
+    return _Handlers(None, _request_handler(handler), max_concurrent)
+
+
+@attrs.frozen(eq=False)
+class _Handlers:
+    """A session handler that calls one function with each channel, another one with each request, or both.
+
+    When a session handler of the program calls it, other tasks of that handler may take what this one doesn't.
+    `serve_alone` is for a server that has no other handler: it declines immediately whatever this one doesn't take.
+    """
+
+    channels: ChannelHandler | None
+    requests: RequestHandler | None
+    max_concurrent: int | None
+
+    async def __call__(self, session: Session) -> None:
+        if self.requests is None:
+            await self._handle_channels(session)
+        elif self.channels is None:
+            await self._handle_requests(session)
+        else:
+            async with bare_nursery() as nursery:
+                nursery.start_soon(self._handle_channels, session)
+                nursery.start_soon(self._handle_requests, session)
+
+    async def serve_alone(self, session: Session) -> None:
+        kinds = {"channels": self.channels, "requests": self.requests}
+        session._takes_only([kind for kind, handler in kinds.items() if handler is not None])
+        await self(session)
+
+    async def _handle_channels(self, session: Session) -> None:
+        await self._handle_each(session, session.incoming(), self._handle_channel)
+
+    async def _handle_requests(self, session: Session) -> None:
+        await self._handle_each(session, session.requests(), self._handle_request)
+
+    async def _handle_each(
+        self,
+        session: Session,
+        items: AsyncIterator[ItemT],
+        handle: Callable[[ItemT, set[ItemT], SlotQueue], Awaitable[None]],
+    ) -> None:
+        running: set[ItemT] = set()
+        bound = self.max_concurrent or session.limits.channels
+        slots = SlotQueue(lambda: bound - len(running))
+        async with bare_nursery() as nursery:
+            try:
+                async for item in items:
+                    running.add(item)
+                    nursery.start_soon(handle, item, running, slots)
+                    await slots.wait_for_slot()  # before the next one is taken, which must not wait for a handler
+            except LinkLost as error:
+                _log.debug("session lost: %s", error)
+
+    @interruptible
+    async def _handle_channel(self, channel: Channel, running: set[Channel], slots: SlotQueue) -> None:
+        assert self.channels is not None  # or there would be no channel
+        try:
+            await self.channels(channel)
+        except BaseException as raised:
+            error = meaning_of(raised)
+            if not isinstance(error, Exception):
+                channel.abort()
+                raise
+            if isinstance(error, Refused):
+                channel.abort(error.reason, code=error.code)
+                _log.info("a channel was refused: %s", error, extra=_fields(channel))
+            elif isinstance(error, LOSSES):
+                channel.abort()
+                _log.debug("the peer ended a channel before its handler was done: %s", error, extra=_fields(channel))
+            else:
+                channel.abort("the handler of this channel failed", code=HANDLER_FAILED)
+                log_failure("the handler of a channel failed, the channel was aborted", error, _fields(channel))
+        else:
+            await channel.aclose()
+        finally:
+            running.discard(channel)
+            slots.wake_waiters()
+
+    async def _handle_request(self, request: IncomingRequest, running: set[IncomingRequest], slots: SlotQueue) -> None:
+        assert self.requests is not None  # or there would be no request
+
+        async def stop_when_unwanted() -> None:
+            await request.cancelled()
+            nursery.cancel_scope.cancel()
+
+        try:
+            async with request, background() as nursery:
+                nursery.start_soon(stop_when_unwanted)
+                try:
+                    await run_handler(self.requests, request)
+                except Refused as error:
+                    request.abort(error.reason, code=error.code)
+                except LOSSES:
+                    raise
+                except Exception:
+                    request.abort("the handler of this request failed", code=HANDLER_FAILED)
+                    raise
+        except Exception as error:
+            if not is_loss(error, of_channel=True):
+                fields = {"peer": request.session.info.peer}
+                log_failure("the handler of a request failed, the request was declined", error, fields)
+        finally:
+            running.discard(request)
+            slots.wake_waiters()
 
 
 def session_handler(handler: SessionHandler | ChannelHandler) -> SessionHandler:
-    """Return a handler of sessions; a function whose parameter is a channel is called for each channel."""
-    if takes_channel(handler, trio.abc.Channel):
-        return each_channel(cast("ChannelHandler", handler))
-    return cast("SessionHandler", handler)
+    """Return the handler of sessions that a server calls; a handler of channels is called for each channel.
+
+    Raises TypeError for anything that `muxkit._signatures` doesn't accept as a handler.
+    """
+    if isinstance(handler, _Handlers):
+        return handler.serve_alone
+    if kind_of(handler, channel=trio.abc.Channel, session=Session) == "session":
+        return cast("SessionHandler", handler)
+    return _Handlers(cast("ChannelHandler", handler), None, None).serve_alone
+
+
+def takes_requests(handler: SessionHandler | ChannelHandler) -> bool:
+    """Return True for a handler that needs a protocol with requests."""
+    return isinstance(handler, _Handlers) and handler.requests is not None
+
+
+def _channel_handler(handler: ChannelHandler) -> ChannelHandler:
+    """Return a handler of channels, or raise TypeError if it can't be one."""
+    if isinstance(handler, _Handlers):
+        raise TypeError("invalid handler: expected one for channels, got one for sessions; don't wrap it a second time")
+    parameter = check_handler(handler)
+    if parameter is not None and parameter.annotation is not parameter.empty:
+        try:
+            takes_session = kind_of(handler, channel=trio.abc.Channel, session=Session) == "session"
+        except TypeError:  # an annotation of the program's own, which is its business: the call says what it takes
+            takes_session = False
+        if takes_session:
+            raise TypeError("invalid handler: expected one for channels, got one for sessions; pass it to the server")
+    return handler
+
+
+def _request_handler(handler: RequestHandler | None) -> RequestHandler | None:
+    if handler is not None:
+        check_handler(handler)
+    return handler
 
 
 def is_loss(error: BaseException, *, of_channel: bool = False) -> bool:
-    """Return True for nothing but lost links, or ended channels as well, in the groups of a handler's nurseries too."""
-    expected = (trio.BrokenResourceError, trio.EndOfChannel) if of_channel else (LinkLost,)
-    return all(isinstance(leaf, expected) for leaf in leaves_of(error))
+    """Return True if an error means that the connection was lost, or that a channel ended, if that counts as well."""
+    return isinstance(meaning_of(error), LOSSES if of_channel else LinkLost)
 
 
 def log_failure(what: str, error: Exception, fields: Mapping[str, object]) -> None:
@@ -125,26 +267,6 @@ def log_failure(what: str, error: Exception, fields: Mapping[str, object]) -> No
 
 def _fields(channel: Channel) -> dict[str, object]:
     return {"peer": channel.session.info.peer, "channel": channel.name}
-
-
-def takes_channel(handler: Callable[..., Any], kind: type) -> bool:
-    """Return True if the first parameter is annotated as a `kind`, or is named `channel` and not annotated."""
-    try:
-        first = next(iter(inspect.signature(handler).parameters.values()))
-    except (ValueError, TypeError, StopIteration):
-        return False
-    if first.annotation is inspect.Parameter.empty:
-        return first.name == "channel"
-    if not isinstance(first.annotation, str):
-        return _is_kind(first.annotation, kind)
-    try:
-        return _is_kind(get_type_hints(inspect.unwrap(handler))[first.name], kind)
-    except Exception:  # a name that only type checkers import
-        return first.annotation.rpartition(".")[2] in ("Channel", "Duplex")
-
-
-def _is_kind(annotation: object, kind: type) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, kind)
 
 
 def _unknown(name: str, known: list[str]) -> str:

@@ -15,7 +15,7 @@ import trio
 from muxkit._authorize import Authorize
 from muxkit._door import LINGER_SECONDS, Door
 from muxkit._errors import Refused
-from muxkit._handlers import ChannelHandler, SessionHandler, is_loss, log_failure, session_handler
+from muxkit._handlers import ChannelHandler, SessionHandler, is_loss, log_failure, session_handler, takes_requests
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit._tls import TLS
@@ -25,12 +25,13 @@ from muxkit.runtime import (
     LinkLost,
     Listening,
     Session,
+    Unsupported,
     background,
     bare_nursery,
     peer_of,
     protect_package,
     protected_manager,
-    run_interruptible,
+    run_handler,
 )
 
 GRACE_SECONDS = 30.0  # for clients of a program that is told to end
@@ -114,13 +115,18 @@ async def open_server(
 
     With several URLs, `tls` is for those whose transport encrypts.
 
-    `handler` is called with each session, and the session ends in order when it returns; a function whose parameter is
-    a `Channel` is called with each channel of each session instead, as by `each_channel`. What it raises ends its own
-    session or channel and is logged, the others go on. Leaving the block normally takes no new sessions and gives the
-    live ones `linger` seconds to end; leaving it by an error ends them at once.
+    `handler` is an async function with one parameter. It is called with each channel of each session, as by
+    `each_channel`, and the channel is closed when it returns. If its parameter is annotated as a `Session`, it is
+    called with each session instead, and the session ends in order when it returns. What a handler raises ends its own
+    session or channel and is logged, and the others go on. A `Refused` is not logged as a failure: the peer reads its
+    reason, also when a nursery has wrapped it in an exception group.
 
-    Other keyword arguments are options of the protocol or of the transport. Raises ValueError for addresses and options
-    that are invalid, OSError for addresses that cannot be used.
+    Leaving the block normally takes no new sessions and gives the live ones `linger` seconds to end; leaving it by an
+    error ends them immediately.
+
+    Other keyword arguments are options of the protocol or of the transport. Raises TypeError for a handler that isn't
+    async, doesn't take one argument, or is annotated as neither; ValueError for addresses and options that are invalid;
+    OSError for addresses that cannot be used.
     """
     each_session = session_handler(handler)
     served = [url] if isinstance(url, str) else url
@@ -138,6 +144,9 @@ async def open_server(
         )
         for each, given in zip(served, _shared_out(listeners, served), strict=True)
     ]
+    for door in doors:
+        if takes_requests(handler) and not getattr(door.protocol, "has_requests", False):
+            raise Unsupported(f"this handler takes requests, and {door.protocol_name} has no requests; bpmux has")
     if tls is not None and len(doors) > 1:
         encrypting = [door for door in doors if door.takes_tls()]
         if not encrypting:
@@ -232,6 +241,7 @@ def run_server(
     the server once it listens, `on_ending` when the first signal has come. The block that `beside` returns stands while
     the server runs and while it ends, for an endpoint of metrics for example.
     """
+    session_handler(handler)  # a mistake in it is raised here, and not out of Trio's run
     start = partial(
         open_server,
         handler,
@@ -323,7 +333,7 @@ class _Connections:
                     raise refused  # the session tells its peer why it ends
                 if not self._draining:
                     self._sessions[session] = None
-                    await run_interruptible(self._handler, session)
+                    await run_handler(self._handler, session)
         except Exception as error:
             if is_loss(error) or error is refused:
                 _log.debug("session lost: %s", error)

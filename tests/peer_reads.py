@@ -301,6 +301,30 @@ async def unknown_name(url: str) -> BaseException:
     return await client_reads(muxkit.by_name({"calls": echo, "files": echo}), url)
 
 
+@situation("the server has a handler of channels only, and the client sends a request", "bpmux+tcp://127.0.0.1:0")
+async def request_to_channels(url: str) -> BaseException:
+    async with muxkit.open_server(echo, url, linger=0.2) as server, muxkit.connect(server.url) as session:
+        return await read_by(partial(session.request, b"x"))
+
+
+@situation("the server has a handler of requests only, and the client opens a channel", "bpmux+tcp://127.0.0.1:0")
+async def channel_to_requests(url: str) -> BaseException:
+    async def answer(request: muxkit.IncomingRequest) -> None:
+        await request.respond(b"")
+
+    handler = muxkit.each_request(answer)
+    async with muxkit.open_server(handler, url, linger=0.2) as server, muxkit.connect(server.url) as session:
+        return await read_by((await session.open()).receive)
+
+
+@situation("a server is given a handler that is not async", "bpmux+tcp://127.0.0.1:0")
+async def sync_handler(url: str) -> BaseException:
+    def handler(channel: muxkit.Channel) -> None:
+        pass
+
+    return await read_by(partial(client_reads, handler, url))
+
+
 @situation("the handler of a session fails", *tcp())
 async def session_handler(url: str) -> BaseException:
     async def fail(session: muxkit.Session) -> None:
@@ -562,14 +586,14 @@ async def killed(url: str) -> BaseException:
 
 @situation("the server declines a request", "bpmux+tcp://127.0.0.1:0")
 async def request_declined(url: str) -> BaseException:
-    async def decline(request: bpmux.IncomingRequest) -> None:
+    async def decline(request: muxkit.IncomingRequest) -> None:
         request.abort("out of stock", code=7)
 
     async def call(url: str) -> None:
         async with bpmux.connect(url) as session:
             await session.request(b"x")
 
-    async with bpmux.open_server(bpmux.each_request(decline), url) as server:
+    async with bpmux.open_server(muxkit.each_request(decline), url) as server:
         return await read_by(partial(call, server.url))
 
 
@@ -580,14 +604,14 @@ async def no_channels(url: str) -> BaseException:
 
 @situation("the handler of a request fails", "bpmux+tcp://127.0.0.1:0")
 async def request_fails(url: str) -> BaseException:
-    async def fail(request: bpmux.IncomingRequest) -> bytes:
+    async def fail(request: muxkit.IncomingRequest) -> bytes:
         raise RuntimeError("what must not be told")
 
     async def call(url: str) -> None:
         async with bpmux.connect(url) as session:
             await session.request(b"x")
 
-    async with bpmux.open_server(bpmux.each_request(fail), url) as server:
+    async with bpmux.open_server(muxkit.each_request(fail), url) as server:
         return await read_by(partial(call, server.url))
 
 
@@ -604,7 +628,10 @@ async def refused_at_once(url: str) -> BaseException:
 
 @situation("the server stops reading a channel, `aclose()`, while the client sends", *tcp())
 async def reading_stopped(url: str) -> BaseException:
-    return await _sends_until_wrong(lambda channel: channel.aclose(), url)
+    async def stop_reading(channel: muxkit.Channel) -> None:
+        await channel.aclose()
+
+    return await _sends_until_wrong(stop_reading, url)
 
 
 @situation("the server aborts a channel, `abort('disk full', code=7)`, while the client sends", *tcp())

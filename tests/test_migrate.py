@@ -76,7 +76,9 @@ def takes(found: object, arguments: str) -> None:
 def test_an_old_name_that_works_warns_of_its_end() -> None:
     import muxkit
 
-    for use in (lambda: muxkit.Served, lambda: muxkit.each_channel(print, most=1)):  # type: ignore[attr-defined, arg-type]
+    async def handler(channel: muxkit.Channel) -> None: ...
+
+    for use in (lambda: muxkit.Served, lambda: muxkit.each_channel(handler, most=1)):  # type: ignore[attr-defined]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             use()

@@ -53,15 +53,6 @@ async def test_a_function_for_a_channel_and_one_for_a_session_are_both_handlers(
             break
 
 
-async def test_a_function_without_annotations_is_known_by_the_name_of_its_parameter() -> None:
-    async def bare_echo(channel):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - it has no annotations
-        async for message in channel:
-            await channel.send(message)
-
-    async with muxkit.open_server(bare_echo, TCP) as server:
-        await talk(server.url)
-
-
 async def test_several_urls_are_one_server(tmp_path: Path) -> None:
     urls = [TCP, f"bpmux+unix://{tmp_path}/s", "e3x+udp://127.0.0.1:0"]
     async with muxkit.open_server(echo, urls) as server:
@@ -259,19 +250,21 @@ async def test_a_second_signal_ends_the_sessions_at_once_and_the_program_returns
 async def test_a_session_that_is_used_as_a_channel_says_what_was_forgotten(caplog: pytest.LogCaptureFixture) -> None:
     """Was: "a message is bytes, not Duplex" in the server's log, and nothing for the client."""
 
-    async def confused(session) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001 - it has no annotations
-        await session.receive()
+    async def confused(session: muxkit.Session) -> None:
+        await session.receive()  # type: ignore[attr-defined]  # that is the mistake
 
     async with muxkit.open_server(confused, "relink+mem://confused") as server, muxkit.connect(server.url) as session:
-        with pytest.raises(AttributeError, match=r"a Link has no 'receive'; .*Did you forget muxkit\.each_channel"):
+        with pytest.raises(
+            AttributeError, match=r"a Link has no 'receive'; .*annotate the handler's parameter as muxkit\.Channel"
+        ):
             await confused(session)
 
 
 async def test_the_log_of_a_server_says_what_was_forgotten(caplog: pytest.LogCaptureFixture) -> None:
     """Was: "AttributeError (its text is left out, it may hold payload; …)", so the advice was seen at DEBUG only."""
 
-    async def confused(session) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001 - it has no annotations
-        await session.send(b"x")
+    async def confused(session: muxkit.Session) -> None:
+        await session.send(b"x")  # type: ignore[attr-defined]  # that is the mistake
 
     async with muxkit.open_server(confused, "e3x+mem://confused") as server:
         with pytest.raises(trio.BrokenResourceError):  # noqa: PT012 - whichever ping it is
@@ -280,7 +273,7 @@ async def test_the_log_of_a_server_says_what_was_forgotten(caplog: pytest.LogCap
                     await session.ping()
     # A server is left when its handlers are over, and only then has the last of them been logged.
     [said] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert "AttributeError (a Session has no 'send'; channels have it. Did you forget muxkit.each_channel" in said
+    assert "AttributeError (a Session has no 'send'; channels have it. To handle channels, annotate" in said
 
 
 async def test_what_is_no_attribute_at_all_is_said_plainly() -> None:

@@ -19,7 +19,7 @@ def words(text: str) -> set[str]:
 
 
 CHANNEL: Final = words("abort aclose as_stream finish name opening receive receive_many send send_many session stats")
-SESSION: Final = words("channels incoming info limits open ping shutdown stats")
+SESSION: Final = words("channels incoming info limits open ping request requests shutdown stats")
 SENDING: Final = words("abort aclose close finish send send_many state wait_for_room wait_over waiting_since")
 RECEIVING: Final = words("aclose close receive receive_many state unread")
 
@@ -31,12 +31,9 @@ OBJECTS: Final[list[tuple[type, set[str], str]]] = [
     (bpmux.Sink, SENDING, "give_credit ping"),
     (bpmux.Source, RECEIVING, "abort end_payload give_credit ping"),
     (bpmux.Request, set(), "abort aclose ping response"),
-    (bpmux.IncomingRequest, set(), "abort cancelled decline payload ping respond"),
-    (
-        bpmux.Session,
-        SESSION,
-        "open_duplex open_request open_sink open_source receive request requests send sinks sources",
-    ),
+    (muxkit.IncomingRequest, set(), "abort cancelled decline payload respond session"),
+    (bpmux.IncomingRequest, set(), "abort cancelled decline payload ping respond session"),
+    (bpmux.Session, SESSION, "open_duplex open_request open_sink open_source receive send sinks sources"),
     (relink.Channel, CHANNEL, "close id state unread"),
     (relink.Sender, SENDING, "channel commit consumption has_transactions is_closed reception rollback"),
     (relink.Receiver, RECEIVING, "channel committed consume has_transactions process uncommitted"),

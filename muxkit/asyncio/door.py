@@ -18,8 +18,9 @@ from muxkit._authorize import Authorize
 from muxkit._door import LINGER_SECONDS
 from muxkit._limits import Limits
 from muxkit._observer import Observer
+from muxkit._signatures import check_handler, kind_of
 from muxkit._tls import TLS
-from muxkit.asyncio.faces import Channel, Server, Session
+from muxkit.asyncio.faces import Channel, Request, Server, Session
 from muxkit.asyncio.guest import Block, Guest, enter_guest, guest_of_loop
 from muxkit.runtime import Backoff, SessionInfo
 
@@ -33,35 +34,60 @@ ForTrio = TypeVar("ForTrio")
 
 ChannelHandler: TypeAlias = "Callable[[Channel], Coroutine[Any, Any, object]]"
 SessionHandler: TypeAlias = "Callable[[Session], Coroutine[Any, Any, object]]"
+RequestHandler: TypeAlias = "Callable[[Request], Coroutine[Any, Any, object]]"
 
 
 class Handlers:
-    """Handlers of the channels of a session, by name or for all; made by `each_channel` and `by_name`."""
+    """Handlers of channels, by name or for all, and of requests.
 
-    def __init__(self, handlers: Mapping[str, ChannelHandler] | ChannelHandler, max_concurrent: int | None) -> None:
-        self._handlers = handlers
+    Made by `each_channel`, `by_name` and `each_request`.
+    """
+
+    def __init__(
+        self,
+        channels: Mapping[str, ChannelHandler] | ChannelHandler | None,
+        requests: RequestHandler | None,
+        max_concurrent: int | None,
+    ) -> None:
+        for handler in (channels, requests):
+            for each in handler.values() if isinstance(handler, Mapping) else [handler]:
+                if each is not None:
+                    check_handler(each)
+        self._channels = channels
+        self._requests = requests
         self._max_concurrent = max_concurrent
 
     def for_trio(self, guest: Guest) -> muxkit._handlers.SessionHandler:
         """Return the handler of sessions that Trio calls."""
-        if callable(self._handlers):
-            return muxkit._handlers.each_channel(
-                _in_asyncio(guest, Channel, self._handlers), max_concurrent=self._max_concurrent
-            )
-        return muxkit._handlers.by_name(
-            {name: _in_asyncio(guest, Channel, handler) for name, handler in self._handlers.items()},
-            max_concurrent=self._max_concurrent,
-        )
+        most = self._max_concurrent
+        requests = None if self._requests is None else _in_asyncio(guest, Request, self._requests)
+        if isinstance(self._channels, Mapping):
+            named = {name: _in_asyncio(guest, Channel, handler) for name, handler in self._channels.items()}
+            return muxkit._handlers.by_name(named, requests=requests, max_concurrent=most)
+        if self._channels is not None:
+            channels = _in_asyncio(guest, Channel, self._channels)
+            return muxkit._handlers.each_channel(channels, requests=requests, max_concurrent=most)
+        assert requests is not None  # by `each_request`
+        return muxkit._handlers.each_request(requests, max_concurrent=most)
 
 
-def each_channel(handler: ChannelHandler, *, max_concurrent: int | None = None) -> Handlers:
+def each_channel(
+    handler: ChannelHandler, *, requests: RequestHandler | None = None, max_concurrent: int | None = None
+) -> Handlers:
     """Make a handler that calls `handler` with each channel of a session, as `muxkit.each_channel` does."""
-    return Handlers(handler, max_concurrent)
+    return Handlers(handler, requests, max_concurrent)
 
 
-def by_name(handlers: Mapping[str, ChannelHandler], *, max_concurrent: int | None = None) -> Handlers:
+def by_name(
+    handlers: Mapping[str, ChannelHandler], *, requests: RequestHandler | None = None, max_concurrent: int | None = None
+) -> Handlers:
     """Make a handler that calls the handler with the name of each channel, as `muxkit.by_name` does."""
-    return Handlers(dict(handlers), max_concurrent)
+    return Handlers(dict(handlers), requests, max_concurrent)
+
+
+def each_request(handler: RequestHandler, *, max_concurrent: int | None = None) -> Handlers:
+    """Make a handler that calls `handler` with each request of a session, as `muxkit.each_request` does."""
+    return Handlers(None, handler, max_concurrent)
 
 
 class _AsyncioBlock(AbstractAsyncContextManager[FaceT], Generic[FaceT, ForTrio]):
@@ -115,13 +141,19 @@ def open_server(
 ) -> AbstractAsyncContextManager[Server]:
     """Serve at `url`, or at several, while the block runs, as `muxkit.open_server` does.
 
-    `handler` and `authorize` may be coroutine functions of asyncio, and each call of them is an asyncio task. A handler
-    whose parameter is a `Channel` is called with each channel of each session, another one with each session.
+    `handler` is a coroutine function with one parameter. It is called with each channel of each session, or with each
+    session if its parameter is annotated as a `Session`; both classes are those of `muxkit.asyncio`. `authorize` may be
+    a coroutine function as well. Each call of them is an asyncio task. Raises TypeError for a handler that isn't async,
+    doesn't take one argument, or is annotated as neither.
     """
+    takes_channel = not isinstance(handler, Handlers) and (
+        kind_of(handler, channel=Channel, session=Session, module="muxkit.asyncio") == "channel"
+    )
+    handlers = Handlers(cast("ChannelHandler", handler), None, None) if takes_channel else handler
 
     def make(guest: Guest) -> AbstractAsyncContextManager[muxkit._server.Server]:
         return muxkit._server.open_server(
-            _handler_for_trio(guest, handler),
+            _handler_for_trio(guest, cast("SessionHandler | Handlers", handlers)),
             url,
             tls=tls,
             authorize=None if authorize is None else _authorize_for_trio(guest, authorize),
@@ -197,14 +229,15 @@ def _in_asyncio(
     return handle
 
 
-def _handler_for_trio(
-    guest: Guest, handler: SessionHandler | ChannelHandler | Handlers
-) -> muxkit._handlers.SessionHandler:
+def _handler_for_trio(guest: Guest, handler: SessionHandler | Handlers) -> muxkit._handlers.SessionHandler:
     if isinstance(handler, Handlers):
         return handler.for_trio(guest)
-    if muxkit._handlers.takes_channel(handler, Channel):
-        return Handlers(cast("ChannelHandler", handler), None).for_trio(guest)
-    return _in_asyncio(guest, Session, cast("SessionHandler", handler))
+    handle = _in_asyncio(guest, Session, handler)
+
+    async def handle_session(session: runtime.Session) -> None:
+        await handle(session)
+
+    return handle_session
 
 
 def _authorize_for_trio(guest: Guest, authorize: Authorize) -> Authorize:

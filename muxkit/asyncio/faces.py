@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import trio
 
@@ -14,22 +14,13 @@ from muxkit._info import SessionInfo
 from muxkit._limits import Limits
 from muxkit._server import Server as TrioServer
 from muxkit.asyncio.guest import Guest
-from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, ChannelStats, SessionStats, Unsupported
+from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, ChannelStats, SessionStats
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 ItemT = TypeVar("ItemT")
 ForTrio = TypeVar("ForTrio")
-
-
-class IncomingRequest(Protocol):
-    """A request of the peer as a protocol gives it."""
-
-    @property
-    def payload(self) -> bytes: ...
-    async def respond(self, payload: bytes) -> None: ...
-    def abort(self, reason: str = "", *, code: int = 0) -> None: ...
 
 
 class _Face(Generic[ForTrio]):
@@ -193,14 +184,19 @@ class Opening:
             self._opening._abort(self._opening._opened, error)
 
 
-class Request(_Face[IncomingRequest]):
+class Request(_Face[runtime.IncomingRequest]):
     """A request of the peer; leaving an `async with` block around it declines it if it has no response."""
 
     __slots__ = ()
 
     @property
+    def session(self) -> Session:
+        """The session that carries this request."""
+        return Session(self._guest, self.native.session)
+
+    @property
     def payload(self) -> bytes:
-        """What the peer asks."""
+        """The bytes that the peer sent with the request."""
         return self.native.payload
 
     async def respond(self, payload: bytes) -> None:
@@ -263,18 +259,11 @@ class Session(_Face[runtime.Session]):
 
         Raises `Unsupported` where the protocol has none: only bpmux has.
         """
-        response: bytes = await self._guest.call(partial(self._of_protocol("request"), payload))
-        return response
+        return await self._guest.call(partial(self.native.request, payload))
 
     def requests(self) -> AsyncIterator[Request]:
         """Iterate over the requests of the peer. Raises `Unsupported` where the protocol has none."""
-        return _Items(self._guest, self._of_protocol("requests")(), Request)
-
-    def _of_protocol(self, name: str) -> Any:  # noqa: ANN401 - of a class that this module cannot know
-        found = getattr(self.native, name, None)
-        if found is None:
-            raise Unsupported(f"{self.info.protocol} has no requests; bpmux has")
-        return found
+        return _Items(self._guest, self.native.requests(), Request)
 
     async def ping(self) -> float:
         """Return the seconds of one round trip through the peer's session."""

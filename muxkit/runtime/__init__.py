@@ -45,16 +45,20 @@ from muxkit.runtime._links import Transport as Transport
 from muxkit.runtime._links import WaitableLink as WaitableLink
 from muxkit.runtime._links import check_options as check_options
 from muxkit.runtime._links import peer_of as peer_of
+from muxkit.runtime._scope import LOSSES as LOSSES
 from muxkit.runtime._scope import background as background
 from muxkit.runtime._scope import bare_nursery as bare_nursery
 from muxkit.runtime._scope import close_at_once as close_at_once
 from muxkit.runtime._scope import interruptible as interruptible
 from muxkit.runtime._scope import leaves_of as leaves_of
+from muxkit.runtime._scope import meaning_of as meaning_of
 from muxkit.runtime._scope import protect_package as protect_package
 from muxkit.runtime._scope import protected_manager as protected_manager
-from muxkit.runtime._scope import run_interruptible as run_interruptible
+from muxkit.runtime._scope import reason_for_leaving as reason_for_leaving
+from muxkit.runtime._scope import run_handler as run_handler
 from muxkit.runtime._session import Channel as Channel
 from muxkit.runtime._session import ChannelStats as ChannelStats
+from muxkit.runtime._session import IncomingRequest as IncomingRequest
 from muxkit.runtime._session import Ping as Ping
 from muxkit.runtime._session import Pings as Pings
 from muxkit.runtime._session import Session as Session
@@ -69,6 +73,7 @@ from muxkit.runtime.halves.opening import ChannelOpening as ChannelOpening
 from muxkit.runtime.halves.opening import Openable as Openable
 from muxkit.runtime.halves.opening import Opening as Opening
 from muxkit.runtime.halves.opening import SlotQueue as SlotQueue
+from muxkit.runtime.halves.opening import Unclaimed as Unclaimed
 from muxkit.runtime.halves.receive import Inbox as Inbox
 from muxkit.runtime.halves.receive import ReceiveHalf as ReceiveHalf
 from muxkit.runtime.halves.send import YIELD_BYTES as YIELD_BYTES
@@ -106,6 +111,7 @@ protect_package(__name__)
 
 __all__ = [
     "HEAD",
+    "LOSSES",
     "YIELD_BYTES",
     "YIELD_CALLS",
     "YIELD_LEAST",
@@ -135,6 +141,7 @@ __all__ = [
     "HandshakeReader",
     "Identity",
     "Inbox",
+    "IncomingRequest",
     "ItemQueue",
     "Link",
     "LinkKind",
@@ -180,6 +187,7 @@ __all__ = [
     "TokenBucket",
     "Transport",
     "Turns",
+    "Unclaimed",
     "Unsupported",
     "WaitableLink",
     "Watermark",
@@ -195,14 +203,16 @@ __all__ = [
     "interruptible",
     "leaves_of",
     "looks_like",
+    "meaning_of",
     "measured",
     "peer_of",
     "prefixed",
     "protect_package",
     "protected_manager",
     "read_first",
+    "reason_for_leaving",
     "redial",
-    "run_interruptible",
+    "run_handler",
     "turned_away",
     "turns",
 ]

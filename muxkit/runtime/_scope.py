@@ -12,9 +12,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
 from types import CellType, CodeType, FunctionType, TracebackType
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import Final, NoReturn, ParamSpec, TypeVar
 
 import trio
+
+from muxkit._errors import Refused
+from muxkit.core import Reason
+from muxkit.runtime._errors import LinkLost
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,6 +27,8 @@ R = TypeVar("R")
 FunctionT = TypeVar("FunctionT", bound="Callable[..., object]")
 
 CLOSE_TIMEOUT = 1.0  # s, for a close that does not wait
+LOSSES: Final = (trio.BrokenResourceError, trio.EndOfChannel)
+"""Errors that say that a channel or its connection has ended; `LinkLost` is among them."""
 _TASKS = CO_COROUTINE | CO_ASYNC_GENERATOR
 _INTERRUPTIBLE: set[CodeType] = set()
 
@@ -71,9 +77,19 @@ def interruptible(function: FunctionT) -> FunctionT:
 
 
 @interruptible
-async def run_interruptible(handler: Callable[[T], Awaitable[R]], subject: T) -> R:
-    """Call a function of the program: an interrupt may strike there, although library code is on the stack below."""
-    return await handler(subject)
+async def run_handler(handler: Callable[[T], Awaitable[R]], subject: T) -> R:
+    """Call a handler, which is code of the program, and raise what its errors mean.
+
+    An interrupt may strike inside the handler, although library code is below it on the stack. An exception group that
+    stands for a single error is raised as that error: see `meaning_of`.
+    """
+    try:
+        return await handler(subject)
+    except BaseExceptionGroup as group:
+        meaning = meaning_of(group)
+        if meaning is group:
+            raise
+        _raise_bare(meaning)
 
 
 async def close_at_once(resource: trio.abc.AsyncResource) -> None:
@@ -189,3 +205,38 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
             yield from leaves_of(member)
     else:
         yield error
+
+
+def meaning_of(error: BaseException) -> BaseException:
+    """Return the error that an exception group stands for, or the error itself if it isn't a group.
+
+    A nursery wraps whatever its block or its tasks raise in a group, even a single error, and so does
+    `asyncio.TaskGroup`. A handler that raises `Refused` inside a nursery means the refusal, and one whose sending and
+    receiving tasks both notice the loss of the connection means that loss. We therefore read groups as follows, and
+    ignore each `trio.Cancelled` in them, because its scope cancels the task again at the next checkpoint:
+
+    - If the group holds refusals, or refusals and losses, it means its first `Refused`.
+    - If it holds nothing but losses, it means one of them. The loss of the whole connection takes precedence.
+    - Any other group means itself, without its cancellations. An interrupt stays where it is.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    _, rest = error.split(trio.Cancelled)
+    if rest is None:
+        return error
+    leaves = [*leaves_of(rest)]
+    refusals = [leaf for leaf in leaves if isinstance(leaf, Refused)]
+    losses = [leaf for leaf in leaves if isinstance(leaf, LOSSES)]
+    if len(refusals) + len(losses) == len(leaves):
+        whole = [leaf for leaf in losses if isinstance(leaf, LinkLost)]
+        return [*refusals, *whole, *losses][0]
+    return rest if isinstance(rest, Exception) else error
+
+
+def reason_for_leaving(error: BaseException, otherwise: Reason) -> Reason:
+    """Return what to tell the peer when a session's block is left by this error: the text of a `Refused`, if it is one.
+
+    All other errors give `otherwise`, since their text may hold payload.
+    """
+    meaning = meaning_of(error)
+    return Reason(meaning.reason, meaning.code) if isinstance(meaning, Refused) else otherwise

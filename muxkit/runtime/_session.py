@@ -13,6 +13,7 @@ import trio
 from muxkit._info import Identity, SessionInfo
 from muxkit._limits import Limits
 from muxkit._observer import Facts
+from muxkit.runtime._errors import Unsupported
 from muxkit.runtime.halves.opening import Opening
 from muxkit.runtime.halves.send import ErrorMaker
 
@@ -102,6 +103,50 @@ class Channel(trio.abc.Channel[bytes]):
         return None
 
 
+class IncomingRequest(ABC):
+    """A request of the peer, to be answered with one response.
+
+    Leaving an `async with` block around it declines the request if it has no response by then.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def session(self) -> Session:
+        """The session that carries this request."""
+
+    @property
+    @abstractmethod
+    def payload(self) -> bytes:
+        """The bytes that the peer sent with the request."""
+
+    @abstractmethod
+    async def respond(self, payload: bytes) -> None:
+        """Send the response; returns when the session has accepted it. Cancelled means not sent.
+
+        Raises `ChannelStopped` when the peer needs no response any more, `LocalProtocolError` in a second call.
+        """
+
+    @abstractmethod
+    async def decline(self, payload: bytes = b"") -> None:
+        """End the request without a response, and wait until the peer has confirmed that."""
+
+    @abstractmethod
+    async def cancelled(self) -> None:
+        """Wait until the peer needs no response any more: it cancelled, has the response, or its connection is lost."""
+
+    @abstractmethod
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        """Decline without waiting, if there is no response; the peer reads the reason if it gave credit for it."""
+
+    @abstractmethod
+    async def __aenter__(self) -> IncomingRequest: ...
+
+    @abstractmethod
+    async def __aexit__(self, *_: object) -> None: ...
+
+
 @attrs.frozen(kw_only=True)
 class SessionStats:
     """Counters since the session began, and gauges of now."""
@@ -129,7 +174,7 @@ class Session(ABC):
         def __getattr__(self, name: str) -> object:
             told = f"a {type(self).__name__} has no {name!r}"
             if name in _OF_CHANNELS:
-                told += "; channels have it. Did you forget muxkit.each_channel around the handler?"
+                told += "; channels have it. To handle channels, annotate the handler's parameter as muxkit.Channel"
             raise AttributeError(told, name=name, obj=self)
 
     @abstractmethod
@@ -150,6 +195,32 @@ class Session(ABC):
 
     def __aiter__(self) -> AsyncIterator[Channel]:
         return self.incoming()
+
+    async def request(self, payload: bytes) -> bytes:
+        """Send a request and wait for its response. A cancellation cancels the request.
+
+        Raises `ChannelStopped` if the peer declines the request, `LinkLost` if the connection is lost, and
+        `Unsupported` if the protocol has no requests: only bpmux has them.
+        """
+        await trio.lowlevel.checkpoint()
+        raise self._no_requests()
+
+    def requests(self) -> AsyncIterator[IncomingRequest]:
+        """Iterate over the requests of the peer, as `incoming` does over its channels.
+
+        Use `muxkit.each_request` to handle them concurrently. Raises `Unsupported` if the protocol has no requests.
+        """
+        raise self._no_requests()
+
+    def _no_requests(self) -> Unsupported:
+        return Unsupported(f"{self.info.protocol} has no requests; bpmux has")
+
+    def _takes_only(self, kinds: Sequence[str]) -> None:  # noqa: B027 - what most protocols do is nothing
+        """Decline immediately what the peer opens and no task takes, as this server's handler takes only `kinds`.
+
+        Called by the server before it calls the handler. A kind is one of "channels" and "requests". Does nothing in a
+        protocol in which a peer can't open anything else.
+        """
 
     @abstractmethod
     def channels(self) -> Sequence[Channel]:

@@ -87,7 +87,11 @@ async def problems_with(handler: Callable[[muxkit.Channel], Awaitable[object]], 
 
 async def problems_with_lies(lie: Callable[[list[bytes]], list[bytes]], plan: Plan = PLAN) -> list[str]:
     server = Server()
-    return await problems_with(lambda channel: server.serve_channel(LyingChannel(channel, lie)), plan)
+
+    async def handler(channel: muxkit.Channel) -> None:
+        await server.serve_channel(LyingChannel(channel, lie))
+
+    return await problems_with(handler, plan)
 
 
 async def test_it_finds_nothing_wrong_with_an_honest_server() -> None:

@@ -126,7 +126,7 @@ def test_the_attributes_that_a_page_names_exist(page: Path) -> None:
     ("name", "page"),
     [
         ("session.messages", "bpmux"),
-        ("session.requests", "relink"),
+        ("session.streams", "relink"),
         ("channel.recieve", "sessions"),
         ("muxkit.dial", ""),
     ],

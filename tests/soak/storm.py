@@ -65,7 +65,7 @@ async def answer(channel: muxkit.Channel) -> None:
 async def answer_requests(session: muxkit.Session) -> None:
     assert isinstance(session, bpmux.Session)
 
-    async def respond(request: bpmux.IncomingRequest) -> None:
+    async def respond(request: muxkit.IncomingRequest) -> None:
         async with request:
             if request.payload == SLOW:
                 await request.cancelled()

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from muxkit.protocols.bpmux._session.channels import Source as Source
     from muxkit.protocols.bpmux._session.session import Session as Session
     from muxkit.protocols.bpmux._session.session import connect as connect
-    from muxkit.protocols.bpmux._session.session import each_request as each_request
     from muxkit.protocols.bpmux._session.session import open_server as open_server
     from muxkit.protocols.bpmux._session.session import protocol as protocol
     from muxkit.protocols.bpmux._session.session import reconnecting as reconnecting
@@ -77,7 +76,6 @@ __all__ = [
     "Type",
     "Writable",
     "connect",
-    "each_request",
     "encode_chunk",
     "encode_partial",
     "open_server",
@@ -97,7 +95,7 @@ _LAZY = {
     "Source": "_session.channels",
     "protocol": "_session.session",
     "session": "_session.session",
-    "connect each_request open_server reconnecting": "_session.session",
+    "connect open_server reconnecting": "_session.session",
 }
 
 if not TYPE_CHECKING:  # or type checkers would accept any name

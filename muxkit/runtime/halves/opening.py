@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Hashable, Sequence
 from itertools import count
 from operator import itemgetter
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 import trio
 
-from muxkit.core import StartPace
+from muxkit.core import Reason, StartPace
 from muxkit.runtime.halves.send import ErrorMaker
 
 LEFT_BY_ERROR: Final = "the other side left the channel by an error"
 LEFT_BY_ERROR_CODE: Final = 500
+NOT_TAKEN: Final = 405  # the code of what was declined because nothing here takes its kind, as in HTTP
 YIELD_ITEMS: Final = 16  # items that an iterator gives before it yields; each usually begins a task
+
+_log = logging.getLogger("muxkit")
 
 
 class Openable(Protocol):
@@ -141,6 +145,9 @@ class SlotQueue:
 class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     """What the peer opened and the application has not taken yet, to iterate over; the protocol bounds it.
 
+    `kind` is what users call the items, such as "requests". A backlog is claimed once the application has asked for it.
+    Items that come before that wait, but not for ever: see `Unclaimed`.
+
     `taken` is called with each item that the application gets. `pace` says when the next one may be taken: a peer that
     cancels channels as fast as it opens them starts no more work than its allowance; what is left when the backlog is
     ended comes without a pause. Iterating ends when the backlog has been ended and is empty, or raises what `ended` was
@@ -149,9 +156,27 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     what it breaks off meanwhile is not begun.
     """
 
-    __slots__ = ("_error", "_is_over", "_items", "_lot", "_pace", "_paused", "_since_yield", "_taken")
+    __slots__ = (
+        "_error",
+        "_is_over",
+        "_items",
+        "_lot",
+        "_pace",
+        "_paused",
+        "_since_yield",
+        "_taken",
+        "is_claimed",
+        "kind",
+        "refusal",
+    )
 
-    def __init__(self, taken: Callable[[ItemT], None], pace: StartPace | None = None) -> None:
+    def __init__(
+        self, taken: Callable[[ItemT], None], pace: StartPace | None = None, *, kind: str = "channels"
+    ) -> None:
+        self.kind = kind
+        self.is_claimed: bool = False
+        self.refusal: Reason | None = None
+        """Why the session declines further items; None while it keeps them."""
         self._taken = taken
         self._pace = pace
         self._items: OrderedDict[Hashable, ItemT] = OrderedDict()
@@ -163,6 +188,17 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+    def claim(self) -> Self:
+        """Note that the application takes these items, and return the backlog to iterate over."""
+        self.is_claimed, self.refusal = True, None
+        return self
+
+    def drop_all(self) -> list[ItemT]:
+        """Forget and return all items."""
+        items = [*self._items.values()]
+        self._items.clear()
+        return items
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._items
@@ -213,3 +249,82 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     async def _yield(self) -> None:
         self._since_yield = 0
         await trio.lowlevel.checkpoint()
+
+
+class Unclaimed:
+    """Declines what a peer opens and the application never asks for, so that the peer doesn't wait for ever.
+
+    A session has one of these. It gives it all its backlogs, calls `arrived` when it has put an item into one of
+    the unclaimed ones, and runs `decline` for each item to be declined. There are three cases:
+
+    - A server whose handler takes only some kinds calls `take_only`. All others are declined as soon as they arrive.
+    - The application has asked for some kinds but not for this one. It may still do so, in another task or after its
+      first step, so items wait for `GRACE_SECONDS`.
+    - The application has asked for nothing yet, as most clients never do. It may be busy with something else before it
+      starts, so items wait for `UNDECIDED_SECONDS`.
+
+    A kind that was declined is accepted again as soon as the application asks for it. No task runs while nothing
+    unclaimed waits: `nursery` is used to start one.
+    """
+
+    GRACE_SECONDS: Final = 10.0
+    UNDECIDED_SECONDS: Final = 60.0
+
+    __slots__ = ("_backlogs", "_decline", "_is_watching", "_logged", "_served", "nursery", "peer")
+
+    def __init__(self, backlogs: Sequence[Backlog[Any]], decline: Callable[[Any, Reason], None], *, peer: str) -> None:
+        self.nursery: trio.Nursery | None = None
+        self._backlogs = backlogs
+        self._decline = decline
+        self.peer: str = peer
+        self._is_watching = False
+        self._served = ""
+        self._logged: set[str] = set()
+
+    def take_only(self, kinds: Sequence[str]) -> None:
+        """Decline all other kinds from now on, unless the application asks for them later."""
+        self._served = f"only {' and '.join(kinds)}"
+        for backlog in self._backlogs:
+            if backlog.kind not in kinds and not backlog.is_claimed:
+                self._refuse(backlog)
+
+    def refusal(self, backlog: Backlog[Any]) -> Reason | None:
+        """Return why an item that has just arrived must be declined, or None if the backlog takes it."""
+        if backlog.refusal is not None:
+            self._log(backlog)
+        return backlog.refusal
+
+    def arrived(self) -> None:
+        """Note that the session has put an item into a backlog that isn't claimed."""
+        if not (self._is_watching or self.nursery is None):
+            self._is_watching = True
+            self.nursery.start_soon(self._watch)
+
+    async def _watch(self) -> None:
+        began = trio.current_time()
+        await trio.sleep(self.GRACE_SECONDS)
+        if not any(backlog.is_claimed for backlog in self._backlogs):
+            await trio.sleep_until(began + self.UNDECIDED_SECONDS)
+        self._is_watching = False
+        for backlog in self._backlogs:
+            if backlog and not backlog.is_claimed:
+                self._refuse(backlog)
+
+    def _refuse(self, backlog: Backlog[Any]) -> None:
+        served = f", {self._served}" if self._served else ""
+        who = "this server" if self._served else "the other side"
+        backlog.refusal = Reason(f"{who} takes no {backlog.kind}{served}", NOT_TAKEN)
+        for item in backlog.drop_all():
+            self._log(backlog)
+            self._decline(item, backlog.refusal)
+
+    def _log(self, backlog: Backlog[Any]) -> None:
+        """Say it once for each kind, because a peer can repeat it."""
+        if backlog.kind not in self._logged:
+            self._logged.add(backlog.kind)
+            why = (
+                f"{self._served} are taken by this server's handler"
+                if self._served
+                else "no task of this side takes them"
+            )
+            _log.warning("declined %s of %s: %s", backlog.kind, self.peer or "a peer", why)

@@ -1,4 +1,4 @@
-"""`bpmux.each_request`: a handler for each request, cancelled when the caller gives up."""
+"""`muxkit.each_request`: a handler for each request, cancelled when the caller gives up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE = 60.0  # s
 async def test_a_call_is_cancelled_when_its_caller_gives_up() -> None:
     began, cancelled = trio.Event(), trio.Event()
 
-    async def answer(request: bpmux.IncomingRequest) -> None:
+    async def answer(request: muxkit.IncomingRequest) -> None:
         if request.payload == b"slow":
             began.set()
             try:
@@ -26,7 +26,7 @@ async def test_a_call_is_cancelled_when_its_caller_gives_up() -> None:
         await request.respond(request.payload)
 
     with trio.fail_after(PATIENCE):
-        async with bpmux.open_server(bpmux.each_request(answer), "mem://calls") as server:
+        async with bpmux.open_server(muxkit.each_request(answer), "mem://calls") as server:
             async with bpmux.connect(server.url) as session, trio.open_nursery() as nursery:
                 nursery.start_soon(session.request, b"slow")
                 await began.wait()
@@ -37,12 +37,12 @@ async def test_a_call_is_cancelled_when_its_caller_gives_up() -> None:
 
 
 async def test_what_has_no_response_is_declined_and_a_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def answer(request: bpmux.IncomingRequest) -> None:
+    async def answer(request: muxkit.IncomingRequest) -> None:
         if request.payload == b"fail":
             raise RuntimeError("a fault of this handler")
 
     with trio.fail_after(PATIENCE), caplog.at_level(logging.WARNING, "muxkit"):
-        async with bpmux.open_server(bpmux.each_request(answer), "mem://calls") as server:
+        async with bpmux.open_server(muxkit.each_request(answer), "mem://calls") as server:
             async with bpmux.connect(server.url) as session:
                 for payload in (b"nothing", b"fail"):
                     with pytest.raises(muxkit.ChannelStopped):
@@ -56,7 +56,7 @@ async def test_no_more_handlers_run_than_allowed() -> None:
     three = trio.Event()
     go_on = trio.Event()
 
-    async def answer(request: bpmux.IncomingRequest) -> None:
+    async def answer(request: muxkit.IncomingRequest) -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -67,7 +67,7 @@ async def test_no_more_handlers_run_than_allowed() -> None:
         await request.respond(b"")
 
     with trio.fail_after(PATIENCE):
-        async with bpmux.open_server(bpmux.each_request(answer, max_concurrent=3), "mem://calls") as server:
+        async with bpmux.open_server(muxkit.each_request(answer, max_concurrent=3), "mem://calls") as server:
             async with bpmux.connect(server.url) as session, trio.open_nursery() as nursery:
                 for _ in range(20):
                     nursery.start_soon(session.request, b"x")

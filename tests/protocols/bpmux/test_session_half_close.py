@@ -226,13 +226,13 @@ async def test_everything_that_is_owed_is_sent_before_the_connection_ends(tmp_pa
 async def test_each_request_answers_a_peer_that_sends_no_more(tmp_path: Path) -> None:
     ended = trio.Event()
 
-    async def answer(request: bpmux.IncomingRequest) -> None:
+    async def answer(request: muxkit.IncomingRequest) -> None:
         await ended.wait()
         await request.respond(b"late")
 
     async def handle(session: bpmux.Session) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(bpmux.each_request(answer), session)
+            nursery.start_soon(muxkit.each_request(answer), session)
             with suppress(LinkLost):
                 async for _ in session:
                     pass
@@ -377,7 +377,7 @@ async def test_a_client_that_is_cancelled_asks_for_no_answer(autojump_clock: Moc
     cancelled_after: list[float] = []
     started = trio.current_time()
 
-    async def handle(request: bpmux.IncomingRequest) -> None:
+    async def handle(request: muxkit.IncomingRequest) -> None:
         try:
             await trio.sleep(1000)
         finally:
@@ -388,7 +388,7 @@ async def test_a_client_that_is_cancelled_asks_for_no_answer(autojump_clock: Moc
         async def serve() -> None:
             with suppress(LinkLost):
                 async with bpmux.session(there) as session:
-                    await bpmux.each_request(handle)(session)
+                    await muxkit.each_request(handle)(session)
 
         nursery.start_soon(serve)
         with trio.move_on_after(3):

@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+import muxkit
 from muxkit import ChannelStopped, Limits, LinkLost
 from muxkit.protocols import bpmux
 from muxkit.testing import replay, weather_pair
@@ -311,7 +312,7 @@ async def test_no_request_is_accepted_and_lost_in_a_shutdown_under_load(seed: in
     here, there = weather_pair(seed, latency=dice.choice((0.0, 0.01, 0.2)), jitter=0.01)
 
     async def serve() -> None:
-        async def answer(request: bpmux.IncomingRequest) -> None:
+        async def answer(request: muxkit.IncomingRequest) -> None:
             accepted.add(request.payload)
             await trio.sleep(dice.random() * 0.1)
             async with request:

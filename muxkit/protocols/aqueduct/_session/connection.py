@@ -14,11 +14,11 @@ from typing import Final, Literal, overload
 
 import trio
 
-from muxkit._errors import LocalProtocolError, Refused
+from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, measured
 from muxkit._typed import Connect, OpenServer, Reconnecting
-from muxkit.core import Reason, Receiving, Sending, counted, decode_name, encode_name
+from muxkit.core import Reason, Receiving, Sending, StartPace, counted, decode_name, encode_name
 from muxkit.protocols.aqueduct._session.core import BROKEN_OFF, Channel, Core, Receiver, Sender, closed, refused
 from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine.events import Arrived
@@ -32,10 +32,12 @@ from muxkit.runtime import (
     MultistreamLink,
     SessionInfo,
     SessionStats,
+    Unclaimed,
     Unsupported,
     background,
     protect_package,
     protected_manager,
+    reason_for_leaving,
 )
 from muxkit.runtime import Session as CommonSession
 from muxkit.trace import traced
@@ -106,10 +108,11 @@ async def _run(
     with measured(core.facts, connection):
         async with background() as nursery:
             nursery.start_soon(core.pump.run)
+            connection._common.unclaimed.nursery = nursery
             try:
                 yield connection
             except Exception as error:
-                told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
+                told = reason_for_leaving(error, LEFT_BY_ERROR)
                 core.lose("the connection was left by an error", by="local", told=told)
                 raise
             except BaseException:
@@ -247,6 +250,24 @@ class Server(Connection):
         return self._core.receiver_of(self._core.engine.entrypoint)
 
 
+class _Channels(Backlog[Channel]):
+    """The channels that the peer opened, with those that a client opened while this side has not chosen yet."""
+
+    __slots__ = ("_common",)
+
+    def __init__(self, common: CommonChannels, pace: StartPace) -> None:
+        super().__init__(common.taken, pace)
+        self._common = common
+
+    def __bool__(self) -> bool:
+        return len(self) > 0 or self._common.has_unread
+
+    def drop_all(self) -> list[Channel]:
+        if self._common.has_unread:
+            self._common.use()
+        return super().drop_all()
+
+
 class CommonChannels:
     """The common channels of one connection; they exclude any other use of its entrypoint."""
 
@@ -256,11 +277,13 @@ class CommonChannels:
         self._opener: Sender | None = None  # where we open channels
         self._acceptor: Receiver | None = None  # where the peer opens channels
         self._opened: dict[Channel, Arrived] = {}
-        self._backlog: Backlog[Channel] = Backlog(self._taken, self._core.engine.starts)
+        self._backlog: Backlog[Channel] = _Channels(self, self._core.engine.starts)
+        self.unclaimed: Unclaimed = Unclaimed([self._backlog], self._decline, peer=core.info.peer)
         self._is_draining = False
         self._in_use = False
         core.on_end = self.end
         core.on_cancelled = self._drop_waiting
+        core.on_unread = self._entrypoint_unread
         core.takes_no_channels = self._is_refused
 
     def use(self) -> None:
@@ -296,7 +319,20 @@ class CommonChannels:
 
     def incoming(self) -> AsyncIterator[Channel]:
         self.use()
-        return self._backlog
+        return self._backlog.claim()
+
+    @property
+    def has_unread(self) -> bool:
+        """True if the client has begun to open common channels, and this side has not used its entrypoint at all."""
+        entrypoint = self._entrypoint
+        if self._in_use or not isinstance(entrypoint, Receiver) or entrypoint._tally:
+            return False
+        first = entrypoint._first_unread()
+        return first is not None and first.payload == CLIENT_MARKER
+
+    def _entrypoint_unread(self) -> None:
+        if self.has_unread:
+            self.unclaimed.arrived()
 
     def _offered(self, arrived: Arrived | None) -> None:
         """Take a message of the peer that opens a channel; None when no more will come."""
@@ -318,6 +354,11 @@ class CommonChannels:
                 name = next((decode_name(value) for key, value in arrived.headers if key == NAME), "")
                 channel = Channel(core, sender, receiver, name=name, opening=arrived.payload, is_ours=False)
                 self._opened[channel] = arrived
+                if not self._backlog.is_claimed:
+                    if (refusal := self.unclaimed.refusal(self._backlog)) is not None:
+                        self._decline(channel, refusal)
+                        return
+                    self.unclaimed.arrived()
                 self._backlog.put(channel)
                 if receiver._machine.outcome in BROKEN_OFF:  # before the message that brought it
                     self._drop(channel)
@@ -341,7 +382,12 @@ class CommonChannels:
         self._core.engine.consumed(self._opened.pop(channel), trio.current_time())
         channel.close()
 
-    def _taken(self, channel: Channel) -> None:
+    def _decline(self, channel: Channel, reason: Reason) -> None:
+        """End a channel that the peer opened and the application hasn't taken."""
+        self.taken(channel)
+        channel.abort(reason.text, code=reason.code)
+
+    def taken(self, channel: Channel) -> None:
         self._core.engine.consumed(self._opened.pop(channel), trio.current_time())
         self._core.after_command()
 

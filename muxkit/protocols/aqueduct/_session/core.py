@@ -491,6 +491,11 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
     _next_arrived: Final = Inbox[Arrived]._next_item
     _next_all: Final = Inbox[Arrived]._next_items
 
+    def _first_unread(self) -> Arrived | None:
+        """Return the message that `receive` would give next, if it is there."""
+        stored = self._stored
+        return next(iter(stored), None) if isinstance(stored, ItemQueue) else None
+
     def _redirect(self, to: Callable[[Arrived | None], None]) -> None:
         """Pass messages to a function from now on, those that are stored first, and None at the end."""
         self._redirected_to = to
@@ -509,6 +514,8 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
             self._redirected_to(arrived)
         else:
             super()._deliver(arrived)
+            if self._machine is self._core.engine.entrypoint:
+                self._core.on_unread()
 
     @property
     def _is_over(self) -> bool:
@@ -726,6 +733,7 @@ class Core:
         self.is_told: bool = False  # the peer said why it ends the connection
         self.on_end: Callable[[ErrorMaker | None], None] = lambda error: None
         self.on_cancelled: Callable[[Receiver], None] = lambda receiver: None
+        self.on_unread: Callable[[], None] = lambda: None  # a message waits on the entrypoint
         self.takes_no_channels: Callable[[], bool] = lambda: False  # the peer has said so
         self.reserved: set[Half] = {self.engine.entrypoint}  # halves that are not the application's
         self.peer_headers: Headers | None = None

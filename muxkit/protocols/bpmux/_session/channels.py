@@ -33,6 +33,7 @@ from muxkit.runtime import (
     Side,
     StreamPump,
 )
+from muxkit.runtime import IncomingRequest as CommonRequest
 
 REASON_MOST = 4096  # bytes of an end payload that are kept for the error that holds it
 # While messages are unread the engine hears of what was taken by so many parts of the window: it grants half of one.
@@ -464,21 +465,25 @@ class _Answer(Sink):
             super()._finish(payload)
 
 
-class IncomingRequest:
+class IncomingRequest(CommonRequest):
     """A request of the peer; leaving an `async with` block around it declines it if it has no response."""
 
-    __slots__ = ("_answer", "_entity", "payload")
+    __slots__ = ("_answer", "_entity", "_payload")
 
     def __init__(self, connection: Connection, entity: Entity, payload: bytes) -> None:
         self._answer = _Answer(connection, entity)
         self._entity: Entity = entity
-        self.payload: bytes = payload
+        self._payload = payload
+
+    @property
+    def session(self) -> Session:
+        return self._answer._connection.session
+
+    @property
+    def payload(self) -> bytes:
+        return self._payload
 
     async def respond(self, payload: bytes) -> None:
-        """Send the response; returns when the session has accepted it. Cancelled means not sent.
-
-        Raises `ChannelStopped` when the peer needs no response any more, `LocalProtocolError` in a second call.
-        """
         if self._answer.answered:
             await trio.lowlevel.checkpoint()
             raise LocalProtocolError(f"{self._entity.label}: it was answered before")
@@ -486,11 +491,9 @@ class IncomingRequest:
         self._answer.close()
 
     async def decline(self, payload: bytes = b"") -> None:
-        """End the request without a response, and wait until the peer has confirmed that."""
         await self._answer.finish(payload)
 
     async def cancelled(self) -> None:
-        """Wait until the peer needs no response any more: it cancelled, has the response, or is gone."""
         await self._answer.on_cancelled.wait()
 
     async def ping(self) -> float:
@@ -498,7 +501,6 @@ class IncomingRequest:
         return await self._answer.ping()
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
-        """Decline without waiting, if there is no response; the peer reads the reason if it gave credit for it."""
         if not self._answer.answered:
             self._answer.abort(reason, code=code)
         self._answer.close()

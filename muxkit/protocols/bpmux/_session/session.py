@@ -6,12 +6,10 @@ import logging
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import trio
 
-from muxkit._errors import Refused
-from muxkit._handlers import HANDLER_FAILED, is_loss, log_failure
 from muxkit._limits import Limits
 from muxkit._observer import Observer, measured
 from muxkit._typed import Connect, OpenServer, Reconnecting
@@ -54,12 +52,12 @@ from muxkit.runtime import (
     SessionInfo,
     SessionStats,
     SlotQueue,
+    Unclaimed,
     background,
-    bare_nursery,
     describe,
     protect_package,
     protected_manager,
-    run_interruptible,
+    reason_for_leaving,
     turns,
 )
 from muxkit.runtime import Session as CommonSession
@@ -97,69 +95,17 @@ async def session(
     with measured(mux._connection.facts, mux):
         async with background() as nursery:
             nursery.start_soon(mux._connection.pump.run)
+            mux._unclaimed.nursery = nursery
             try:
                 yield mux
             except Exception as error:
-                told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
+                told = reason_for_leaving(error, LEFT_BY_ERROR)
                 mux._connection.lose("the session was left by an error", by="local", told=told)
                 raise
             except BaseException:
                 mux._connection.abandon()
                 raise
             await mux._leave(linger)
-
-
-def each_request(
-    handler: Callable[[IncomingRequest], Awaitable[object]], *, max_concurrent: int | None = None
-) -> Callable[[Session], Awaitable[None]]:
-    """Make a session handler that calls `handler` with each request of the peer, concurrently.
-
-    The call is cancelled when the peer needs no response any more: it gave up, or has the response. A request that is
-    left without a response is declined. What a handler raises is logged, except when the peer gave up or the connection
-    was lost. At most `max_concurrent` handlers run at the same time in one session, by default its `Limits.channels`.
-    """
-
-    async def handle_session(session: Session) -> None:
-        running: set[IncomingRequest] = set()
-        bound = max_concurrent or session.limits.channels
-        slots = SlotQueue(lambda: bound - len(running))
-        async with bare_nursery() as nursery:
-            try:
-                async for request in session.requests():
-                    running.add(request)
-                    nursery.start_soon(handle_request, session, request, running, slots)
-                    await slots.wait_for_slot()
-            except LinkLost as error:
-                _log.debug("session lost: %s", error)
-
-    async def handle_request(
-        session: Session, request: IncomingRequest, running: set[IncomingRequest], slots: SlotQueue
-    ) -> None:
-        async def stop_when_unwanted() -> None:
-            await request.cancelled()
-            nursery.cancel_scope.cancel()
-
-        try:
-            async with request, background() as nursery:
-                nursery.start_soon(stop_when_unwanted)
-                try:
-                    await run_interruptible(handler, request)
-                except Refused as error:
-                    request.abort(error.reason, code=error.code)
-                except Exception as error:
-                    if not is_loss(error, of_channel=True):
-                        request.abort("the handler of this request failed", code=HANDLER_FAILED)
-                    raise
-        except Exception as error:
-            if not is_loss(error, of_channel=True):
-                log_failure(
-                    "the handler of a request failed, the request was declined", error, {"peer": session.info.peer}
-                )
-        finally:
-            running.discard(request)
-            slots.wake_waiters()
-
-    return handle_session
 
 
 class Session(CommonSession):
@@ -177,10 +123,13 @@ class Session(CommonSession):
         self._engine = self._connection.engine
         pace = self._engine.starts
         self._duplexes: Backlog[Duplex] = Backlog(lambda duplex: self._took(duplex.sent_with_opening), pace)
-        self._sources: Backlog[tuple[Source, bytes]] = Backlog(lambda item: self._took(item[1]), pace)
-        self._sinks: Backlog[tuple[Sink, bytes]] = Backlog(lambda item: self._took(item[1]), pace)
-        self._requests: Backlog[IncomingRequest] = Backlog(lambda request: self._took(request.payload), pace)
+        self._sources: Backlog[tuple[Source, bytes]] = Backlog(lambda item: self._took(item[1]), pace, kind="sinks")
+        self._sinks: Backlog[tuple[Sink, bytes]] = Backlog(lambda item: self._took(item[1]), pace, kind="sources")
+        self._requests: Backlog[IncomingRequest] = Backlog(
+            lambda request: self._took(request.payload), pace, kind="requests"
+        )
         self._backlogs = (self._duplexes, self._sources, self._sinks, self._requests)
+        self._unclaimed: Unclaimed = Unclaimed(self._backlogs, self._decline, peer=self._info.peer)
         self._messages: Source = _TopSource(self._connection, self._engine.top_stream)
         """The half that receives the peer's top-level messages."""
         self._top: _TopSink = _TopSink(self._connection, self._engine.top_sink, self._openers)
@@ -285,19 +234,19 @@ class Session(CommonSession):
     # --- channels that the peer opens
 
     def incoming(self) -> AsyncIterator[Duplex]:
-        return self._duplexes
+        return self._duplexes.claim()
 
     def sources(self) -> AsyncIterator[tuple[Source, bytes]]:
         """Iterate over the sinks that the peer opens: a source on this side, and the opening payload."""
-        return self._sources
+        return self._sources.claim()
 
     def sinks(self) -> AsyncIterator[tuple[Sink, bytes]]:
         """Iterate over the streams that the peer opens: a sink on this side, and the opening payload."""
-        return self._sinks
+        return self._sinks.claim()
 
     def requests(self) -> AsyncIterator[IncomingRequest]:
         """Iterate over the requests of the peer."""
-        return self._requests
+        return self._requests.claim()
 
     def _on_opened(self, event: Opened) -> None:
         if self._draining and not self._engine.top_stream.gone:
@@ -315,6 +264,12 @@ class Session(CommonSession):
                 facts.limit("backlog" if waiting >= self.limits.backlog else "channels")
             return
         entity, connection = event.entity, self._connection
+        backlog = self._backlog_of(event)
+        refusal = None if backlog.is_claimed else self._unclaimed.refusal(backlog)
+        if refusal is not None:
+            self._engine.consumed_opening(len(event.payload))
+            self._engine.refuse(entity, refusal)
+            return
         if event.source is not None:
             sink, source = Sink(connection, entity), Source(connection, event.source)
             self._duplexes.put(Duplex(sink, source, event.payload))
@@ -324,6 +279,35 @@ class Session(CommonSession):
             self._sinks.put((Sink(connection, entity), event.payload), entity)
         else:
             self._requests.put(IncomingRequest(connection, entity, event.payload), entity)
+        if not backlog.is_claimed:
+            self._unclaimed.arrived()
+
+    def _backlog_of(self, event: Opened) -> Backlog[Any]:
+        if event.source is not None:
+            return self._duplexes
+        kind = event.entity.kind
+        return self._sources if kind is Kind.STREAM_IN else self._sinks if kind is Kind.SINK_IN else self._requests
+
+    def _takes_only(self, kinds: Sequence[str]) -> None:
+        self._unclaimed.take_only(kinds)
+
+    def _decline(
+        self, item: Duplex | tuple[Source, bytes] | tuple[Sink, bytes] | IncomingRequest, reason: Reason
+    ) -> None:
+        """End something that the peer opened and the application hasn't taken, with a reason where there is credit."""
+        match item:
+            case Duplex():
+                self._took(item.sent_with_opening)
+                item.abort(reason.text, code=reason.code)
+            case IncomingRequest():
+                self._took(item.payload)
+                item.abort(reason.text, code=reason.code)
+            case (Sink() as sink, opening):
+                self._took(opening)
+                sink.abort(reason.text, code=reason.code)
+            case (Source() as source, opening):
+                self._took(opening)
+                source.close()
 
     def _drop_waiting(self, key: Duplex | Entity) -> None:
         """Forget what the peer cancelled before the application took it: it needs no work."""
@@ -615,6 +599,7 @@ class _Protocol:
     """The protocol plugin that `muxkit.connect` and `muxkit.serve` load under the name `bpmux`."""
 
     options: frozenset[str] = frozenset({"config"})
+    has_requests: bool = True
 
     def session(
         self,

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import attrs
 import trio
 
-from muxkit._errors import LocalProtocolError, Refused
+from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, measured
 from muxkit._typed import Connect, OpenServer, Reconnecting
@@ -36,11 +36,13 @@ from muxkit.runtime import (
     Pings,
     SessionInfo,
     SlotQueue,
+    Unclaimed,
     background,
     describe,
     protect_package,
     protected_manager,
     read_first,
+    reason_for_leaving,
     turns,
 )
 from muxkit.runtime import Session as CommonSession
@@ -86,10 +88,11 @@ async def session(
         async with background() as nursery:
             nursery.start_soon(connection.pump.run)
             nursery.start_soon(mux._run_liveness)
+            mux._unclaimed.nursery = nursery
             try:
                 yield mux
             except Exception as error:
-                told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
+                told = reason_for_leaving(error, LEFT_BY_ERROR)
                 connection.lose("the session was left by an error", by="local", told=told)
                 raise
             except BaseException:
@@ -148,6 +151,7 @@ class Session(CommonSession):
         self._engine = self._connection.engine
         self._limits = self._engine.limits
         self._backlog: Backlog[Channel] = Backlog(Channel._took, self._engine.starts)
+        self._unclaimed: Unclaimed = Unclaimed([self._backlog], self._decline, peer=self._info.peer)
 
     # --- channels
 
@@ -211,7 +215,7 @@ class Session(CommonSession):
 
     def incoming(self) -> AsyncIterator[Channel]:
         """Iterate over the channels that the peer opens; `channel.type` tells what each is for."""
-        return self._backlog
+        return self._backlog.claim()
 
     def _on_opened(self, event: events.Opened) -> None:
         self._connection.heard()
@@ -219,6 +223,8 @@ class Session(CommonSession):
             self._liveness.answer(event.channel, event.body)
         elif self._draining:
             self._engine.err(event.channel, "closing")
+        elif not self._backlog.is_claimed and (refusal := self._unclaimed.refusal(self._backlog)) is not None:
+            self._engine.err(event.channel, refusal.encode().decode())
         elif len(self._backlog) >= self._limits.backlog:
             self._engine.err(event.channel, "too many channels")
             if self._connection.facts is not None:
@@ -228,6 +234,12 @@ class Session(CommonSession):
             connection.messages_received += bool(event.body) and not event.channel.is_reliable
             channel = self._live[event.channel.id] = Channel(connection, event.channel, event.body)
             self._backlog.put(channel)
+            if not self._backlog.is_claimed:
+                self._unclaimed.arrived()
+
+    def _decline(self, channel: Channel, reason: Reason) -> None:
+        """End a channel that the peer opened and the application hasn't taken."""
+        channel.abort(reason.text, code=reason.code)
 
     def _stop_opening(self, error: ErrorMaker | None) -> None:
         """End the iterator over new channels and fail the waiting openers; `error` is None if that is in order."""

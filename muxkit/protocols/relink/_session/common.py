@@ -32,6 +32,7 @@ from muxkit.runtime import (
     SendHalf,
     SlotQueue,
     StartPace,
+    Unclaimed,
     Unsupported,
     turns,
 )
@@ -471,6 +472,22 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
             self._forgotten(self)
 
 
+class _Channels(Backlog[Channel]):
+    """The common channels that the peer opened, with those that no task has asked for yet."""
+
+    __slots__ = ("_common",)
+
+    def __init__(self, common: CommonChannels, pace: StartPace) -> None:
+        super().__init__(lambda channel: None, pace)
+        self._common = common
+
+    def __len__(self) -> int:
+        return super().__len__() + len(self._common.unclaimed_channels())
+
+    def drop_all(self) -> list[Channel]:
+        return [*super().drop_all(), *self._common.accept_unclaimed()]
+
+
 class CommonChannels:
     """Opens common channels, and hands the peer's unclaimed channels to `incoming` or `receivers`."""
 
@@ -480,8 +497,9 @@ class CommonChannels:
         self._unclaimed: dict[int, None] = {}
         limits = core.limits
         self._starts = StartPace(limits.resets_per_second, limits.resets_burst)
-        self._channels: Backlog[Channel] = Backlog(lambda channel: None, self._starts)
+        self._channels: Backlog[Channel] = _Channels(self, self._starts)
         self._receivers: Backlog[Receiver] = Backlog(lambda receiver: None)
+        self.unclaimed: Unclaimed = Unclaimed([self._channels], self._decline, peer="")
         core.on_cancelled = self._cancelled
         self._iterated: Backlog[Channel] | Backlog[Receiver] | None = None  # the one that is taken from
         self._parity = 0 if core.engine.is_connector else 1
@@ -496,6 +514,7 @@ class CommonChannels:
 
     def incoming(self) -> AsyncIterator[Channel]:
         self._use_common()
+        self._channels.claim()
         self._claim_all(self._channels)
         return self._channels
 
@@ -552,7 +571,23 @@ class CommonChannels:
 
     def opened(self, channel: int) -> None:
         self._unclaimed[channel] = None
-        self._claim(channel)
+        if self._claim(channel) or not (self.is_common and self._is_theirs(channel)):
+            return
+        if (refusal := self.unclaimed.refusal(self._channels)) is not None:
+            self._decline(self._accept_replayed(channel), refusal)
+        else:
+            self.unclaimed.arrived()
+
+    def unclaimed_channels(self) -> list[int]:
+        """Return the numbers of the channels that can only be common ones, and that no task has asked for."""
+        return [id for id in self._unclaimed if self._is_theirs(id)] if self.is_common else []
+
+    def accept_unclaimed(self) -> list[Channel]:
+        """Accept all of these channels, so that they can be aborted."""
+        return [self._accept_replayed(id) for id in self.unclaimed_channels()]
+
+    def _decline(self, channel: Channel, reason: Reason) -> None:
+        channel.abort(reason.text, code=reason.code)
 
     def check_free(self, channel: int) -> None:
         if channel in self.live:
@@ -587,6 +622,11 @@ class CommonChannels:
     def _accept(self, id: int) -> Channel:
         del self._unclaimed[id]
         channel = self.live[id] = Channel(self._core, id, self._forgotten, is_ours=False)
+        return channel
+
+    def _accept_replayed(self, id: int) -> Channel:
+        channel = self._accept(id)
+        self.replay(id)
         return channel
 
     def replay(self, id: int) -> None:
@@ -678,12 +718,8 @@ class CommonChannels:
 
     def refuse_unclaimed(self) -> None:
         """Abort common channels that no task has taken, so that the link can end."""
-        if self.is_common:
-            for id in [*self._unclaimed]:
-                if self._is_theirs(id):
-                    channel = self._accept(id)
-                    self.replay(id)
-                    channel.abort()
+        for channel in self.accept_unclaimed():
+            channel.abort()
 
     def announce_all(self) -> None:
         for channel in [*self.live.values()]:

@@ -9,7 +9,7 @@ from typing import get_args
 
 import trio
 
-from muxkit._errors import LocalProtocolError, Refused
+from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Facts, measured, tell_limit
 from muxkit.core import Reason, with_name
@@ -31,6 +31,7 @@ from muxkit.runtime import (
     background,
     describe,
     protected_manager,
+    reason_for_leaving,
     turns,
 )
 from muxkit.runtime import Session as CommonSession
@@ -71,14 +72,17 @@ async def living(link: Link, linger: float, *work: Callable[[], Awaitable[None]]
         async with background() as nursery:
             for task in work:
                 nursery.start_soon(task)
+            link._common.unclaimed.nursery = nursery
             try:
                 yield link
             except BaseException as error:
                 if isinstance(error, Exception):
-                    told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
+                    told = reason_for_leaving(error, LEFT_BY_ERROR)
                     link._say_goodbye(told)
                 link._lose_because("the link was left by an error", by="local")
                 raise
+            finally:
+                link._common.unclaimed.nursery = None  # a connection may still bring channels, which are refused now
             await link.leave(linger)
 
 
@@ -345,7 +349,7 @@ class Link(CommonSession):
         engine.connection_made(trio.current_time(), epoch=epoch, link_id=link_id)
         core.pump = pump
         core.deadline = None
-        self._peer = pump.peer or self._peer
+        self._peer = self._common.unclaimed.peer = pump.peer or self._peer
         self._info = describe(stream, "relink")
         self.connections += 1
         self._tell_resumed()

@@ -25,7 +25,7 @@ from muxkit.runtime import (
     SendTurn,
     Watermark,
     as_bytes,
-    run_interruptible,
+    run_handler,
     turns,
 )
 
@@ -464,7 +464,7 @@ class Receiver(ReceiveHalf[Message]):
                 return
             try:
                 with message:
-                    await run_interruptible(handler, message)
+                    await run_handler(handler, message)
             except Exception as error:
                 if not self.has_transactions or self._unusable is not None:
                     raise

@@ -20,6 +20,7 @@ from muxkit._errors import Refused, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, facts_of, for_connection, frames_of
 from muxkit._plugins import load_transport
+from muxkit._signatures import check_handler
 from muxkit.core import Reason
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
 from muxkit.protocols.relink.config import Config
@@ -42,7 +43,7 @@ from muxkit.runtime import (
     peer_of,
     protect_package,
     protected_manager,
-    run_interruptible,
+    run_handler,
 )
 from muxkit.trace import traced
 
@@ -348,7 +349,7 @@ class Listener:
     async def _run(self, link: Link, endpoint: Endpoint, key: bytes) -> None:
         try:
             async with living(link, self._linger):
-                await run_interruptible(endpoint.handler, link)
+                await run_handler(endpoint.handler, link)
         except LinkLost as error:
             _log.debug("link lost: %s", error)
         except Refused as error:
@@ -390,6 +391,8 @@ async def listener(
     named = {
         name: attrs.evolve(endpoint, config=config_for(endpoint.config, name)) for name, endpoint in endpoints.items()
     }
+    for endpoint in named.values():
+        check_handler(endpoint.handler)
     keep, limits = keep or Keep(), limits or Limits()
     links: Registry[bytes, _Kept] = Registry(
         weigh=_Kept.weigh, forgotten=_Kept.forgotten, most=keep.links, most_bytes=keep.bytes, most_age=keep.age
@@ -445,7 +448,8 @@ async def listen(
     `endpoints` are services by name, or the handler of the one that the URL or `config` names. A handler is called
     once for each new `Link`, which may lose its connection and get another one meanwhile; when it returns, the link
     takes leave. What it raises ends its own link and is logged. Absent links are kept within `keep`; one that has to
-    go raises `LinkLost` wherever its handler waits. Other keyword arguments are options of the transport.
+    go raises `LinkLost` wherever its handler waits. Other keyword arguments are options of the transport. Raises
+    TypeError for a handler that isn't an async function with one parameter.
     """
     place = place_of(url)
     transport = load_transport(place.transport, PROTOCOL)
