@@ -27,6 +27,7 @@ from muxkit.runtime import (
     Session,
     background,
     bare_nursery,
+    owner,
     peer_of,
     protect_package,
     protected_manager,
@@ -58,6 +59,7 @@ class Server:
         """The observer that was given to it."""
         self.is_draining: bool = False
         """True from the begin of `shutdown`: it takes no new sessions."""
+        self._owner = owner()
         self._listening = listening
         self._tls = tls
         self._closed = closed
@@ -79,6 +81,7 @@ class Server:
 
     async def shutdown(self, *, grace: float) -> None:
         """Take no new sessions and channels, let the live ones end for up to `grace` seconds, then stop."""
+        self._owner.check()
         self.is_draining = True
         async with bare_nursery() as nursery:
             for each in self._listening:
@@ -87,6 +90,7 @@ class Server:
 
     async def wait_closed(self) -> None:
         """Wait until the server was shut down, or can serve no more, as with a transport for a single connection."""
+        self._owner.check()
         await self._closed.wait()
 
     def __repr__(self) -> str:
@@ -122,6 +126,7 @@ async def open_server(
     Other keyword arguments are options of the protocol or of the transport. Raises ValueError for addresses and options
     that are invalid, OSError for addresses that cannot be used.
     """
+    check_order(handler, url)
     each_session = session_handler(handler)
     served = [url] if isinstance(url, str) else url
     if not served:
@@ -162,6 +167,18 @@ async def open_server(
             yield server
             if not server._closed.is_set():
                 await server.shutdown(grace=linger)
+
+
+def check_order(handler: object, url: object) -> None:
+    """Raise TypeError for a handler and a URL that were swapped, or for what cannot be either."""
+    if callable(url) or isinstance(handler, str):
+        raise TypeError(f"expected a handler, then a URL; got {_kind(handler)}, then {_kind(url)}: swap the first two")
+    if not callable(handler):
+        raise TypeError(f"the handler: expected an async function, got {_kind(handler)}")
+
+
+def _kind(given: object) -> str:
+    return f"a {'function' if callable(given) and not isinstance(given, type) else type(given).__name__}"
 
 
 def _shared_out(listeners: Sequence[socket.socket], urls: Sequence[str]) -> list[Sequence[socket.socket]]:

@@ -11,6 +11,7 @@ from muxkit._observer import turned_away as turned_away
 from muxkit.core import Reason as Reason
 from muxkit.core import StartPace as StartPace
 from muxkit.core import TokenBucket as TokenBucket
+from muxkit.runtime._errors import CLOSED_HERE as CLOSED_HERE
 from muxkit.runtime._errors import HEAD as HEAD
 from muxkit.runtime._errors import ChannelCancelled as ChannelCancelled
 from muxkit.runtime._errors import ChannelStopped as ChannelStopped
@@ -45,8 +46,10 @@ from muxkit.runtime._links import Transport as Transport
 from muxkit.runtime._links import WaitableLink as WaitableLink
 from muxkit.runtime._links import check_options as check_options
 from muxkit.runtime._links import peer_of as peer_of
+from muxkit.runtime._scope import NeedsBlock as NeedsBlock
 from muxkit.runtime._scope import background as background
 from muxkit.runtime._scope import bare_nursery as bare_nursery
+from muxkit.runtime._scope import called as called
 from muxkit.runtime._scope import close_at_once as close_at_once
 from muxkit.runtime._scope import interruptible as interruptible
 from muxkit.runtime._scope import leaves_of as leaves_of
@@ -60,6 +63,8 @@ from muxkit.runtime._session import Pings as Pings
 from muxkit.runtime._session import Session as Session
 from muxkit.runtime._session import SessionStats as SessionStats
 from muxkit.runtime._session import describe as describe
+from muxkit.runtime._thread import Owner as Owner
+from muxkit.runtime._thread import owner as owner
 from muxkit.runtime.halves.bytestream import ByteStream as ByteStream
 from muxkit.runtime.halves.mailbox import ItemQueue as ItemQueue
 from muxkit.runtime.halves.mailbox import Mailbox as Mailbox
@@ -105,6 +110,7 @@ from muxkit.runtime.resume.redial import redial as redial
 protect_package(__name__)
 
 __all__ = [
+    "CLOSED_HERE",
     "HEAD",
     "YIELD_BYTES",
     "YIELD_CALLS",
@@ -143,6 +149,7 @@ __all__ = [
     "Mailbox",
     "MultistreamLink",
     "MultistreamPump",
+    "NeedsBlock",
     "NowaitLink",
     "NowaitPackets",
     "OnFailed",
@@ -152,6 +159,7 @@ __all__ = [
     "Outage",
     "OutageLog",
     "OutboxBudget",
+    "Owner",
     "PacketLink",
     "Parting",
     "Phase",
@@ -186,6 +194,7 @@ __all__ = [
     "as_bytes",
     "background",
     "bare_nursery",
+    "called",
     "can_heal",
     "check_options",
     "close_at_once",
@@ -196,6 +205,7 @@ __all__ = [
     "leaves_of",
     "looks_like",
     "measured",
+    "owner",
     "peer_of",
     "prefixed",
     "protect_package",

@@ -70,7 +70,7 @@ from muxkit.protocols.restream.wire import (
     format_integer,
     parse_integer,
 )
-from muxkit.runtime import SessionStats, StreamPump, background, close_at_once, describe, protect_package
+from muxkit.runtime import SessionStats, StreamPump, background, close_at_once, describe, owner, protect_package
 from muxkit.trace import traced
 
 Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
@@ -230,6 +230,7 @@ class Served:
     """A running server."""
 
     def __init__(self, service: Service, urls: list[str], scope: trio.CancelScope) -> None:
+        self._owner = owner()
         self._service = service
         self._scope = scope
         self.urls: tuple[str, ...] = tuple(urls)
@@ -251,6 +252,7 @@ class Served:
 
     async def shutdown(self, *, grace: float) -> None:
         """Accept no new requests, write what is queued for up to `grace` seconds, then stop."""
+        self._owner.check()
         await self._service.shutdown(grace=grace)
         self._scope.cancel()
 
