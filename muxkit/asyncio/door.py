@@ -64,10 +64,11 @@ def by_name(handlers: Mapping[str, ChannelHandler], *, max_concurrent: int | Non
     return Handlers(dict(handlers), max_concurrent)
 
 
-class _AsyncioBlock(AbstractAsyncContextManager[FaceT], Generic[FaceT, ForTrio]):
+class _AsyncioBlock(runtime.NeedsBlock, AbstractAsyncContextManager[FaceT], Generic[FaceT, ForTrio]):
     """A block of Trio whose value has a face in asyncio."""
 
-    def __init__(self, face: Callable[[Guest, ForTrio], FaceT], block: Block[ForTrio]) -> None:
+    def __init__(self, call: str, face: Callable[[Guest, ForTrio], FaceT], block: Block[ForTrio]) -> None:
+        self._call = call
         self._face = face
         self._block = block
 
@@ -98,7 +99,7 @@ def connect(
     make = partial(
         muxkit._door.connect, url, tls=tls, token=token, limits=limits, observer=observer, linger=linger, **options
     )
-    return _AsyncioBlock(Session, Block(lambda _: make()))
+    return _AsyncioBlock("connect(...)", Session, Block(lambda _: make()))
 
 
 def open_server(
@@ -119,6 +120,8 @@ def open_server(
     whose parameter is a `Channel` is called with each channel of each session, another one with each session.
     """
 
+    muxkit._server.check_order(handler, url)
+
     def make(guest: Guest) -> AbstractAsyncContextManager[muxkit._server.Server]:
         return muxkit._server.open_server(
             _handler_for_trio(guest, handler),
@@ -132,7 +135,7 @@ def open_server(
             **options,
         )
 
-    return _AsyncioBlock(Server, Block(make))
+    return _AsyncioBlock("open_server(...)", Server, Block(make))
 
 
 async def reconnecting(

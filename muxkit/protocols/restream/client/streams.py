@@ -39,7 +39,18 @@ from muxkit.protocols.restream.engine import (
 )
 from muxkit.protocols.restream.plugin import transport_of
 from muxkit.protocols.restream.wire import INLINE_DIGITS, Json, JsonObject, Message, Status, new_uuid, parse_integer
-from muxkit.runtime import Dial, Ended, LinkLost, Outage, OutageLog, background, protect_package, protected_manager
+from muxkit.runtime import (
+    Dial,
+    Ended,
+    LinkLost,
+    Outage,
+    OutageLog,
+    background,
+    called,
+    owner,
+    protect_package,
+    protected_manager,
+)
 from muxkit.trace import traced
 
 Item = Received | ReceivedValue | StatusReceived
@@ -67,6 +78,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
         on_failed: OnFailed | None,
         name: str = "restream",
     ) -> None:
+        self._owner = owner()
         self._engine = engine
         self._convert = convert
         self._policy = policy
@@ -120,6 +132,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
         sends an error, `RemoteProtocolError` when it breaks a rule or the check, `LinkLost` when there can be no
         connection at all: each only after all items that came before it were received.
         """
+        self._owner.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         was_there = bool(self._waiting)
         while self._is_closed or not self._waiting:
@@ -146,6 +159,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
 
     def acknowledge(self, id: int | None = None) -> None:
         """Let the server delete all messages up to this id, or all that were received here; does not wait."""
+        self._owner.check()
         if id is None:
             if self._engine.mode is Mode.STATEFUL and self.last_id <= self._engine.acknowledged:
                 return
@@ -159,6 +173,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
 
     async def aclose(self) -> None:
         """Write the acknowledgement that is owed and close, in at most `ClientPolicy.linger` seconds."""
+        self._owner.check()
         self._is_closed = True
         self._arrived.unpark_all()
         try:
@@ -310,7 +325,10 @@ def numbers(
         engine = ClientEngine.stateful(
             uuid or new_uuid(), {"count": count}, config=config, limits=limits, observer=frames_of(observer)
         )
-    return _reading(engine, _as_number, dial_of(where, options), policy or ClientPolicy(), observer, on_failed, where)
+    return called(
+        "numbers",
+        _reading(engine, _as_number, dial_of(where, options), policy or ClientPolicy(), observer, on_failed, where),
+    )
 
 
 def stream(
@@ -352,7 +370,9 @@ def stream(
         engine = ClientEngine.stateful(
             uuid or new_uuid(), params, verifier=checks, config=config, limits=limits, observer=frames_of(observer)
         )
-    return _reading(engine, _as_message, dial_of(where, options), policy or LIVE, observer, on_failed, where)
+    return called(
+        "stream", _reading(engine, _as_message, dial_of(where, options), policy or LIVE, observer, on_failed, where)
+    )
 
 
 def integers(
@@ -376,7 +396,10 @@ def integers(
         _check_mode(engine, Mode.STATELESS)
     else:
         engine = ClientEngine.stateless(config=config, limits=limits, observer=frames_of(observer))
-    return _reading(engine, _as_integer, dial_of(where, options), policy or ClientPolicy(), observer, on_failed, where)
+    return called(
+        "integers",
+        _reading(engine, _as_integer, dial_of(where, options), policy or ClientPolicy(), observer, on_failed, where),
+    )
 
 
 async def status(
