@@ -127,6 +127,8 @@ async def open_server(
     that are invalid, OSError for addresses that cannot be used.
     """
     check_order(handler, url)
+    if not callable(handler):
+        raise TypeError(f"the handler: expected an async function, got {_kind(handler)}")
     each_session = session_handler(handler)
     served = [url] if isinstance(url, str) else url
     if not served:
@@ -170,11 +172,9 @@ async def open_server(
 
 
 def check_order(handler: object, url: object) -> None:
-    """Raise TypeError for a handler and a URL that were swapped, or for what cannot be either."""
+    """Raise TypeError for a handler and a URL that were swapped."""
     if callable(url) or isinstance(handler, str):
         raise TypeError(f"expected a handler, then a URL; got {_kind(handler)}, then {_kind(url)}: swap the first two")
-    if not callable(handler):
-        raise TypeError(f"the handler: expected an async function, got {_kind(handler)}")
 
 
 def _kind(given: object) -> str:

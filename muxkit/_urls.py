@@ -20,7 +20,7 @@ def split_url(url: str, protocol: str | None = None) -> tuple[str, str, str]:
     """
     given: object = url  # by programs that no type checker has seen
     if not isinstance(given, str):
-        raise TypeError(f"invalid URL {given!r}: expected a string such as {_example(protocol)}")
+        raise TypeError(f"invalid URL: expected a string such as {_example(protocol)}, got a {type(given).__name__}")
     scheme, separator, address = url.partition("://")
     name, plus, transport = scheme.partition("+")
     is_swapped = name in OWN[TRANSPORTS] and transport in OWN[PROTOCOLS]

@@ -326,12 +326,15 @@ _LOCAL: Final = _Local()
 
 async def enter_guest() -> Guest:
     """Return the guest run of the running loop, which `leave` gives back; start it if there is none."""
-    if trio.lowlevel.in_trio_task():
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        if not trio.lowlevel.in_trio_task():
+            raise
         raise RuntimeError(
             "muxkit.asyncio runs on asyncio: expected a running asyncio loop, got a Trio task. "
             "Use the same function of muxkit here, such as muxkit.connect or muxkit.open_server"
-        )
-    loop = asyncio.get_running_loop()
+        ) from None
     while (guest := _LOCAL.guest) is not None:
         if guest.loop is not loop:
             guest.move_to(loop)

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from muxkit._errors import RemoteProtocolError
+from muxkit._failures import loggable_text
 from muxkit._info import SessionInfo
 from muxkit._limits import Limits
 from muxkit._observer import Observer, facts_of, for_connection, frames_of, measured, tell_limit, telling_of_listener
@@ -758,8 +759,7 @@ def shown(text: str) -> str:
 def traceback_of(error: BaseException) -> str:
     """Return an error's type and traceback without its text, which may quote a message."""
     frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
-    told = "its text is left out, it may hold payload; set the logger 'muxkit' to DEBUG to see it"
-    return f"{type(error).__name__} ({told})\n{frames}"
+    return f"{type(error).__name__} ({loggable_text(error)})\n{frames}"
 
 
 # ---------------------------------------------------------------------------- listeners
