@@ -16,9 +16,8 @@ from muxkit._errors import MuxError, Refused
 from muxkit._handlers import SessionHandler
 from muxkit._limits import Limits
 from muxkit._observer import Observer, for_connection, tell, telling_of_listener
-from muxkit._plugins import PROTOCOLS, STREAMS, link_kind, load, load_transport
+from muxkit._plugins import PROTOCOLS, STREAMS, link_kind, load, load_transport, split_url
 from muxkit._tls import TLS
-from muxkit._urls import split_url
 from muxkit.core import without_secrets
 from muxkit.runtime import (
     Link,

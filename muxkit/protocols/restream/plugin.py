@@ -6,8 +6,7 @@ from typing import Any, Final, NoReturn
 
 import trio
 
-from muxkit._plugins import load_transport
-from muxkit._urls import split_url
+from muxkit._plugins import load_transport, split_url
 from muxkit.runtime import Transport, Unsupported
 
 PROTOCOL: Final = "restream"

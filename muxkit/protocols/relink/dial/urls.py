@@ -8,8 +8,7 @@ from urllib.parse import quote, unquote
 
 import attrs
 
-from muxkit._plugins import load_transport
-from muxkit._urls import split_url
+from muxkit._plugins import load_transport, split_url
 from muxkit.protocols.relink.config import Config
 
 if TYPE_CHECKING:
