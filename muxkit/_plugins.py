@@ -1,9 +1,9 @@
 """Protocols and transports by name, and the URLs that name them.
 
-`muxkit.connect` and the servers take URLs apart and look plugins up here. The names of muxkit's own plugins are a table,
-so that a session over one of them reads no package's metadata. Any other name is looked up among the entry points of
-all installed packages, which costs more the more there are, and is kept for the life of the process. A name that was
-not found is looked up again the next time, so a package that was installed meanwhile is noticed.
+`muxkit.connect` and the servers take URLs apart and look plugins up here. The names of muxkit's own plugins are a
+table, so that a session over one of them reads no package's metadata. Any other name is looked up among the entry
+points of all installed packages, which costs more the more there are, and is kept for the life of the process. A name
+that was not found is looked up again the next time, so a package that was installed meanwhile is noticed.
 """
 
 from __future__ import annotations
