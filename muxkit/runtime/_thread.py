@@ -3,7 +3,9 @@
 Sessions, channels and servers are not thread-safe: they belong to the Trio run that opened them. A call from another
 thread, or from a Trio run there, would change the engine while its own thread works on it, and wake tasks of a run that
 it cannot reach: the peer reads a corrupt stream, or a task sleeps for ever. So each public method compares the thread
-first. `send` and `receive` compare `get_ident()` in place, which costs less than 50 ns; the others call `check`.
+first. `send` and `receive` compare `get_ident()` in place, which costs 0.1 µs or about 1 % of a small message; the
+others call `check`. A `receive` that takes the next message of a portion, which the engine has counted as a whole
+before, changes nothing but a list and isn't checked.
 
 The thread stands for the run: a thread has one Trio run at a time, and what the run opened is closed when it ends.
 """
