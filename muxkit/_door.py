@@ -16,7 +16,7 @@ from muxkit._errors import MuxError, Refused
 from muxkit._handlers import SessionHandler
 from muxkit._limits import Limits
 from muxkit._observer import Observer, for_connection, tell, telling_of_listener
-from muxkit._plugins import PROTOCOLS, STREAMS, link_kind, load, load_transport
+from muxkit._plugins import PROTOCOLS, STREAMS, link_kind, load, load_transport, split_url
 from muxkit._tls import TLS
 from muxkit.core import without_secrets
 from muxkit.runtime import (
@@ -39,7 +39,6 @@ _log = logging.getLogger("muxkit")
 _numbers = count(1)  # of the sessions of this process, for its log
 
 LINGER_SECONDS = 5.0  # for taking leave
-FORM = "protocol+transport://address, such as bpmux+tcp://127.0.0.1:7000"
 
 
 class Handle(Protocol):
@@ -63,11 +62,9 @@ class Door:
         token: str | None = None,
         authorize: Authorize | None = None,
     ) -> None:
-        self.scheme, separator, self.address = url.partition("://")
-        protocol, plus, self._transport_name = self.scheme.partition("+")
+        protocol, self._transport_name, self.address = split_url(url)
+        self.scheme = f"{protocol}+{self._transport_name}"
         self.protocol_name = protocol
-        if not (separator and plus and protocol and self._transport_name):
-            raise ValueError(f"{without_secrets(url)!r} is no URL of the form {FORM}")
         # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
         self.protocol = cast("ProtocolPlugin", load(PROTOCOLS, protocol))
         without: str | None = getattr(self.protocol, "no_sessions", None)

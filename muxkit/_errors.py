@@ -5,9 +5,22 @@ The errors of a transport that went away need Trio's own classes, so they are in
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class MuxError(Exception):
     """The base of all errors that muxkit raises by itself."""
+
+    _in_repr: ClassVar[tuple[str, ...]] = ("reason", "code")
+    """Attributes that `repr` shows, which is what loggers, pytest and notebooks print."""
+
+    def __repr__(self) -> str:
+        shown = [repr(each) for each in self.args]
+        for name in self._in_repr:
+            value = getattr(self, name, None)
+            if value and value not in self.args:
+                shown.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class ProtocolError(MuxError):
@@ -38,6 +51,8 @@ class RemoteProtocolError(ProtocolError):
     offending frame begins, `limit` the field of `muxkit.Limits` to raise if the peer was in the right. `recent` has the
     last events of a session that was traced.
     """
+
+    _in_repr = ("rule", "offset", "limit")
 
     def __init__(
         self, message: str, *, rule: str | None = None, offset: int | None = None, limit: str | None = None

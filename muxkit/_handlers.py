@@ -13,6 +13,7 @@ import attrs
 import trio
 
 from muxkit._errors import Refused
+from muxkit._failures import loggable_text
 from muxkit._signatures import check_handler, kind_of
 from muxkit.runtime import (
     LOSSES,
@@ -280,11 +281,7 @@ def _unknown(name: str, known: list[str]) -> str:
 def _where(error: BaseException) -> str:
     way = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     inner = [_where(member) for member in error.exceptions] if isinstance(error, BaseExceptionGroup) else []
-    if isinstance(error, AttributeError) and isinstance(error.obj, Session):  # a text of muxkit's, without payload
-        told = str(error)
-    else:
-        told = "its text is left out, it may hold payload; set the logger 'muxkit' to DEBUG to see it"
-    return "\n".join([f"{type(error).__name__} ({told})", way, *inner])
+    return "\n".join([f"{type(error).__name__} ({loggable_text(error)})", way, *inner])
 
 
 protect_package(__name__)

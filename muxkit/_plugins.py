@@ -1,14 +1,22 @@
-"""Protocols and transports: the entry points of installed packages, muxkit's own found in the same way."""
+"""Protocols and transports by name, and the URLs that name them.
+
+`muxkit.connect` and the servers take URLs apart and look plugins up here. The names of muxkit's own plugins are a
+table, so that a session over one of them reads no package's metadata. Any other name is looked up among the entry
+points of all installed packages, which costs more the more there are, and is kept for the life of the process. A name
+that was not found is looked up again the next time, so a package that was installed meanwhile is noticed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import attrs
 
 from muxkit._errors import MuxError
+from muxkit.core import without_secrets
 from muxkit.runtime import ExtraNeeded
 
 if TYPE_CHECKING:
@@ -18,6 +26,33 @@ Group = Literal["muxkit.protocols", "muxkit.transports"]
 PROTOCOLS: Group = "muxkit.protocols"
 TRANSPORTS: Group = "muxkit.transports"
 STREAMS: frozenset[LinkKind] = frozenset({"stream"})
+
+OWN: Final[Mapping[Group, Mapping[str, str]]] = {
+    PROTOCOLS: {
+        name: f"muxkit.protocols.{name}:protocol" for name in ("aqueduct", "bpmux", "e3x", "relink", "restream")
+    },
+    TRANSPORTS: {
+        "dtls": "muxkit_adapters.dtls:transport",
+        "mem": "muxkit_adapters.memory:transport",
+        "quic": "muxkit_adapters.quic:transport",
+        "sim": "muxkit.testing:sim_transport",
+        "tcp": "muxkit_adapters.tcp:transport",
+        "tls": "muxkit_adapters.tls:transport",
+        "udp": "muxkit_adapters.udp:transport",
+        "unix": "muxkit_adapters.unix:transport",
+        "ws": "muxkit_adapters.websocket:transport",
+        "wss": "muxkit_adapters.websocket:secure_transport",
+    },
+}
+"""The plugins that come with muxkit; another package cannot take one of these names."""
+
+OURS: Final = "muxkit"
+
+USUAL: Final = "bpmux"
+_BY_SCHEME: Final = {"http": "ws", "https": "wss"}  # what a reader of other documentation writes
+_BY_TRANSPORT: Final = {"udp": "e3x", "dtls": "e3x", "quic": "aqueduct"}  # those that bpmux cannot use
+
+_loaded: dict[tuple[Group, str], object] = {}  # each plugin that was found and is in order
 
 
 class PluginError(MuxError):
@@ -38,14 +73,64 @@ class Plugin:
     """The extra of muxkit that would have to be installed, if that is the problem."""
 
 
+def split_url(url: str, protocol: str | None = None) -> tuple[str, str, str]:
+    """Return the protocol, the transport and the address of a URL.
+
+    With `protocol`, the URL has to be one of that protocol. Raises ValueError for a URL of another form, with the one
+    that was probably meant, and TypeError for anything but a string.
+    """
+    given: object = url  # by programs that no type checker has seen
+    if not isinstance(given, str):
+        raise TypeError(f"invalid URL: expected a string such as {_example(protocol)}, got a {type(given).__name__}")
+    scheme, separator, address = url.partition("://")
+    name, plus, transport = scheme.partition("+")
+    is_swapped = name in OWN[TRANSPORTS] and transport in OWN[PROTOCOLS]
+    if separator and plus and name and transport and not is_swapped and protocol in (None, name):
+        return name, transport, address
+    meant = _meant(url, protocol)
+    raise ValueError(
+        f"invalid URL {without_secrets(url)!r}: expected {protocol or 'protocol'}+transport://address, "
+        f"for example {_example(protocol)}{f'; did you mean {meant!r}?' if meant else ''}"
+    )
+
+
+def _example(protocol: str | None) -> str:
+    return f"{protocol or USUAL}+tcp://127.0.0.1:7000"
+
+
+def _meant(url: str, protocol: str | None) -> str | None:
+    """Return the URL that was probably meant; None if it cannot be guessed."""
+    shown = without_secrets(url)
+    scheme, separator, address = shown.partition("://")
+    if not separator:
+        is_place = ":" in shown and shown.rpartition(":")[2].isdigit()
+        return f"{protocol or USUAL}+tcp://{shown}" if is_place else None
+    parts = [_BY_SCHEME.get(part, part) for part in scheme.lower().split("+") if part]
+    transport = next((part for part in parts if part in OWN[TRANSPORTS]), None)
+    named = next((part for part in parts if part in OWN[PROTOCOLS]), None)
+    if not address or (transport is None and named is None):
+        return None
+    transport = transport or "tcp"
+    return f"{protocol or named or _BY_TRANSPORT.get(transport, USUAL)}+{transport}://{address}"
+
+
 def load(group: Group, name: str) -> object:
-    """Load the plugin of that name."""
+    """Return the plugin of that name, imported; raises `PluginError` if there is none or it cannot be used."""
+    loaded = _loaded.get((group, name))
+    if loaded is None:
+        loaded = _loaded[group, name] = _find(group, name)
+    return loaded
+
+
+def _find(group: Group, name: str) -> object:
     found = _named(group, name)
     if not found:
-        names = ", ".join(sorted({point.name for point in entry_points(group=group)})) or "none"
+        known = names(group)
+        close = get_close_matches(name, known, 1)
+        meant = f"; did you mean {close[0]!r}?" if close else ";"
         raise PluginError(
-            f"there is no {_kind(group)} {name!r}; there are: {names}. "
-            f"A package that brings it names it as an entry point of the group {group!r}"
+            f"there is no {_kind(group)} {name!r}{meant} {'There' if close else 'there'} are: {', '.join(known)}. "
+            f"A package adds one by an entry point of the group {group!r}"
         )
     if len(found) > 1:
         raise PluginError(f"the {_kind(group)} {name!r} is offered by {_packages(found)}; uninstall all but one")
@@ -56,6 +141,11 @@ def load(group: Group, name: str) -> object:
         raise PluginError(f"the {_kind(group)} {name!r} of {_packages(found)} is broken: {problem}")
     loaded: object = found[0].load()
     return loaded
+
+
+def names(group: Group) -> list[str]:
+    """Return the names of all plugins, sorted, whether or not they can be used."""
+    return sorted({*OWN[group], *(point.name for point in entry_points(group=group))})
 
 
 def load_transport(name: str, protocol: str, links: frozenset[LinkKind] = STREAMS) -> Transport:
@@ -96,19 +186,37 @@ _CARRIED: dict[LinkKind, str] = {
 
 
 def installed() -> list[Plugin]:
-    """List all plugins, with what is wrong with each."""
+    """List all plugins, with the problem of each that cannot be used."""
     plugins = []
     for group in (PROTOCOLS, TRANSPORTS):
-        for point in sorted(_distinct(entry_points(group=group)), key=lambda point: point.name):
-            rivals = _named(group, point.name)
-            problem, missing = (f"offered by {_packages(rivals)}", None) if len(rivals) > 1 else _problem(group, point)
-            extra = None if missing is None else missing.extra
-            plugins.append(Plugin(_kind(group), point.name, _package(point), point.value, problem, extra))
+        own, others = _own(group), _others(group)
+        for point in sorted([*own, *others], key=lambda point: point.name):
+            package, extra = _package(point), None
+            rivals = [other for other in others if other.name == point.name]
+            if point in others and point.name in OWN[group]:
+                problem: str | None = f"muxkit has a {_kind(group)} of this name, which is used"
+            elif len(rivals) > 1:
+                problem = f"offered by {_packages(rivals)}"
+            else:
+                problem, missing = _problem(group, point)
+                extra = None if missing is None else missing.extra
+            plugins.append(Plugin(_kind(group), point.name, package, point.value, problem, extra))
     return plugins
 
 
 def _named(group: Group, name: str) -> list[EntryPoint]:
+    """Return the entry points to choose from for a name; the one of muxkit is found without reading metadata."""
+    if name in OWN[group]:
+        return [EntryPoint(name, OWN[group][name], group)]
     return _distinct(entry_points(group=group, name=name))
+
+
+def _own(group: Group) -> list[EntryPoint]:
+    return [EntryPoint(name, value, group) for name, value in OWN[group].items()]
+
+
+def _others(group: Group) -> list[EntryPoint]:
+    return _distinct(point for point in entry_points(group=group) if _package(point) != OURS)
 
 
 def _distinct(points: Iterable[EntryPoint]) -> list[EntryPoint]:
@@ -130,6 +238,8 @@ def _problem(group: Group, point: EntryPoint) -> tuple[str | None, ExtraNeeded |
 
 
 def _package(point: EntryPoint) -> str:
+    if OWN[cast("Group", point.group)].get(point.name) == point.value:
+        return OURS
     # A package whose metadata was damaged has no name, and asking for it would warn.
     if point.dist is None or "Name" not in point.dist.metadata:
         return "an unknown package"

@@ -28,6 +28,7 @@ from muxkit.runtime import (
     Unsupported,
     background,
     bare_nursery,
+    owner,
     peer_of,
     protect_package,
     protected_manager,
@@ -59,6 +60,7 @@ class Server:
         """The observer that was given to it."""
         self.is_draining: bool = False
         """True from the begin of `shutdown`: it takes no new sessions."""
+        self._owner = owner()
         self._listening = listening
         self._tls = tls
         self._closed = closed
@@ -80,6 +82,7 @@ class Server:
 
     async def shutdown(self, *, grace: float) -> None:
         """Take no new sessions and channels, let the live ones end for up to `grace` seconds, then stop."""
+        self._owner.check()
         self.is_draining = True
         async with bare_nursery() as nursery:
             for each in self._listening:
@@ -88,6 +91,7 @@ class Server:
 
     async def wait_closed(self) -> None:
         """Wait until the server was shut down, or can serve no more, as with a transport for a single connection."""
+        self._owner.check()
         await self._closed.wait()
 
     def __repr__(self) -> str:

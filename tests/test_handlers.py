@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 
 import pytest
 import trio
@@ -72,8 +74,57 @@ async def test_a_failure_is_logged_with_the_way_to_its_text(caplog: pytest.LogCa
             await (await session.open()).receive()
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "ValueError" in record.getMessage()
-    assert "set the logger 'muxkit' to DEBUG to see it" in record.getMessage()
+    assert "run python -X dev, or set the logger 'muxkit' to DEBUG to see it" in record.getMessage()
     assert SECRET not in record.getMessage()
+
+
+FAILING = """
+import logging, sys, trio, muxkit
+logging.basicConfig(stream=sys.stdout)
+async def handle(session: muxkit.Session) -> None:
+    {body}
+async def main():
+    url = "{protocol}+mem://failing"
+    async with muxkit.open_server(handle, url):
+        try:
+            async with muxkit.connect(url) as session, session.open() as channel:
+                await channel.send(b"?")  # Relink announces a channel with its first message
+                await channel.receive()
+        except muxkit.LinkLost:
+            pass
+trio.run(main)
+"""
+
+
+def logged_by(protocol: str, body: str, *options: str) -> str:
+    """What the server logs when its handler of sessions fails so."""
+    program = FAILING.format(protocol=protocol, body=body)
+    return subprocess.run(
+        [sys.executable, *options, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+
+
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+def test_the_text_of_a_failure_is_logged_in_development_mode_only(protocol: str) -> None:
+    """F11: it was withheld always, and was the first thing that everybody had to find out."""
+    body = "raise ValueError('tea ' + 'is hot')"
+    assert "ValueError (tea is hot)" in logged_by(protocol, body, "-X", "dev")
+    usual = logged_by(protocol, body)
+    assert "ValueError (its text is left out" in usual
+    assert "tea is hot" not in usual
+
+
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+def test_the_text_of_an_error_about_a_wrong_call_of_muxkit_is_always_logged(protocol: str) -> None:
+    said = logged_by(protocol, "async for each in session: await each.send('tea ' + 'is hot')")
+    assert "TypeError (a message is bytes, not str)" in said
+    assert "tea is hot" not in said
+
+
+@pytest.mark.parametrize("body", ["raise TypeError('tea ' + 'is hot')", "(lambda: 1)('tea')"])
+def test_the_text_of_an_error_of_the_program_is_withheld_whatever_its_type(body: str) -> None:
+    said = logged_by("bpmux", body)
+    assert "TypeError (its text is left out" in said
 
 
 async def test_a_peer_that_leaves_a_handler_with_a_nursery_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import muxkit
-from muxkit._plugins import PROTOCOLS, TRANSPORTS, Plugin, PluginError, installed, load, load_transport
+from muxkit import _plugins
+from muxkit._plugins import OWN, PROTOCOLS, TRANSPORTS, Group, Plugin, PluginError, installed, load, load_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Makes real distributions: a folder on the path with a module and its metadata."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(_plugins, "_loaded", {})  # no plugin of an earlier test
     modules = set(sys.modules)
 
     def make(package: str, *entries: str, code: str = "", group: str = "transports", metadata: bool = True) -> None:
@@ -43,12 +46,61 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 GOOD = "class T:\n    def connect(self): ...\n    def serve(self): ...\ntransport = T()\n"
 
 
-def test_our_own_plugins_come_in_through_the_same_door() -> None:
-    from muxkit.protocols import bpmux
-    from muxkit_adapters import tcp
+def test_every_plugin_of_our_own_is_found_under_its_name() -> None:
+    assert [each.problem for each in installed() if each.package == "muxkit"] == [None] * 15
+    for group, own in OWN.items():
+        for name, target in own.items():
+            module, _, attribute = target.partition(":")
+            assert load(group, name) is getattr(importlib.import_module(module), attribute)
 
-    assert load(PROTOCOLS, "bpmux") is bpmux.protocol
-    assert load(TRANSPORTS, "tcp") is tcp.transport
+
+@pytest.fixture
+def lookups(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """What was looked up in the metadata of all installed packages."""
+    asked: list[dict[str, str]] = []
+
+    def entry_points(**parameters: str) -> object:
+        asked.append(parameters)
+        return importlib.metadata.entry_points(**parameters)
+
+    monkeypatch.setattr(_plugins, "entry_points", entry_points)
+    return asked
+
+
+async def test_sessions_over_our_own_plugins_read_no_metadata(lookups: list[dict[str, str]]) -> None:
+    for protocol in ("bpmux", "relink", "aqueduct", "e3x"):
+        url = f"{protocol}+mem://metadata-{protocol}"
+        async with muxkit.open_server(echo, url), muxkit.connect(url) as session, session.open() as channel:
+            await channel.send(b"tea")
+            assert await channel.receive() == b"tea"
+    assert lookups == []
+
+
+async def echo(channel: muxkit.Channel) -> None:
+    async for message in channel:
+        await channel.send(message)
+
+
+def test_a_strangers_transport_is_looked_up_once_in_a_process(install: Install, lookups: list[dict[str, str]]) -> None:
+    install("stranger", "pigeon = stranger:transport", code=GOOD)
+    assert load(TRANSPORTS, "pigeon") is load_transport("pigeon", "bpmux") is load(TRANSPORTS, "pigeon")
+    assert lookups == [{"group": TRANSPORTS, "name": "pigeon"}]
+
+
+def test_a_transport_that_is_installed_after_it_was_missed_is_found(install: Install) -> None:
+    with pytest.raises(PluginError, match="no transport 'pigeon'"):
+        load(TRANSPORTS, "pigeon")
+    install("stranger", "pigeon = stranger:transport", code=GOOD)
+    assert type(load(TRANSPORTS, "pigeon")).__name__ == "T"
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "meant"),
+    [(PROTOCOLS, "bmpux", "bpmux"), (PROTOCOLS, "aquaduct", "aqueduct"), (TRANSPORTS, "tpc", "tcp")],
+)
+def test_a_misspelt_name_is_answered_with_the_one_that_was_meant(group: Group, name: str, meant: str) -> None:
+    with pytest.raises(PluginError, match=f"no {group[7:-1]} '{name}'; did you mean '{meant}'\\?"):
+        load(group, name)
 
 
 def test_a_strangers_transport_works_the_day_it_is_installed(install: Install) -> None:
@@ -75,8 +127,9 @@ def test_a_name_that_is_taken_twice_names_both_packages(install: Install) -> Non
 
 def test_a_package_cannot_take_one_of_our_names(install: Install) -> None:
     install("usurper", "tcp = usurper:transport", code=GOOD)
-    with pytest.raises(PluginError, match="'tcp' is offered by muxkit and usurper"):
-        load(TRANSPORTS, "tcp")
+    assert load(TRANSPORTS, "tcp") is importlib.import_module("muxkit_adapters.tcp").transport
+    problems = {plugin.package: plugin.problem for plugin in installed() if plugin.name == "tcp"}
+    assert problems == {"muxkit": None, "usurper": "muxkit has a transport of this name, which is used"}
 
 
 @pytest.mark.parametrize(

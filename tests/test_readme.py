@@ -1,7 +1,6 @@
 """The links of the pages lead somewhere, and their tables follow the code; `tests/pages` runs their programs."""
 
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import attrs
 import pytest
 
 from muxkit import Limits
+from muxkit._plugins import OWN, PROTOCOLS, TRANSPORTS
 from muxkit.core import RECEIVING, SENDING, draw
 from muxkit.protocols.bpmux import Config
 from muxkit.protocols.restream import StoreLimits
@@ -122,8 +122,7 @@ def test_every_setting_of_bpmux_is_explained_with_its_default() -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/reference/feature-matrix.md", "docs/reference/url.md"])
 def test_a_page_names_every_protocol_and_transport(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    points = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
-    names = [*points["muxkit.protocols"], *points["muxkit.transports"]]
+    names = [*OWN[PROTOCOLS], *OWN[TRANSPORTS]]
     assert [each for each in names if not re.search(rf"\b{each}\b", text)] == []
 
 

@@ -113,7 +113,7 @@ async def test_patience_ends_also_after_a_link_that_was_lost(autojump_clock: tri
 
 
 async def test_what_no_later_attempt_can_mend_comes_out_at_once() -> None:
-    with pytest.raises(ValueError, match="is no URL"):
+    with pytest.raises(ValueError, match="invalid URL"):
         async for _ in muxkit.reconnecting("bpmux"):
             pass
 

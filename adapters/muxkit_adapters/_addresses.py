@@ -101,10 +101,14 @@ def parse_host_port(address: str, *, default_port: int | None = None, form: str 
         host, colon, digits = address.rpartition(":") if ":" in address else (address, "", "")
         if ":" in host:
             raise ValueError(f"address {address!r}: an IPv6 host needs brackets; {form}")
-    if not host or set(host) & set("/?#@[] ") or (bool(colon) != bool(digits)):
+    if "/" in address:
+        raise ValueError(f"address {address!r}: expected no path, which only ws and wss have; {form}")
+    if not host or set(host) & set("?#@[] "):
         raise ValueError(f"address {address!r}: {form}")
     if not colon and default_port is not None:
         return host, default_port
+    if not digits:
+        raise ValueError(f"address {address!r}: the port is missing; {form}")
     if not (digits.isascii() and digits.isdigit() and int(digits) <= 65_535):
         raise ValueError(f"address {address!r}: the port must be a number up to 65535; {form}")
     return host, int(digits)

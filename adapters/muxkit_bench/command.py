@@ -57,7 +57,7 @@ def _jobs(context: click.Context, option: click.Parameter, value: str | None) ->
     multiple=True,
     default=("tcp",),
     show_default=True,
-    help="A protocol that `muxkit plugins` lists; may be repeated.",
+    help="A transport that `muxkit plugins` lists; may be repeated.",
 )
 @click.option(
     "--window",

@@ -90,10 +90,11 @@ def each_request(handler: RequestHandler, *, max_concurrent: int | None = None) 
     return Handlers(None, handler, max_concurrent)
 
 
-class _AsyncioBlock(AbstractAsyncContextManager[FaceT], Generic[FaceT, ForTrio]):
+class _AsyncioBlock(runtime.NeedsBlock, AbstractAsyncContextManager[FaceT], Generic[FaceT, ForTrio]):
     """A block of Trio whose value has a face in asyncio."""
 
-    def __init__(self, face: Callable[[Guest, ForTrio], FaceT], block: Block[ForTrio]) -> None:
+    def __init__(self, call: str, face: Callable[[Guest, ForTrio], FaceT], block: Block[ForTrio]) -> None:
+        self._call = call
         self._face = face
         self._block = block
 
@@ -124,7 +125,7 @@ def connect(
     make = partial(
         muxkit._door.connect, url, tls=tls, token=token, limits=limits, observer=observer, linger=linger, **options
     )
-    return _AsyncioBlock(Session, Block(lambda _: make()))
+    return _AsyncioBlock("connect(...)", Session, Block(lambda _: make()))
 
 
 def open_server(
@@ -164,7 +165,7 @@ def open_server(
             **options,
         )
 
-    return _AsyncioBlock(Server, Block(make))
+    return _AsyncioBlock("open_server(...)", Server, Block(make))
 
 
 async def reconnecting(

@@ -165,6 +165,11 @@ class Opening:
 
     __slots__ = ("_guest", "_opening")
 
+    if not TYPE_CHECKING:
+        __enter__ = runtime.Opening.__enter__
+        __exit__ = runtime.Opening.__exit__
+        __getattr__ = runtime.Opening.__getattr__
+
     def __init__(self, guest: Guest, opening: runtime.Opening[runtime.Channel]) -> None:
         self._guest = guest
         self._opening = opening

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import trio
 
+from muxkit.runtime import owner
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -142,6 +144,7 @@ class Guest:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop: asyncio.AbstractEventLoop = loop
         self.is_ending: bool = False
+        self._owner = owner()
         self._users = 0
         self._stop = trio.Event()
         self._over: list[Call[None]] = []
@@ -225,6 +228,7 @@ class Guest:
 
         Cancelled means that it was cancelled on Trio's side; a call that was quicker than its cancellation returns.
         """
+        self._owner.check()
         if self.is_ending:
             raise trio.ClosedResourceError("the block of this session or server was left")
         if _LOCAL.late and _cancel_now():
@@ -322,7 +326,15 @@ _LOCAL: Final = _Local()
 
 async def enter_guest() -> Guest:
     """Return the guest run of the running loop, which `leave` gives back; start it if there is none."""
-    loop = asyncio.get_running_loop()
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        if not trio.lowlevel.in_trio_task():
+            raise
+        raise RuntimeError(
+            "muxkit.asyncio runs on asyncio: expected a running asyncio loop, got a Trio task. "
+            "Use the same function of muxkit here, such as muxkit.connect or muxkit.open_server"
+        ) from None
     while (guest := _LOCAL.guest) is not None:
         if guest.loop is not loop:
             guest.move_to(loop)

@@ -318,11 +318,16 @@ class Reason:
         return f"{self.text} ({code})" if self.text and code else self.text or code
 
     def encode(self, most: int = BYTES_MOST) -> bytes:
-        """Write the reason in at most `most` bytes: UTF-8, the code in front of the text. No reason is no bytes."""
+        """Write the reason in at most `most` bytes: UTF-8, the code in front of the text.
+
+        No reason is no bytes. Neither is one whose code does not fit.
+        """
         if not self:
             return b""
         # A text that begins like a code would be read as one.
         code = f"{self.code} " if self.code or _CODE.match(self.text.encode()) else ""
+        if len(code) > most:  # digits that are cut would be read as the text
+            return b""
         return (code + self.text).encode()[:most].decode(errors="ignore").encode()
 
     @classmethod

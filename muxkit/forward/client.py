@@ -27,13 +27,14 @@ from muxkit.forward.wire import (
     decode_notice,
     encode,
 )
-from muxkit.runtime import Backoff, Channel, Session, background, protect_package, protected_manager
+from muxkit.runtime import Backoff, Channel, Session, background, owner, protect_package, protected_manager
 
 
 class Forward(ABC):
     """A forward that runs; its block ends it, and resets what it still carries."""
 
     def __init__(self, carrier: Carrier, patience: float, limits: ForwardLimits | None) -> None:
+        self._owner = owner()
         self._carrier = carrier
         self._patience = patience
         self._limits = limits or ForwardLimits()
@@ -57,6 +58,7 @@ class Forward(ABC):
 
     async def shutdown(self, *, grace: float) -> None:
         """Accept no more connections, let the live ones end for up to `grace` seconds, then reset them."""
+        self._owner.check()
         self._stop_accepting()
         with trio.move_on_after(grace):
             await self._tally.wait_idle()
@@ -191,6 +193,7 @@ class RemoteForward(Forward):
 
     async def listening(self) -> str:
         """Wait until the server listens; return where."""
+        self._owner.check()
         while not self._address:
             await self._changed.park()
         return self._address

@@ -11,6 +11,7 @@ from muxkit._observer import turned_away as turned_away
 from muxkit.core import Reason as Reason
 from muxkit.core import StartPace as StartPace
 from muxkit.core import TokenBucket as TokenBucket
+from muxkit.runtime._errors import CLOSED_HERE as CLOSED_HERE
 from muxkit.runtime._errors import HEAD as HEAD
 from muxkit.runtime._errors import ChannelCancelled as ChannelCancelled
 from muxkit.runtime._errors import ChannelStopped as ChannelStopped
@@ -46,8 +47,10 @@ from muxkit.runtime._links import WaitableLink as WaitableLink
 from muxkit.runtime._links import check_options as check_options
 from muxkit.runtime._links import peer_of as peer_of
 from muxkit.runtime._scope import LOSSES as LOSSES
+from muxkit.runtime._scope import NeedsBlock as NeedsBlock
 from muxkit.runtime._scope import background as background
 from muxkit.runtime._scope import bare_nursery as bare_nursery
+from muxkit.runtime._scope import called as called
 from muxkit.runtime._scope import close_at_once as close_at_once
 from muxkit.runtime._scope import interruptible as interruptible
 from muxkit.runtime._scope import leaves_of as leaves_of
@@ -64,6 +67,8 @@ from muxkit.runtime._session import Pings as Pings
 from muxkit.runtime._session import Session as Session
 from muxkit.runtime._session import SessionStats as SessionStats
 from muxkit.runtime._session import describe as describe
+from muxkit.runtime._thread import Owner as Owner
+from muxkit.runtime._thread import owner as owner
 from muxkit.runtime.halves.bytestream import ByteStream as ByteStream
 from muxkit.runtime.halves.mailbox import ItemQueue as ItemQueue
 from muxkit.runtime.halves.mailbox import Mailbox as Mailbox
@@ -110,6 +115,7 @@ from muxkit.runtime.resume.redial import redial as redial
 protect_package(__name__)
 
 __all__ = [
+    "CLOSED_HERE",
     "HEAD",
     "LOSSES",
     "YIELD_BYTES",
@@ -150,6 +156,7 @@ __all__ = [
     "Mailbox",
     "MultistreamLink",
     "MultistreamPump",
+    "NeedsBlock",
     "NowaitLink",
     "NowaitPackets",
     "OnFailed",
@@ -159,6 +166,7 @@ __all__ = [
     "Outage",
     "OutageLog",
     "OutboxBudget",
+    "Owner",
     "PacketLink",
     "Parting",
     "Phase",
@@ -194,6 +202,7 @@ __all__ = [
     "as_bytes",
     "background",
     "bare_nursery",
+    "called",
     "can_heal",
     "check_options",
     "close_at_once",
@@ -205,6 +214,7 @@ __all__ = [
     "looks_like",
     "meaning_of",
     "measured",
+    "owner",
     "peer_of",
     "prefixed",
     "protect_package",

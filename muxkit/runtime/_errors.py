@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import Literal
+from typing import Final, Literal
 
 import trio
 
@@ -13,6 +13,9 @@ from muxkit.core import Reason
 
 Side = Literal["peer", "local", "network"]
 
+
+CLOSED_HERE: Final = "this side closed the session, which ends with its async with block"
+"""The reason of a loss that the program itself asked for."""
 
 Phase = Literal["connect", "handshake", "open", "leave"]
 """When a connection was lost: before it stood, before the protocol began, while it was used, while it was closed."""
@@ -25,6 +28,8 @@ class LinkLost(MuxError, trio.BrokenResourceError):
     `phase` when it was, `hint` what to try. `after` is how long the connection had lived in seconds, `unsent` how many
     bytes accepted by `send` never reached the transport. The cause, if there is one, is `__cause__`.
     """
+
+    _in_repr = ("by", "peer_reason", "code")
 
     def __init__(
         self,

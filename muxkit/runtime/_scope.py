@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
 from types import CellType, CodeType, FunctionType, TracebackType
-from typing import Final, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, ParamSpec, TypeVar
 
 import trio
 
@@ -98,11 +98,41 @@ async def close_at_once(resource: trio.abc.AsyncResource) -> None:
         await trio.aclose_forcefully(resource)
 
 
-class _Manager(AbstractAsyncContextManager[T]):
+class NeedsBlock:
+    """Explains to a beginner that an object is used with `async with`.
+
+    Without it, Python's own errors would name a private class: "'_Manager' object can't be used in 'await' expression".
+    A subclass has `_call`, the call that made the object, such as "connect(…)".
+    """
+
+    _call: str
+
+    if not TYPE_CHECKING:  # type checkers find these mistakes by themselves
+
+        def __await__(self) -> NoReturn:
+            raise TypeError(self._explain("'await'"))
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(self._explain("'with'"))
+
+        def __exit__(self, *_: object) -> None:
+            """Exist, since Python looks for it before it calls `__enter__`."""
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            raise AttributeError(self._explain(f".{name}"), name=name, obj=self)
+
+    def _explain(self, got: str) -> str:
+        return f"{self._call} is not open yet: expected 'async with {self._call} as ...:', got {got}"
+
+
+class _Manager(NeedsBlock, AbstractAsyncContextManager[T]):
     """What `asynccontextmanager` makes, with no moment for an interrupt between its entrance and the block."""
 
-    def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
+    def __init__(self, manager: AbstractAsyncContextManager[T], call: str) -> None:
         self._manager = manager
+        self._call = call
 
     async def __aenter__(self) -> T:
         if not trio.lowlevel.in_trio_task():
@@ -125,8 +155,15 @@ def protected_manager(function: Callable[P, AsyncIterator[T]]) -> Callable[P, Ab
 
     @wraps(function)
     def manager(*args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T]:
-        return _Manager(make(*args, **kwargs))
+        return _Manager(make(*args, **kwargs), f"{function.__name__}(...)")
 
+    return manager
+
+
+def called(name: str, manager: AbstractAsyncContextManager[T]) -> AbstractAsyncContextManager[T]:
+    """Return a manager whose errors name the public function that made it, not the one that is decorated."""
+    if isinstance(manager, _Manager):
+        manager._call = f"{name}(...)"
     return manager
 
 

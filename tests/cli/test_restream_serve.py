@@ -104,7 +104,7 @@ def test_the_file_of_another_server_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["tcp://127.0.0.1:0"], "is no URL of the form restream+transport://address"),
+        (["tcp://127.0.0.1:0"], "expected restream+transport://address"),
         (["restream+tcp://0.0.0.0:0"], "is not a loopback address"),
         (["restream+tls://127.0.0.1:0"], "a server needs its certificate and key"),
         (["restream+unix:///nowhere/socket", "--insecure"], "this transport does not take insecure"),

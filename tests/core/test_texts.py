@@ -64,3 +64,10 @@ def test_one_is_counted_without_a_plural() -> None:
         "2 channels were",
     ]
     assert [counted(number, "half", "halves") for number in (1, 1234)] == ["1 half", "1,234 halves"]
+
+
+@pytest.mark.parametrize("most", range(5))
+def test_a_code_that_does_not_fit_is_left_out_with_its_text(most: int) -> None:
+    """Was: a channel whose peer had granted one byte read the reason "4", and no code, in place of 429."""
+    told = Reason.decode(Reason("too slow", 429).encode(most))
+    assert told == (Reason("", 429) if most == 4 else Reason())

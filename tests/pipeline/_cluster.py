@@ -72,7 +72,7 @@ def pack_environment(folder: Path) -> Path:
     for name in OURS:
         found = next(path for path in (ROOT / name, ROOT / "adapters" / name) if path.is_dir())
         shutil.copytree(found, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in installed.glob("muxkit-*.dist-info"):  # the entry points of the transports
+    for path in installed.glob("muxkit-*.dist-info"):  # the metadata of the package
         shutil.copytree(path, packages / path.name)
     archive = folder / "env.tar.gz"
     with tarfile.open(archive, "w:gz", compresslevel=1) as packed:

@@ -240,7 +240,7 @@ async def test_a_row_that_is_too_large_is_an_error_and_names_the_row() -> None:
     [
         ("bpmux+tcp://192.0.2.1:7000", "is not a loopback address"),
         ("nothing+tcp://127.0.0.1:7000", "there is no protocol 'nothing'"),
-        ("tcp://127.0.0.1:7000", "is no URL of the form"),
+        ("tcp://127.0.0.1:7000", "invalid URL"),
     ],
 )
 async def test_an_address_that_cannot_be_meant_is_an_error_at_once(url: str, told: str) -> None:

@@ -11,7 +11,7 @@ import trio.testing
 
 from muxkit import LinkLost, RemoteProtocolError
 from muxkit.core import Consumed, Lent, Reset, Stop
-from muxkit.runtime import Datagram, StreamData, StreamReset, StreamStopped
+from muxkit.runtime import CLOSED_HERE, Datagram, StreamData, StreamReset, StreamStopped
 
 from ._pumps import RunningMultistream as Running
 from ._pumps import running_multistream as running
@@ -257,7 +257,7 @@ async def test_hanging_up_is_an_orderly_goodbye() -> None:
         assert run.link.closings == [""]
         assert run.link.was_closed
         loss = run.pump.loss()
-        assert (loss.by, loss.reason) == ("local", "we hung up")
+        assert (loss.by, loss.reason) == ("local", CLOSED_HERE)
         await run.pump.hang_up()
         assert run.losses == 1
 

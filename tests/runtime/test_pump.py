@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from muxkit import LinkLost
+from muxkit.runtime import CLOSED_HERE
 from muxkit.runtime.pumps import stream as stream_pump
 from muxkit.testing import weather_pair
 from muxkit_adapters import memory
@@ -228,7 +229,7 @@ async def test_hanging_up_a_link_without_half_close_closes_it() -> None:
         await trio.testing.wait_all_tasks_blocked()
         await run.pump.hang_up()
         assert link.was_closed
-        assert run.pump.loss().reason == "we hung up"
+        assert run.pump.loss().reason == CLOSED_HERE
         await run.pump.hang_up()
 
 

@@ -6,11 +6,10 @@ from typing import Any, Final, NoReturn
 
 import trio
 
-from muxkit._plugins import load_transport
+from muxkit._plugins import load_transport, split_url
 from muxkit.runtime import Transport, Unsupported
 
 PROTOCOL: Final = "restream"
-FORM: Final = "restream+transport://address, such as restream+tcp://127.0.0.1:7000"
 
 
 class _Protocol:
@@ -35,8 +34,5 @@ def transport_of(url: str) -> tuple[Transport, str]:
 
     Raises ValueError for an invalid URL, `PluginError` for an unknown transport.
     """
-    scheme, separator, address = url.partition("://")
-    protocol, _, name = scheme.partition("+")
-    if not separator or protocol != PROTOCOL or not name:
-        raise ValueError(f"{url!r} is no URL of the form {FORM}")
+    _, name, address = split_url(url, PROTOCOL)
     return load_transport(name, PROTOCOL), address

@@ -9,16 +9,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Hasha
 from itertools import count
 from operator import itemgetter
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, Self, TypeVar
 
 import trio
 
 from muxkit.core import Reason, StartPace
+from muxkit.runtime._thread import Owner, owner
 from muxkit.runtime.halves.send import ErrorMaker
 
 LEFT_BY_ERROR: Final = "the other side left the channel by an error"
 LEFT_BY_ERROR_CODE: Final = 500
 NOT_TAKEN: Final = 405  # the code of what was declined because nothing here takes its kind, as in HTTP
+NOT_OPEN: Final = (
+    "the channel is not open yet: expected 'async with session.open() as channel:' or "
+    "'channel = await session.open()', got {}"
+)
 YIELD_ITEMS: Final = 16  # items that an iterator gives before it yields; each usually begins a task
 
 _log = logging.getLogger("muxkit")
@@ -52,6 +57,19 @@ class Opening(Generic[OpenedT]):
     """
 
     __slots__ = ("_open", "_opened")
+
+    if not TYPE_CHECKING:  # type checkers find these mistakes by themselves
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(NOT_OPEN.format("'with'"))
+
+        def __exit__(self, *_: object) -> None:
+            """Exist, since Python looks for it before it calls `__enter__`."""
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            raise AttributeError(NOT_OPEN.format(f".{name}"), name=name, obj=self)
 
     def __init__(self, open: Callable[[], Awaitable[OpenedT]]) -> None:
         self._open: Callable[[], Awaitable[OpenedT]] | None = open
@@ -103,9 +121,10 @@ class SlotQueue:
     wait, so that all of them wake and find out.
     """
 
-    __slots__ = ("_free", "_line", "_numbers", "_woken")
+    __slots__ = ("_free", "_line", "_numbers", "_owner", "_woken")
 
     def __init__(self, free: Callable[[], int]) -> None:
+        self._owner: Owner = owner()
         self._free = free
         self._numbers = count()  # in the order in which the tasks came
         self._line: list[tuple[int, trio.lowlevel.Task]] = []  # sorted
@@ -114,8 +133,9 @@ class SlotQueue:
     async def wait_for_slot(self) -> None:
         """Wait for a slot that no earlier task waits for; take it before the next checkpoint, then `wake_waiters`.
 
-        Checks for cancellation and yields only if it has to wait.
+        Checks for cancellation and yields only if it has to wait. Raises RuntimeError in another thread.
         """
+        self._owner.check()
         if self._free() > self._woken + len(self._line):
             return
         number, task = next(self._numbers), trio.lowlevel.current_task()
@@ -161,6 +181,7 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
         "_is_over",
         "_items",
         "_lot",
+        "_owner",
         "_pace",
         "_paused",
         "_since_yield",
@@ -177,6 +198,7 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
         self.is_claimed: bool = False
         self.refusal: Reason | None = None
         """Why the session declines further items; None while it keeps them."""
+        self._owner: Owner = owner()
         self._taken = taken
         self._pace = pace
         self._items: OrderedDict[Hashable, ItemT] = OrderedDict()
@@ -221,6 +243,7 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
             self._paused.unpark_all()
 
     async def __anext__(self) -> ItemT:
+        self._owner.check()
         pace = self._pace
         if self._items and self._since_yield < YIELD_ITEMS and (pace is None or pace.is_full()):
             await trio.lowlevel.checkpoint_if_cancelled()

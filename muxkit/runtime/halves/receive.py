@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import trio
 
 from muxkit.core import Receiving, Step, advance
+from muxkit.runtime._thread import Owner, owner, refuse_thread
 from muxkit.runtime.halves.mailbox import ItemQueue, Storage
 from muxkit.runtime.halves.send import YIELD_BYTES, YIELD_LEAST, ErrorMaker
 from muxkit.runtime.pumps.reading import Reading
@@ -72,6 +74,7 @@ class Inbox(ABC, Generic[ItemT]):
 
     __slots__ = (
         "_error",
+        "_owner",
         "_portion",
         "_portion_bytes",
         "_request_write",
@@ -90,6 +93,7 @@ class Inbox(ABC, Generic[ItemT]):
 
     def __init__(self, request_write: Callable[[], None]) -> None:
         self._request_write = request_write
+        self._owner: Owner = owner()
         self._stored: Storage[ItemT] = EMPTY
         self._portion: list[ItemT] = (
             NO_ITEMS  # what is handed out next, the oldest at the end; `_taken` is told behind it
@@ -119,10 +123,14 @@ class Inbox(ABC, Generic[ItemT]):
         portion = self._portion
         if portion:  # usually
             item = portion.pop()
-            if portion:
+            if portion:  # the engine counts a portion as a whole, so this call changes nothing but the list
                 return item
+            if get_ident() != self._owner.ident:
+                portion.append(item)
+                refuse_thread()
             self._portion_taken()
         else:
+            self._owner.check()
             item = self._take_stored()
         if self._since_yield >= YIELD_BYTES and not self._portion:
             await self._yield()
@@ -130,6 +138,8 @@ class Inbox(ABC, Generic[ItemT]):
 
     def _try_receive(self) -> ItemT | None:
         """Take an item that is stored, outside of Trio's tasks; None if there is none."""
+        if get_ident() != self._owner.ident:
+            refuse_thread()
         if self._portion:
             item = self._portion.pop()
             if not self._portion:
@@ -142,6 +152,7 @@ class Inbox(ABC, Generic[ItemT]):
 
         Cancelled means that none was taken.
         """
+        self._owner.check()
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit}: must be at least 1")
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -159,6 +170,7 @@ class Inbox(ABC, Generic[ItemT]):
 
     def close(self) -> None:
         """Stop receiving without a checkpoint: what came is dropped, and the peer is told to send no more."""
+        self._owner.check()
         if self.state is Receiving.OPEN:
             self._stop()
         if self.state is not Receiving.CLOSED:
@@ -247,6 +259,7 @@ class Inbox(ABC, Generic[ItemT]):
 
     async def _wait(self) -> ItemT:
         """Return the next item, in the order in which the waiting tasks came. Always a checkpoint."""
+        self._owner.check()
         if self.state is not Receiving.OPEN:
             await trio.lowlevel.checkpoint()  # a loop around this call must let other tasks run
             raise self._error()
@@ -375,3 +388,8 @@ class ReceiveHalf(Inbox[ItemT], trio.abc.ReceiveChannel[ItemT]):
         """`close`, with a checkpoint."""
         self.close()
         await trio.lowlevel.checkpoint()
+
+
+# The name of a coroutine is what Python prints if it is never awaited; a program knows the channel, not its halves.
+Inbox._next_item.__qualname__ = "Channel.receive"
+Inbox._next_items.__qualname__ = "Channel.receive_many"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from functools import partial
 from itertools import islice
+from threading import get_ident
 from typing import Final, NoReturn
 
 import attrs
@@ -22,6 +23,7 @@ import trio
 
 from muxkit._observer import Blocked, Facts
 from muxkit.core import NO_QUEUE, Outbox, Queued, Reason, Reminder, Sending, Step, advance, counted, queue_of
+from muxkit.runtime._thread import Owner, owner, refuse_thread
 from muxkit.runtime.pumps.turns import turns
 
 ErrorMaker = Callable[[], Exception]
@@ -49,11 +51,26 @@ class OutboxBudget:
     Without arguments everything is admitted, for an engine that bounds what it queues by itself.
     """
 
-    __slots__ = ("_bypasses", "_largest_share", "_limit", "_line", "_outbox", "facts", "reserved", "watchdog")
+    __slots__ = (
+        "_bypasses",
+        "_largest_share",
+        "_limit",
+        "_line",
+        "_outbox",
+        "facts",
+        "owner",
+        "reserved",
+        "thread",
+        "watchdog",
+    )
 
     def __init__(self, limit: int = sys.maxsize, outbox: Queued | None = None, *, facts: Facts | None = None) -> None:
         self.facts: Facts | None = facts
         """Told how long senders waited."""
+        self.owner: Owner = owner()
+        """The thread whose tasks may send."""
+        self.thread: int = self.owner.ident
+        """The same as `get_ident` gives it, for the check that each message makes."""
         self._limit = limit
         self._largest_share = limit // LARGEST_SHARE
         self._outbox = Outbox() if outbox is None else outbox
@@ -286,6 +303,7 @@ class SendTurn(ABC):
 
     async def wait_for_room(self, size: int = 1) -> None:
         """Wait until a message of this size might be sent without waiting; no promise."""
+        self._budget.owner.check()
         await trio.lowlevel.checkpoint()
         if self.state is not OPEN:
             await self._refuse()
@@ -306,12 +324,14 @@ class SendTurn(ABC):
 
     def close(self) -> None:
         """`aclose` without the checkpoint."""
+        self._budget.owner.check()
         if self.state is OPEN:
             self._close(b"")
             self._request_write()
 
     def _close_quietly(self) -> None:
         """`close`, for a caller that requests the write itself, behind another command."""
+        self._budget.owner.check()
         if self.state is OPEN:
             self._close(b"")
 
@@ -320,6 +340,7 @@ class SendTurn(ABC):
 
         After `finish` or `aclose` as well, as long as their end has not left.
         """
+        self._budget.owner.check()
         if self.state is Sending.CLOSED:
             return
         self._abort(Reason(reason, code))
@@ -333,6 +354,7 @@ class SendTurn(ABC):
 
     async def wait_over(self) -> None:
         """Wait until the peer confirmed the end; raises what came instead."""
+        self._budget.owner.check()
         if self.state is not Sending.CLOSED:
             if self._over is None:
                 self._over = trio.Event()
@@ -508,12 +530,15 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
         Raises `trio.ClosedResourceError` after `finish`, `abort` or `aclose`, `ChannelStopped` when the peer
         wants no more, `LinkLost` when the connection is gone, `LocalProtocolError` for what cannot be sent.
         """
+        budget = self._budget
+        if get_ident() != budget.thread:
+            refuse_thread()
         await trio.lowlevel.checkpoint_if_cancelled()
         if type(message) is not bytes:
             message = as_bytes(message)
         size = len(message)
         pushed = None
-        if self.state is OPEN and not self._line and self._budget.admits(size):
+        if self.state is OPEN and not self._line and budget.admits(size):
             pushed = self._try_push(message)
         if pushed is None:
             await self._hand_over(message)
@@ -527,6 +552,8 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
 
     def _try_send(self, message: bytes) -> bool:
         """`send` outside of Trio's tasks; False means that it would wait or raise, and that nothing was done."""
+        if get_ident() != self._budget.thread:
+            refuse_thread()
         if type(message) is not bytes or self.state is not OPEN or self._line:
             return False
         if not self._budget.admits(len(message)) or self._try_push(message) is None:
@@ -536,6 +563,7 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
 
     async def send_many(self, messages: Iterable[bytes]) -> None:
         """Send several messages with one checkpoint, if they need not wait; cancelled, a prefix was sent."""
+        self._budget.owner.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
             rest = iter(messages)
@@ -558,6 +586,7 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
 
         Raises `ChannelStopped` if the peer stopped listening before, `LinkLost` if that is never known.
         """
+        self._budget.owner.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         if self.state is OPEN:
             if payload:
@@ -619,6 +648,11 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
             return False
         self._since_yield += max(size, YIELD_LEAST * len(messages))
         return True
+
+
+# The name of a coroutine is what Python prints if it is never awaited; a program knows the channel, not its halves.
+for _method in (SendHalf.send, SendHalf.send_many, SendHalf.finish):
+    _method.__qualname__ = f"Channel.{_method.__name__}"
 
 
 class Watermark:

@@ -14,7 +14,7 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import CODE_MOST, Consumed, Lent, MultistreamEngine, Reason, Reset, Stop, StreamId
-from muxkit.runtime._errors import Side
+from muxkit.runtime._errors import CLOSED_HERE, Side
 from muxkit.runtime._links import Arrival, Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
 from muxkit.runtime.pumps.pump import BROKEN, EventT, Pump, Wiring, keep_freed_memory
 from muxkit.runtime.pumps.turns import LONG_TURN
@@ -98,7 +98,7 @@ class MultistreamPump(Pump[EventT]):
         try:
             await self._link.aclose()
         finally:
-            self.lose("we hung up", by="local")
+            self.lose(CLOSED_HERE, by="local")
 
     # --- writing
 

@@ -15,6 +15,7 @@ from typing import Unpack
 import trio
 
 from muxkit.core import DatagramEngine
+from muxkit.runtime._errors import CLOSED_HERE
 from muxkit.runtime._links import NowaitPackets, PacketLink
 from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring
 from muxkit.runtime.pumps.turns import LONG_TURN
@@ -82,7 +83,7 @@ class DatagramPump(Pump[EventT]):
     async def hang_up(self) -> None:
         """Close the link; packets have no orderly end, so what must be said before is the protocol's business."""
         await self.flushed()
-        self.lose("we hung up", by="local")
+        self.lose(CLOSED_HERE, by="local")
 
     # --- writing
 

@@ -13,7 +13,7 @@ import trio
 from muxkit._errors import RemoteProtocolError
 from muxkit._observer import Facts, Observer, tell_limit
 from muxkit.core import Engine, Reason, Reminder
-from muxkit.runtime._errors import LossRecord, Phase, Side
+from muxkit.runtime._errors import CLOSED_HERE, LossRecord, Phase, Side
 from muxkit.runtime._links import peer_of
 from muxkit.runtime.pumps.turns import turns
 
@@ -105,7 +105,7 @@ class Pump(ABC, Generic[EventT]):
                     nursery.start_soon(self._keep_time)
                     await self._move("reading", partial(self._read, nursery))
         finally:
-            self.lose("we hung up", by="local")
+            self.lose(CLOSED_HERE, by="local")
             # Shielded, though briefly: a cancellation from outside would take the place of an error.
             if self._parting:
                 with trio.CancelScope(deadline=self._parting_until, shield=True):
@@ -145,7 +145,7 @@ class Pump(ABC, Generic[EventT]):
         if (told := getattr(self._transport, "peer_reason", None)) is not None:
             self.told(told)
         if self._hanging_up and not isinstance(cause, RemoteProtocolError):
-            reason, by, cause = "we hung up", "local", None
+            reason, by, cause = CLOSED_HERE, "local", None
         self.is_lost = True
         self._loss_record.record(
             reason,

@@ -17,7 +17,7 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Answering, BoundedParsing, Buffer, Queued, SeparateTimers, StreamEngine
-from muxkit.runtime._errors import HEAD, Phase, Side, looks_like
+from muxkit.runtime._errors import CLOSED_HERE, HEAD, Phase, Side, looks_like
 from muxkit.runtime._links import Explaining, NowaitLink, Parting, may_answer_after_end
 from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring, keep_freed_memory
 from muxkit.runtime.pumps.reading import Reading
@@ -177,7 +177,7 @@ class StreamPump(Pump[EventT]):
                 await self._stream.aclose()
         except BROKEN:
             pass
-        self.lose("we hung up", by="local")
+        self.lose(CLOSED_HERE, by="local")
 
     # --- writing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 import trio
@@ -177,7 +178,7 @@ async def test_a_store_that_could_not_be_told_of_an_absence_is_told_later(autoju
     async with open_store("memory:", now=trio.current_time) as opened:
         told, real = 0, opened.disconnect
 
-        async def disconnect(uuid: str, *, epoch: int | None = None) -> None:
+        async def disconnect(uuid: str | UUID, *, epoch: int | None = None) -> None:
             nonlocal told
             told += 1
             if told < 3:

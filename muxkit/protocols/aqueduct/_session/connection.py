@@ -149,6 +149,7 @@ class Connection(CommonSession):
 
         The channel exists once that message is sent. `headers` go with it; a `oneshot` channel carries one message.
         """
+        self._core.budget.owner.check()
         self._core.raise_if_lost()
         if keep == "sender":
             return self._core.new_sender(oneshot=oneshot, headers=headers)
@@ -156,6 +157,7 @@ class Connection(CommonSession):
 
     async def peer_headers(self) -> Headers:
         """Wait for the headers that the peer gave to `connection`."""
+        self._core.budget.owner.check()
         await trio.lowlevel.checkpoint()
         await self._core.connected.wait()
         if self._core.peer_headers is None:
@@ -182,6 +184,7 @@ class Connection(CommonSession):
 
     async def ping(self) -> float:
         """Give the round trip that the link has measured, in seconds; `Unsupported` if it measures none."""
+        self._core.budget.owner.check()
         await trio.lowlevel.checkpoint()
         self._core.raise_if_lost()
         round_trip = self._core.round_trip() if self._core.round_trip is not None else None
@@ -196,6 +199,7 @@ class Connection(CommonSession):
         can still be received.
         """
         core = self._core
+        core.budget.owner.check()
         await trio.lowlevel.checkpoint()
         if not core.pump.is_lost:
             self._common.drain()
@@ -401,9 +405,10 @@ class CommonChannels:
 
     async def open(self, name: str, payload: bytes, headers: Pairs) -> Channel:
         """Open a channel; the peer hears of it at once."""
+        core = self._core
+        core.budget.owner.check()
         self.use()
         await trio.lowlevel.checkpoint_if_cancelled()
-        core = self._core
         opener = await self._wait_turn(OPENING_SIZE + len(name) + len(payload))
         try:
             sender, to_sender = core.new_sender()

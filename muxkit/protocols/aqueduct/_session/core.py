@@ -127,6 +127,7 @@ class Receipt:
 
         That it arrived does not say that it was read. Raises `LinkLost` if the connection is lost first.
         """
+        self._core.budget.owner.check()
         await trio.lowlevel.checkpoint()
         if self._promise.arrived is None:
             self._core.raise_if_lost()
@@ -261,6 +262,7 @@ class Sender(SendHalf):
     async def _transmit(
         self, message: bytes, headers: Pairs, attachments: Sequence[Ticket], mode: Mode, *, receipt: bool
     ) -> Promise | None:
+        self._budget.owner.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         payload = message if type(message) is bytes else as_bytes(message)
         for ticket in attachments:

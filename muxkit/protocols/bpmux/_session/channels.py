@@ -105,6 +105,7 @@ class Connection:
 
     async def ping(self, entity: Entity) -> float:
         """Send a ping about an entity and wait for the pong; return the seconds between them."""
+        self.budget.owner.check()
         if self.pump.is_lost or self.engine.is_half_closed or entity.gone:
             await trio.lowlevel.checkpoint()
         else:
@@ -146,6 +147,7 @@ class Sink(SendHalf):
 
         Harmless once either side has ended the channel.
         """
+        self._budget.owner.check()
         if self.state is Sending.OPEN:
             self._connection.engine.give_credit(self._entity, amount)
             self._request_write()
@@ -243,6 +245,7 @@ class Source(ReceiveHalf[bytes]):
 
         Harmless once either side has ended the channel.
         """
+        self._owner.check()
         if self.state is Receiving.OPEN:
             self._connection.engine.give_credit(self._entity, amount)
             self._request_write()
@@ -390,6 +393,7 @@ class Request:
         Raises `ChannelStopped` when the peer declined, `LinkLost` when the connection is gone,
         `trio.ClosedResourceError` after `abort`.
         """
+        self._connection.budget.owner.check()
         await self._over.wait()
         if self._response is None:
             raise (self._error() if self._error is not None else trio.ClosedResourceError("the request was cancelled"))
@@ -397,6 +401,7 @@ class Request:
 
     def abort(self) -> None:
         """Tell the peer that no response is needed; harmless after the response has arrived."""
+        self._connection.budget.owner.check()
         if not self._over.is_set():
             self._over.set()
             if not self._connection.pump.is_lost:
@@ -494,6 +499,7 @@ class IncomingRequest(CommonRequest):
         await self._answer.finish(payload)
 
     async def cancelled(self) -> None:
+        self._answer._budget.owner.check()
         await self._answer.on_cancelled.wait()
 
     async def ping(self) -> float:

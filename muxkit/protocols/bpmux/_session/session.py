@@ -509,6 +509,7 @@ class Session(CommonSession):
         The peer is told at once. Channels that it opens before it knows are refused. `incoming` ends after the channels
         that arrived before.
         """
+        self._connection.budget.owner.check()
         await trio.lowlevel.checkpoint()
         if not self._connection.pump.is_lost:
             self._stop_opening(None)

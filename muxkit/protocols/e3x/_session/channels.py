@@ -433,6 +433,7 @@ class Sender(SendHalf):
 
     async def post(self, message: bytes) -> Receipt:
         """Send a message; return its receipt."""
+        self._budget.owner.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._hand_over(message if type(message) is bytes else as_bytes(message))
         receipt = Receipt(self, self.last)
@@ -446,6 +447,7 @@ class Sender(SendHalf):
 
         The peer confirms only what its application has processed: `wait_delivered` waits for that.
         """
+        self._budget.owner.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         if self.state is Sending.OPEN:
             self.close()
@@ -465,6 +467,7 @@ class Sender(SendHalf):
 
     async def wait_delivered(self, number: int | None = None) -> None:
         """Wait until the peer's application has processed everything up to a receipt; None waits for everything."""
+        self._budget.owner.check()
         if number is None:
             number = self.last if self.end is None else self.end
         await self.delivery.reached(number, self._raise_if_failed)
@@ -566,6 +569,7 @@ class Inbox(ReceiveHalf[bytes]):
 
     def done(self) -> None:
         """Count the taken messages as processed, and tell the peer. Harmless if none was taken."""
+        self._owner.check()
         incoming = self._channel.incoming
         if incoming is not None and incoming.handed and not self._stored.count:
             self._connection.done(self._channel)
@@ -640,3 +644,6 @@ class Inbox(ReceiveHalf[bytes]):
     def _count(self, size: int) -> None:
         self._size += size
         self._connection.unread += size
+
+
+Inbox.receive_many.__qualname__ = "Channel.receive_many"  # which Python prints if it is never awaited

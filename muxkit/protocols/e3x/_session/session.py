@@ -25,6 +25,7 @@ from muxkit.protocols.e3x.engine.channel import EngineChannel
 from muxkit.protocols.e3x.engine.engine import Stats
 from muxkit.protocols.e3x.engine.events import Cause
 from muxkit.runtime import (
+    CLOSED_HERE,
     Backlog,
     ChannelOpening,
     ChannelStopped,
@@ -365,7 +366,7 @@ class Session(CommonSession):
                     await liveness.say_goodbye()
             await pump.flushed()
             if not connection.was_heard:  # the peer may be one that only receives
-                connection.lose("we hung up", by="local", in_order=True)
+                connection.lose(CLOSED_HERE, by="local", in_order=True)
             await pump.hang_up()
         if scope.cancelled_caught:
             late = Reason(f"the other side left without what was not processed within {linger} s")
@@ -419,6 +420,7 @@ class Session(CommonSession):
 
         Channels that the peer opens from now on are answered with an err.
         """
+        self._connection.budget.owner.check()
         await trio.lowlevel.checkpoint()
         connection = self._connection
         self._stop_opening(None)
@@ -496,6 +498,7 @@ class Liveness:
     async def ping(self) -> float:
         """Wait for one round trip through the peer's session; raises `LinkLost` if no answer comes."""
         connection = self._connection
+        connection.budget.owner.check()
         await trio.lowlevel.checkpoint()
         connection.raise_if_lost()
         while connection.engine.places < 1:

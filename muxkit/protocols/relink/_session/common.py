@@ -295,6 +295,7 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
             self._sink._send_marker(_with_reason(STOP, reason))
 
     def _leave(self, end_sending: Callable[[], None]) -> None:
+        self._core.budget.owner.check()
         with self._core.written_together():
             self._sink._is_unannounced = self._is_idle
             end_sending()  # first: a peer counts the other order as breaking off
@@ -642,6 +643,7 @@ class CommonChannels:
 
     async def open(self, opening: bytes) -> Channel:
         """A common channel; the peer hears of it with the first message, or at once if it has something to be told."""
+        self._core.budget.owner.check()
         self._use_common()
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._openers.wait_for_slot()

@@ -154,6 +154,7 @@ class Link(CommonSession):
         the channel's end is confirmed."""
         core = self._core
         self._check_channel(channel, core.engine.out_id_size)
+        core.budget.owner.check()
         before = core.outs.get(channel)
         sender = Sender(core, channel)
         if before is None:
@@ -166,6 +167,7 @@ class Link(CommonSession):
 
     def receiver(self, channel: int = 0) -> Receiver:
         """To receive what the peer sends on this channel, now or once the peer opens it; one receiver at a time."""
+        self._core.budget.owner.check()
         self._check_channel(channel, self._core.engine.in_id_size)
         if channel in self._core.ins:
             raise LocalProtocolError(f"channel {channel} has a receiver")
@@ -188,6 +190,7 @@ class Link(CommonSession):
         means that it was sent to none of them. Raises as `Sender.send` does, and `LocalProtocolError` if it could not
         even be sent when nothing else is under way.
         """
+        self._core.budget.owner.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         message = as_parts(parts)
         engine, channels = self._engine, [sender.channel for sender in senders]
@@ -248,6 +251,7 @@ class Link(CommonSession):
 
         Raises what ended the link if it is over; put `trio.fail_after` around it for a limit.
         """
+        self._core.budget.owner.check()
         await trio.lowlevel.checkpoint()
         while self._core.pump is None or not self._engine.is_resumed:
             self._core.raise_if_over()
@@ -255,6 +259,7 @@ class Link(CommonSession):
 
     async def ping(self) -> float:
         """One round trip, in seconds; it waits for a connection, and is repeated on the next if this one is lost."""
+        self._core.budget.owner.check()
         await trio.lowlevel.checkpoint()
         self._core.raise_if_over()
         if self._core.pump is None:
@@ -274,6 +279,7 @@ class Link(CommonSession):
         The peer is told at once. Senders that are not closed by then are closed, what they had not decided is rolled
         back; what was sent before is still delivered while the link lives.
         """
+        self._core.budget.owner.check()
         await trio.lowlevel.checkpoint()
         core = self._core
         if core.error is not None:

@@ -64,10 +64,12 @@ class Receipt:
 
         Raises `LinkChanged` or `LinkLost` if that will never be known.
         """
+        self._sender._budget.owner.check()
         await self._sender.reception.reached(self.number, self._sender._raise_if_lost)
 
     async def consumed(self) -> None:
         """Wait until the peer's application is done with it, or until it was rolled back and dropped there."""
+        self._sender._budget.owner.check()
         await self._sender.consumption.reached(self.number, self._sender._raise_if_lost)
 
     async def committed(self) -> None:
@@ -76,6 +78,7 @@ class Receipt:
         Raises `NotCommitted` if it could not, `RolledBackError` if we took it back, `LocalProtocolError` on a channel
         without transactions, and `LinkChanged` or `LinkLost` if it will never be known.
         """
+        self._sender._budget.owner.check()
         await trio.lowlevel.checkpoint()
         channel = self._sender.channel
         if not self._sender.has_transactions:
@@ -149,6 +152,7 @@ class Sender(SendTurn, trio.abc.AsyncResource):
         Raises `trio.ClosedResourceError` after `close`, `LinkChanged` or `LinkLost` when what the channel was is gone,
         `LocalProtocolError` for what cannot be sent.
         """
+        self._budget.owner.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         parts = as_parts(parts)
         size = self._size_of(parts)
@@ -178,6 +182,7 @@ class Sender(SendTurn, trio.abc.AsyncResource):
 
         Gives the receipt of the last of them: `await sender.commit().committed()`. Never waits.
         """
+        self._budget.owner.check()
         last = self._number(through)
         self._engine.commit(self.channel, through=last)
         receipt = self._unanswered[last - self._unanswered[0].number]
@@ -187,6 +192,7 @@ class Sender(SendTurn, trio.abc.AsyncResource):
 
     def rollback(self, *, through: Receipt | int | None = None) -> None:
         """Have the peer ignore what is not decided yet, up to this message (None: everything sent so far)."""
+        self._budget.owner.check()
         last = self._number(through)
         self._engine.rollback(self.channel, through=last)
         oldest = self._unanswered[0].number
@@ -474,6 +480,7 @@ class Receiver(ReceiveHalf[Message]):
 
     def close(self) -> None:
         """Release the channel; messages that were not consumed go to the next receiver that is opened for it."""
+        self._owner.check()
         if self._unusable is not _closed:
             self._unusable = _closed
             if self._core.ins.get(self.channel) is self:
@@ -534,6 +541,7 @@ class Receiver(ReceiveHalf[Message]):
 
     def _tell(self, command: Callable[..., None], through: Message | int) -> None:
         """Consume or answer the messages through this one, once."""
+        self._owner.check()
         if self._unusable is not None:
             raise self._unusable()
         number = through.number if isinstance(through, Message) else through

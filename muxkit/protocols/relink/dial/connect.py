@@ -43,6 +43,7 @@ from muxkit.runtime import (
     Outage,
     OutageLog,
     Side,
+    called,
     can_heal,
     close_at_once,
     looks_like,
@@ -97,7 +98,7 @@ def link(
     mux = Link(engine, on_changed=on_changed, outage=outage, facts=facts_of(observer))
     name = shown or f"relink {engine.config.endpoint}".strip()
     dialling = _Dialling(mux, dial, backoff, on_failed, patience, outage, OutageLog(name, patience=patience))
-    return living(mux, linger, dialling.run, dialling.give_up)
+    return called("link", living(mux, linger, dialling.run, dialling.give_up))
 
 
 @attrs.define

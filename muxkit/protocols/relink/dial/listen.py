@@ -17,6 +17,7 @@ import attrs
 import trio
 
 from muxkit._errors import Refused, RemoteProtocolError
+from muxkit._handlers import log_failure
 from muxkit._limits import Limits
 from muxkit._observer import Observer, facts_of, for_connection, frames_of
 from muxkit._plugins import load_transport
@@ -355,9 +356,7 @@ class Listener:
         except Refused as error:
             _log.info("a client was sent away: %s", error)
         except Exception as error:
-            # Its text may hold what a peer sent, so that is for debugging only.
-            _log.error("the handler of a link failed with %s, the link was given up", type(error).__name__)
-            _log.debug("in full", exc_info=error)
+            log_failure("the handler of a link failed, the link was given up", error, {"peer": link.info.peer})
         finally:
             self._links.forget(key)
             self._serving.discard(link)

@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 
 import attrs
 
-from muxkit._plugins import load_transport
+from muxkit._plugins import load_transport, split_url
 from muxkit.protocols.relink.config import Config
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 PROTOCOL: Final = "relink"
-FORM: Final = "relink+transport://address/endpoint or …?endpoint=name, such as relink+tcp://127.0.0.1:7000/jobs"
 PATHS: Final = frozenset({"unix", "ws", "wss"})  # transports whose addresses have a path of their own
 
 
@@ -38,12 +37,9 @@ class Place:
 
 def place_of(url: str) -> Place:
     """Split a URL; ValueError if it does not have the form."""
-    scheme, separator, rest = url.partition("://")
-    protocol, _, transport = scheme.partition("+")
-    if not separator or protocol != PROTOCOL or not transport:
-        raise ValueError(f"{url!r} is no URL of the form {FORM}")
+    protocol, transport, rest = split_url(url, PROTOCOL)
     address, endpoint = split_endpoint(transport, rest)
-    return Place(scheme, transport, address, endpoint)
+    return Place(f"{protocol}+{transport}", transport, address, endpoint)
 
 
 def split_endpoint(transport: str, address: str) -> tuple[str, str | None]:

@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast, overload
+from uuid import UUID
 
+import msgspec
 import trio
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
@@ -39,11 +41,23 @@ from muxkit.protocols.restream.engine import (
 )
 from muxkit.protocols.restream.plugin import transport_of
 from muxkit.protocols.restream.wire import INLINE_DIGITS, Json, JsonObject, Message, Status, new_uuid, parse_integer
-from muxkit.runtime import Dial, Ended, LinkLost, Outage, OutageLog, background, protect_package, protected_manager
+from muxkit.runtime import (
+    Dial,
+    Ended,
+    LinkLost,
+    Outage,
+    OutageLog,
+    background,
+    called,
+    owner,
+    protect_package,
+    protected_manager,
+)
 from muxkit.trace import traced
 
 Item = Received | ReceivedValue | StatusReceived
 ItemT = TypeVar("ItemT")
+DataT = TypeVar("DataT")
 
 LIVE: Final = ClientPolicy(silence=IDLE_SILENCE)
 NO_CONNECTION: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
@@ -67,6 +81,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
         on_failed: OnFailed | None,
         name: str = "restream",
     ) -> None:
+        self._owner = owner()
         self._engine = engine
         self._convert = convert
         self._policy = policy
@@ -120,6 +135,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
         sends an error, `RemoteProtocolError` when it breaks a rule or the check, `LinkLost` when there can be no
         connection at all: each only after all items that came before it were received.
         """
+        self._owner.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         was_there = bool(self._waiting)
         while self._is_closed or not self._waiting:
@@ -146,6 +162,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
 
     def acknowledge(self, id: int | None = None) -> None:
         """Let the server delete all messages up to this id, or all that were received here; does not wait."""
+        self._owner.check()
         if id is None:
             if self._engine.mode is Mode.STATEFUL and self.last_id <= self._engine.acknowledged:
                 return
@@ -159,6 +176,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
 
     async def aclose(self) -> None:
         """Write the acknowledgement that is owed and close, in at most `ClientPolicy.linger` seconds."""
+        self._owner.check()
         self._is_closed = True
         self._arrived.unpark_all()
         try:
@@ -279,7 +297,7 @@ def numbers(
     where: str | Dial,
     *,
     count: int | None = None,
-    uuid: str | None = None,
+    uuid: str | UUID | None = None,
     resume: JsonObject | None = None,
     config: ClientConfig | None = None,
     policy: ClientPolicy | None = None,
@@ -310,14 +328,19 @@ def numbers(
         engine = ClientEngine.stateful(
             uuid or new_uuid(), {"count": count}, config=config, limits=limits, observer=frames_of(observer)
         )
-    return _reading(engine, _as_number, dial_of(where, options), policy or ClientPolicy(), observer, on_failed, where)
+    return called(
+        "numbers",
+        _reading(engine, _as_number, dial_of(where, options), policy or ClientPolicy(), observer, on_failed, where),
+    )
 
 
+@overload
 def stream(
     where: str | Dial,
     params: JsonObject | None = None,
     *,
-    uuid: str | None = None,
+    type: None = None,
+    uuid: str | UUID | None = None,
     final_key: str | None = None,
     verifier: Verifier | None = None,
     resume: JsonObject | None = None,
@@ -327,13 +350,50 @@ def stream(
     observer: Observer | None = None,
     on_failed: OnFailed | None = None,
     **options: Any,
-) -> AbstractAsyncContextManager[Reader[Message[Json]]]:
+) -> AbstractAsyncContextManager[Reader[Message[Json]]]: ...
+@overload
+def stream(
+    where: str | Dial,
+    params: JsonObject | None = None,
+    *,
+    type: type[DataT],
+    uuid: str | UUID | None = None,
+    final_key: str | None = None,
+    verifier: Verifier | None = None,
+    resume: JsonObject | None = None,
+    config: ClientConfig | None = None,
+    policy: ClientPolicy | None = None,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
+    on_failed: OnFailed | None = None,
+    **options: Any,
+) -> AbstractAsyncContextManager[Reader[Message[DataT]]]: ...
+def stream(
+    where: str | Dial,
+    params: JsonObject | None = None,
+    *,
+    type: type[DataT] | None = None,
+    uuid: str | UUID | None = None,
+    final_key: str | None = None,
+    verifier: Verifier | None = None,
+    resume: JsonObject | None = None,
+    config: ClientConfig | None = None,
+    policy: ClientPolicy | None = None,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
+    on_failed: OnFailed | None = None,
+    **options: Any,
+) -> AbstractAsyncContextManager[Reader[Message[Json]]] | AbstractAsyncContextManager[Reader[Message[DataT]]]:
     """Read the messages of a session of any application, with `id`, `data` and perhaps `time`.
 
     With `params` it is a new session; with only `uuid` an existing one, from its first message on; with `resume` it
     continues after a `snapshot`. Data with the key `final_key` is the last; without it the stream has no end. A
     `verifier` checks the data and knows which is final. The other arguments are those of `numbers`, except that the
     default policy allows a silence of 300 s, since a live stream may be idle.
+
+    With `type`, the data of each message is converted to that type by msgspec: a `msgspec.Struct`, a dataclass, a
+    `TypedDict`, or a built-in type. `receive` raises `msgspec.ValidationError` for data of another shape, with the id
+    of the message and the place in it. That message counts as received, and the next call goes on after it.
     """
     if verifier is not None and final_key is not None:
         raise ValueError("a verifier knows by itself what is final: there can be no final_key beside it")
@@ -352,7 +412,10 @@ def stream(
         engine = ClientEngine.stateful(
             uuid or new_uuid(), params, verifier=checks, config=config, limits=limits, observer=frames_of(observer)
         )
-    return _reading(engine, _as_message, dial_of(where, options), policy or LIVE, observer, on_failed, where)
+    dial, policy = dial_of(where, options), policy or LIVE
+    if type is None:
+        return called("stream", _reading(engine, _as_message, dial, policy, observer, on_failed, where))
+    return called("stream", _reading(engine, partial(_as_message_of, type), dial, policy, observer, on_failed, where))
 
 
 def integers(
@@ -376,12 +439,15 @@ def integers(
         _check_mode(engine, Mode.STATELESS)
     else:
         engine = ClientEngine.stateless(config=config, limits=limits, observer=frames_of(observer))
-    return _reading(engine, _as_integer, dial_of(where, options), policy or ClientPolicy(), observer, on_failed, where)
+    return called(
+        "integers",
+        _reading(engine, _as_integer, dial_of(where, options), policy or ClientPolicy(), observer, on_failed, where),
+    )
 
 
 async def status(
     where: str | Dial,
-    uuid: str,
+    uuid: str | UUID,
     *,
     policy: ClientPolicy | None = None,
     limits: Limits | None = None,
@@ -455,6 +521,15 @@ def _as_number(item: Item) -> int:
 def _as_message(item: Item) -> Message[Json]:
     assert isinstance(item, Received)
     return Message(item.id, item.data, item.time)
+
+
+def _as_message_of(kind: type[DataT], item: Item) -> Message[DataT]:
+    assert isinstance(item, Received)
+    try:
+        data = msgspec.convert(item.data, kind)
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(f"message {item.id} is not a {kind.__name__}: {error}") from None
+    return Message(item.id, data, item.time)
 
 
 def _as_integer(item: Item) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
+from uuid import UUID
 
 import attrs
 
@@ -207,7 +208,7 @@ class ClientEngine(LineEngine[ClientEvent]):
     @classmethod
     def stateful(
         cls,
-        uuid: str,
+        uuid: str | UUID,
         params: JsonObject | None,
         *,
         verifier: Verifier | None = None,
@@ -235,7 +236,7 @@ class ClientEngine(LineEngine[ClientEvent]):
     @classmethod
     def status(
         cls,
-        uuid: str,
+        uuid: str | UUID,
         *,
         also: Sequence[str] | None = None,
         done: Mapping[str, int] | None = None,
@@ -247,9 +248,9 @@ class ClientEngine(LineEngine[ClientEvent]):
 
         With `also` it is for several sessions; `done` are ids up to which the reader of the config is done with some.
         """
-        uuid = _checked_uuid(uuid)
-        engine = cls(Mode.STATUS, Position(), uuid=uuid, config=config, limits=limits, observer=observer)
-        engine._status_request = messages.StatusRequested(uuid, engine.config.reader or "", also, dict(done or {}))
+        text = _checked_uuid(uuid)
+        engine = cls(Mode.STATUS, Position(), uuid=text, config=config, limits=limits, observer=observer)
+        engine._status_request = messages.StatusRequested(text, engine.config.reader or "", also, dict(done or {}))
         return engine
 
     @classmethod
@@ -532,9 +533,9 @@ def _position_of_value(value: str | None) -> Position:
     return Position(value=value)
 
 
-def _checked_uuid(uuid: str) -> str:
+def _checked_uuid(uuid: str | UUID) -> str:
     try:
-        return messages.read_uuid(uuid)
+        return messages.read_uuid(str(uuid) if isinstance(uuid, UUID) else uuid)
     except RemoteProtocolError as error:
         raise LocalProtocolError(error.message) from None
 

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from muxkit._errors import RemoteProtocolError
+from muxkit._failures import loggable_text
 from muxkit._info import SessionInfo
 from muxkit._limits import Limits
 from muxkit._observer import Observer, facts_of, for_connection, frames_of, measured, tell_limit, telling_of_listener
@@ -70,7 +71,7 @@ from muxkit.protocols.restream.wire import (
     format_integer,
     parse_integer,
 )
-from muxkit.runtime import SessionStats, StreamPump, background, close_at_once, describe, protect_package
+from muxkit.runtime import SessionStats, StreamPump, background, close_at_once, describe, owner, protect_package
 from muxkit.trace import traced
 
 Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
@@ -230,6 +231,7 @@ class Served:
     """A running server."""
 
     def __init__(self, service: Service, urls: list[str], scope: trio.CancelScope) -> None:
+        self._owner = owner()
         self._service = service
         self._scope = scope
         self.urls: tuple[str, ...] = tuple(urls)
@@ -251,6 +253,7 @@ class Served:
 
     async def shutdown(self, *, grace: float) -> None:
         """Accept no new requests, write what is queued for up to `grace` seconds, then stop."""
+        self._owner.check()
         await self._service.shutdown(grace=grace)
         self._scope.cancel()
 
@@ -756,8 +759,7 @@ def shown(text: str) -> str:
 def traceback_of(error: BaseException) -> str:
     """Return an error's type and traceback without its text, which may quote a message."""
     frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
-    told = "its text is left out, it may hold payload; set the logger 'muxkit' to DEBUG to see it"
-    return f"{type(error).__name__} ({told})\n{frames}"
+    return f"{type(error).__name__} ({loggable_text(error)})\n{frames}"
 
 
 # ---------------------------------------------------------------------------- listeners

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic, Protocol, TypeVar
+from uuid import UUID
 
 from muxkit.protocols.restream.store.rules import (
     LAST_ID,
@@ -67,7 +68,7 @@ class SessionStore(Generic[State, Data]):
 
     async def register(
         self,
-        uuid: str,
+        uuid: str | UUID,
         state: State,
         *,
         params: object = None,
@@ -85,21 +86,21 @@ class SessionStore(Generic[State, Data]):
             raise ValueError(f"head {head} is not between 0 and {LAST_ID}")
         if keep is not None and not keep >= 0:
             raise ValueError(f"keep {keep} is not a number of seconds")
+        uuid = str(uuid)
         if not _is_storable(uuid):
             raise ValueError(f"a uuid is 1 to {LONGEST_UUID} printable ASCII characters")
         stored, asked = self._encode(state), self._encode(params)
-        return await self._backend.work(
-            uuid, lambda rows: self._rules.register(rows, uuid, stored, asked, attached=attached, keep=keep, head=head)
-        )
+        register = partial(self._rules.register, uuid=uuid, state=stored, params=asked)
+        return await self._backend.work(uuid, partial(register, attached=attached, keep=keep, head=head))
 
-    async def disconnect(self, uuid: str, *, epoch: int | None = None) -> None:
+    async def disconnect(self, uuid: str | UUID, *, epoch: int | None = None) -> None:
         """Begin the absence of the client. Harmless from an owner that was superseded."""
-        _check(uuid)
+        uuid = _check(uuid)
         await self._backend.work(uuid, partial(self._rules.disconnect, uuid=uuid, epoch=epoch))
 
     async def put(
         self,
-        uuid: str,
+        uuid: str | UUID,
         transform: Transform[State, Data],
         *,
         epoch: int | None = None,
@@ -112,7 +113,7 @@ class SessionStore(Generic[State, Data]):
         """
         return (await self.put_many(uuid, transform, 1, epoch=epoch, is_final=is_final))[0]
 
-    async def after(self, uuid: str, id: int) -> Message[Data] | None:
+    async def after(self, uuid: str | UUID, id: int) -> Message[Data] | None:
         """Return the stored message after `id` (0: the first), or None if there is none yet.
 
         Raises `MessageGone` below what was acknowledged and `UnknownMessage` above the last message.
@@ -120,49 +121,49 @@ class SessionStore(Generic[State, Data]):
         found = await self.replay(uuid, id, 1)
         return found[0] if found else None
 
-    async def ack(self, uuid: str, id: int, *, epoch: int | None = None) -> None:
+    async def ack(self, uuid: str | UUID, id: int, *, epoch: int | None = None) -> None:
         """Delete the messages up to `id`, which the client has.
 
         Raises `OutOfOrderAck` below an earlier one and `UnknownMessage` for 0 and above the last message.
         """
-        _check(uuid)
+        uuid = _check(uuid)
         await self._backend.work(uuid, partial(self._rules.ack, uuid=uuid, id=id, epoch=epoch))
 
     # ------------------------------------------------------------------------ named readers
 
-    async def advance(self, uuid: str, reader: str, id: int = 0) -> Status:
+    async def advance(self, uuid: str | UUID, reader: str, id: int = 0) -> Status:
         """Note that a named reader is done with the messages up to `id`; with 0, only enrol it.
 
         While a session has named readers, a message is deleted when all of them are done with it, and plain
         acknowledgements delete nothing. A position never goes back. Raises `UnknownMessage` above the last message.
         """
-        _check(uuid)
+        uuid = _check(uuid)
         return await self._backend.work(uuid, partial(self._rules.advance, uuid=uuid, reader=reader, id=id))
 
-    async def remove_reader(self, uuid: str, reader: str) -> Status:
+    async def remove_reader(self, uuid: str | UUID, reader: str) -> Status:
         """Forget a named reader: nothing is kept for it any more. Harmless if there is none of that name."""
-        _check(uuid)
+        uuid = _check(uuid)
         return await self._backend.work(uuid, partial(self._rules.remove_reader, uuid=uuid, reader=reader))
 
-    async def touch(self, uuid: str) -> None:
+    async def touch(self, uuid: str | UUID) -> None:
         """Begin the absence of the client anew, because the session is in use without an owner."""
-        _check(uuid)
+        uuid = _check(uuid)
         await self._backend.work(uuid, partial(self._rules.touch, uuid=uuid))
 
     # ------------------------------------------------------------------------ owners and batches
 
-    async def attach(self, uuid: str, *, takeover: bool = True) -> Status:
+    async def attach(self, uuid: str | UUID, *, takeover: bool = True) -> Status:
         """Become the owner, with the epoch in the answer; an attached session does not expire.
 
         The last owner is superseded, and its tasks in `wait` wake. With `takeover=False` an attached session raises
         `SessionBusy` instead.
         """
-        _check(uuid)
+        uuid = _check(uuid)
         return await self._backend.work(uuid, partial(self._rules.attach, uuid=uuid, takeover=takeover))
 
     async def put_many(
         self,
-        uuid: str,
+        uuid: str | UUID,
         transform: Transform[State, Data],
         most: int = MOST,
         *,
@@ -171,20 +172,20 @@ class SessionStore(Generic[State, Data]):
     ) -> list[Message[Data]]:
         """Make from one to `most` messages as one unit; fewer if one is final or the session has no more room."""
         _check_most(most)
-        _check(uuid)
+        uuid = _check(uuid)
         return await self._backend.work(
             uuid, partial(self._rules.put, uuid=uuid, transform=transform, most=most, epoch=epoch, is_final=is_final)
         )
 
     async def replay(
-        self, uuid: str, after: int, most: int = MOST, *, most_bytes: int = 1 << 20
+        self, uuid: str | UUID, after: int, most: int = MOST, *, most_bytes: int = 1 << 20
     ) -> list[Message[Data]]:
         """Return the stored messages after `after`, in order; empty if there are none yet. Raises like `after`.
 
         It returns at least one if there is one, then as many as fit into `most` and `most_bytes` of JSON.
         """
         _check_most(most)
-        _check(uuid)
+        uuid = _check(uuid)
         wanted = Wanted(uuid, after, most, most_bytes)
         found = await self._backend.look(uuid, lambda rows: self._rules.replay(rows, wanted), wanted)
         decode = self._codec.data
@@ -192,11 +193,13 @@ class SessionStore(Generic[State, Data]):
 
     # ------------------------------------------------------------------------ fed sessions
 
-    async def append(self, uuid: str, data: Data, *, time: float | None = None) -> Message[Data]:
+    async def append(self, uuid: str | UUID, data: Data, *, time: float | None = None) -> Message[Data]:
         """Store a message that the caller made, and wake the tasks that wait for it, in any process."""
         return (await self.append_many(uuid, (data,), time=time))[0]
 
-    async def append_many(self, uuid: str, data: Sequence[Data], *, time: float | None = None) -> list[Message[Data]]:
+    async def append_many(
+        self, uuid: str | UUID, data: Sequence[Data], *, time: float | None = None
+    ) -> list[Message[Data]]:
         """Store all of these messages as one unit, or none."""
         stored = [self._encode(each) for each in data]
         if time is not None:
@@ -206,20 +209,21 @@ class SessionStore(Generic[State, Data]):
         if not stored:
             await self.status(uuid)
             return []
-        _check(uuid)
+        uuid = _check(uuid)
         first = await self._backend.work(uuid, partial(self._rules.append, uuid=uuid, data=stored, time=time))
         return [Message(id, each, time) for id, each in enumerate(data, first)]
 
-    async def finish(self, uuid: str) -> Status:
+    async def finish(self, uuid: str | UUID) -> Status:
         """Add no more messages: later puts and appends raise `SessionFinished`. Harmless when repeated."""
-        _check(uuid)
+        uuid = _check(uuid)
         return await self._backend.work(uuid, partial(self._rules.finish, uuid=uuid))
 
-    async def wait(self, uuid: str, after: int, *, epoch: int | None = None) -> Status:
+    async def wait(self, uuid: str | UUID, after: int, *, epoch: int | None = None) -> Status:
         """Sleep until there is a message after `after`, or the session is finished.
 
         Raises `Superseded` as soon as a newer owner than `epoch` attaches, `UnknownSession` when it expires.
         """
+        uuid = _check(uuid)
         while True:
             with self._waiters.watching(uuid) as changed:
                 status = await self.status(uuid)
@@ -229,10 +233,11 @@ class SessionStore(Generic[State, Data]):
                     return status
                 await changed.wait()
 
-    async def wait_room(self, uuid: str, count: int = 1) -> Status:
+    async def wait_room(self, uuid: str | UUID, count: int = 1) -> Status:
         """Sleep until `count` more messages may be added; acknowledgements make room."""
         if count > self._limits.messages:
             raise StoreFull(f"{count:,} messages never fit into StoreLimits(messages={self._limits.messages})")
+        uuid = _check(uuid)
         while True:
             with self._waiters.watching(uuid) as changed:
                 status = await self.status(uuid)
@@ -246,10 +251,10 @@ class SessionStore(Generic[State, Data]):
 
     # ------------------------------------------------------------------------ status and expiry
 
-    async def status(self, uuid: str) -> Status:
+    async def status(self, uuid: str | UUID) -> Status:
         """Return the progress of the session."""
-        _check(uuid)
-        return await self._backend.look(uuid, lambda rows: self._rules.status(rows, uuid))
+        uuid = _check(uuid)
+        return await self._backend.look(uuid, partial(self._rules.status, uuid=uuid))
 
     async def statuses(self, uuids: Sequence[str]) -> dict[str, Status]:
         """Return the progress of several sessions at once, without those that are not known."""
@@ -284,10 +289,12 @@ class SessionStore(Generic[State, Data]):
         return self._codec.encode(value, self._limits.message_bytes)
 
 
-def _check(uuid: str) -> None:
-    """Refuse a uuid that cannot have been registered: a database may fail on it in its own way."""
-    if not _is_storable(uuid):
-        raise UnknownSession(ascii(uuid[:LONGEST_UUID])[1:-1])
+def _check(uuid: str | UUID) -> str:
+    """Return a uuid as text; refuse one that cannot have been registered, since a database may fail on it."""
+    text = str(uuid)
+    if not _is_storable(text):
+        raise UnknownSession(ascii(text[:LONGEST_UUID])[1:-1])
+    return text
 
 
 def _check_most(most: int) -> None:

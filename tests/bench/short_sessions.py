@@ -1,0 +1,107 @@
+"""Sessions one after the other: connect, open a channel, echo one message, leave. Client and server in two processes.
+
+python tests/bench/short_sessions.py [SECONDS] [PACKAGES ...]
+
+For each number of packages, that many empty ones are put on the path, since a program is seldom alone in its
+environment. Prints sessions per second of muxkit and of raw Trio, measured in turn.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+import muxkit
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+URL = "bpmux+tcp://127.0.0.1:0"
+TURNS = 3
+
+
+async def serve_muxkit() -> None:
+    async def echo(channel: muxkit.Channel) -> None:
+        async for message in channel:
+            await channel.send(message)
+
+    async with muxkit.open_server(echo, URL) as server:
+        print(server.url, flush=True)
+        await trio.sleep_forever()
+
+
+async def serve_trio() -> None:
+    async def echo(stream: trio.SocketStream) -> None:
+        async with stream:
+            async for data in stream:
+                await stream.send_all(data)
+
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    print(listener.socket.getsockname()[1], flush=True)
+    await trio.serve_listeners(echo, [listener])
+
+
+async def ask_muxkit(where: str) -> None:
+    async with muxkit.connect(where) as session, session.open() as channel:
+        await channel.send(b"tea")
+        await channel.receive()
+
+
+async def ask_trio(where: str) -> None:
+    async with await trio.open_tcp_stream("127.0.0.1", int(where)) as stream:
+        await stream.send_all(b"tea")
+        await stream.receive_some()
+
+
+async def rate(ask: Callable[[str], Awaitable[None]], where: str, seconds: float) -> float:
+    await ask(where)
+    began, done = time.perf_counter(), 0
+    while (passed := time.perf_counter() - began) < seconds:
+        await ask(where)
+        done += 1
+    return done / passed
+
+
+def measured(kind: str, seconds: str, path: Path) -> float:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])}
+    program = [sys.executable, __file__]
+    with subprocess.Popen([*program, f"serve-{kind}"], env=environment, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        where = server.stdout.readline().strip()
+        asking = [*program, f"ask-{kind}", where, seconds]
+        done = subprocess.run(asking, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        server.kill()
+    return float(done.stdout)
+
+
+def main(arguments: Sequence[str]) -> None:
+    match arguments:
+        case ["serve-muxkit"]:
+            trio.run(serve_muxkit)
+        case ["serve-trio"]:
+            trio.run(serve_trio)
+        case ["ask-muxkit" | "ask-trio" as kind, where, seconds]:
+            print(trio.run(rate, ask_muxkit if kind == "ask-muxkit" else ask_trio, where, float(seconds)))
+        case _:
+            seconds, *counts = arguments or ["2", "0", "400"]
+            for count in counts:
+                with tempfile.TemporaryDirectory() as folder:
+                    for number in range(int(count)):
+                        info = Path(folder) / f"empty_{number}-1.0.dist-info"
+                        info.mkdir()
+                        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: empty-{number}\nVersion: 1.0\n")
+                        (info / "entry_points.txt").write_text(f"[console_scripts]\nempty{number} = empty:main\n")
+                    for _ in range(TURNS):
+                        ours, raw = (measured(kind, seconds, Path(folder)) for kind in ("muxkit", "trio"))
+                        print(f"{count} more packages: muxkit {ours:,.0f} sessions per second, raw Trio {raw:,.0f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
