@@ -167,7 +167,7 @@ class Troubled:
         self._backend: Backend = store._backend
         self.times = times
 
-    async def work(self, key: str, act: Callable[[Rows], T]) -> T:
+    async def work(self, key: str, act: Callable[[Rows], T], *, grows: bool = False) -> T:
         if self.times:
             self.times -= 1
             raise StoreFailed("/secret/path: the disk failed")
@@ -313,7 +313,7 @@ class Slow:
         self.go_on = trio.Event()
         self.asked = 0
 
-    async def work(self, key: str, act: Callable[[Rows], T]) -> T:
+    async def work(self, key: str, act: Callable[[Rows], T], *, grows: bool = False) -> T:
         self.asked += 1
         if self.asked > 1:  # `begin` goes through
             await self.go_on.wait()
