@@ -37,7 +37,7 @@ CLOSE_TIMEOUT: Final = 5.0  # s that a server may take to close the connection a
 TOO_LONG: Final = "restream-F12"
 TOGETHER: Final = 500  # streams that one status request is for
 STATUSES_LINE: Final = 4 << 20  # bytes of its answer
-LATER: Final = (ErrorCode.BUSY, ErrorCode.UNAVAILABLE)
+LATER: Final = (ErrorCode.BUSY, ErrorCode.UNAVAILABLE, ErrorCode.FAILED)  # within the time of the option
 LOST: Final = (ErrorCode.GONE, ErrorCode.BEYOND, ErrorCode.UNKNOWN)
 NO_CONNECTION: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 

@@ -39,6 +39,20 @@ async def test_an_error_of_the_server_ends_the_stream_and_is_never_retried(
     assert len(script.at) == 1
 
 
+async def test_an_error_whose_code_says_that_it_passes_is_waited_out_with_a_warning(
+    nursery: trio.Nursery, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = {"error": "no room at the moment", "code": "unavailable"}
+    script = Script(nursery, [[*messages(1, 2), refused, HOLD], [refused], [refused], [*messages(3, 4), HOLD]])
+    async with restream.numbers(script.dial, count=5) as numbers:
+        assert [await numbers.receive() for _ in range(4)] == [1, 2, 3, 4]
+    assert script.asked[1:] == [{"uuid": numbers.uuid, "state": 2}] * 3
+    assert all(pause >= 5.0 for pause in script.pauses)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "no room at the moment" in told[0]
+    assert len(told) <= 2  # the first failure, and a doubling of the outage
+
+
 @pytest.mark.clause("restream-F10")
 async def test_after_an_error_it_hangs_up_at_once(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     script = Script(nursery, [[1.0, {"error": "no"}, HOLD]])

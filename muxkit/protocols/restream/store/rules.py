@@ -213,10 +213,7 @@ class Rules(Generic[State, Data]):
                 raise SessionExists(self._status(old))
             rows.remove(uuid)
         elif (count := rows.count()) >= self.limits.sessions:
-            raise StoreFull(
-                f"{count:,} sessions are all that StoreLimits(sessions={self.limits.sessions}) allows; "
-                "wait until some expire, or raise it"
-            )
+            raise TooManySessions(count, self.limits.sessions)
         epoch = 1 if attached else 0
         incarnation = secrets.token_hex(4)
         session = Session(
@@ -500,6 +497,19 @@ class SessionExists(StoreError):
     def __init__(self, status: Status) -> None:
         super().__init__(f"session {status.uuid} exists already; resume it with state, or choose another uuid")
         self.status = status
+
+
+class TooManySessions(StoreFull):
+    """There are as many sessions as `StoreLimits(sessions=)` allows; there is room when some of them expire."""
+
+    def __init__(self, count: int, limit: int) -> None:
+        super().__init__(
+            f"{count:,} sessions are all that StoreLimits(sessions={limit}) allows; wait until some expire, or raise it"
+        )
+
+    @property
+    def for_client(self) -> str:
+        return "the server has no room for another session at the moment"
 
 
 class SessionBusy(StoreError):
