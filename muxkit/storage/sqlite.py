@@ -622,8 +622,12 @@ class SqliteBackend(Worker[RowsT]):
         self._rows: RowsT | None = None
         super().__init__(thread_name, self._run_jobs, waiters)
 
-    async def open(self, first: Callable[[RowsT], bool] | None = None) -> None:
-        """Open the file, and run `first` before any job, in one transaction after another while it returns True."""
+    async def open(self, first: Callable[[RowsT, int], int | None] | None = None) -> None:
+        """Open the file, and run `first` before any job.
+
+        `first` gets a position, which is 0 in the beginning, and returns the next one, or None when all is done. Each
+        call is a transaction of its own, and may be repeated.
+        """
         await self.call(lambda: self._open(first))
 
     async def close(self) -> None:
@@ -632,24 +636,27 @@ class SqliteBackend(Worker[RowsT]):
 
     # ------------------------------------------------------------------------ in the thread
 
-    def _open(self, first: Callable[[RowsT], bool] | None) -> None:
+    def _open(self, first: Callable[[RowsT, int], int | None] | None) -> None:
         try:
             connection = self._file.open()
             rows = self._make_rows(connection)
-            while first is not None and self._run_first(first, connection, rows):
-                pass
+            position: int | None = 0
+            while first is not None and position is not None:
+                position = self._run_first(first, position, connection, rows)
         except (SqliteFault, errors.StoreCorrupt) as error:
             judged = self._file.judge(error) if isinstance(error, SqliteFault) else self._file.quarantine(str(error))
             self._file.close()
             raise judged from (error if isinstance(error, SqliteFault) else None)
         self._rows = rows
 
-    def _run_first(self, first: Callable[[RowsT], bool], connection: Connection, rows: RowsT) -> bool:
-        def run() -> bool:
+    def _run_first(
+        self, first: Callable[[RowsT, int], int | None], position: int, connection: Connection, rows: RowsT
+    ) -> int | None:
+        def run() -> int | None:
             connection.run("BEGIN IMMEDIATE")
-            has_more = first(rows)
+            following = first(rows, position)
             connection.run("COMMIT")
-            return has_more
+            return following
 
         try:
             return run()

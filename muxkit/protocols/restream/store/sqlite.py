@@ -65,11 +65,11 @@ async def open_sqlite(
     )
     backend = sqlite.SqliteBackend(file, _Rows, waiters, thread_name=f"muxkit store {path.name}")
 
-    def detach_all(rows: _Rows) -> bool:
-        attached = rows.attached(DETACHED_AT_ONCE)
+    def detach_all(rows: _Rows, position: int) -> int | None:
+        attached, following = rows.attached(position, DETACHED_AT_ONCE)
         for session in attached:
             rules.detach(rows, session)
-        return len(attached) == DETACHED_AT_ONCE
+        return following
 
     try:
         await backend.open(detach_all)
@@ -178,10 +178,13 @@ class _Rows:
         )
         return [self._session(row) for row in found]
 
-    def attached(self, most: int) -> list[Session]:
-        """Return some of the sessions that are attached."""
-        found = self._run(f"SELECT sid, seal, {COLUMNS} FROM sessions WHERE due IS NULL LIMIT ?", (most,))
-        return [self._session(row) for row in found]
+    def attached(self, position: int, most: int) -> tuple[list[Session], int | None]:
+        """Return some of the attached sessions, and the position to continue from; None if these are the last."""
+        found = self._run(
+            f"SELECT sid, seal, {COLUMNS} FROM sessions WHERE due IS NULL AND sid > ? ORDER BY sid LIMIT ?",
+            (position, most),
+        )
+        return [self._session(row) for row in found], cast("int", found[-1][0]) if len(found) == most else None
 
     def changed(self, uuid: str, *, everywhere: bool) -> None:
         self._changed[uuid] = None
