@@ -111,7 +111,7 @@ def test_a_reduced_java_starts_although_spark_asks_for_a_module_that_it_lacks(
     monkeypatch.setenv("JAVA_HOME", str(reduced_java))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     home = java_home()
-    as_spark_does = [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"]
+    as_spark_does = [str(home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
     done = subprocess.run(as_spark_does, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     # A session sets JAVA_HOME, and the next one finds the same Java there.
