@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import sqlite3
+import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -267,10 +268,27 @@ class Reserve:
         """Give the space to the disk. Harmless if the reserve is not held."""
         self.is_held = False
         with suppress(OSError):
-            os.truncate(self.path, 0)
+            file = self._open()
+            try:
+                os.ftruncate(file, 0)
+            finally:
+                os.close(file)
+
+    def _open(self) -> int:
+        """Open the file; raises `OSError` if another program made it, since its content must not be lost."""
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+        file = os.open(self.path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0), 0o600)
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode) or any(os.read(file, 4096)):
+                raise FileExistsError(errno.EEXIST, "it is no reserve of a store", str(self.path))
+            os.lseek(file, 0, os.SEEK_SET)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
 
     def _allocate(self) -> bool:
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        file = self._open()
         try:
             missing = self.size - os.fstat(file).st_size
             if missing <= 0:

@@ -153,6 +153,27 @@ async def test_an_expired_session_leaves_a_full_disk_in_portions(disk: Path) -> 
         assert await produce(store, U2, 900, most=1000) == 1000
 
 
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+async def test_a_file_that_has_the_name_of_the_reserve_by_chance_is_left_as_it_is(quick_path: Path, kind: str) -> None:
+    reserve = quick_path.with_name(quick_path.name + ".reserve")
+    victim = quick_path.with_name("victim")
+    victim.write_bytes(bytes(10) if kind == "link" else b"precious")
+    if kind == "file":
+        victim.rename(reserve)
+        victim = reserve
+    elif kind == "link":
+        reserve.symlink_to(victim)
+    else:
+        reserve.mkdir()
+    before = victim.read_bytes()
+    async with opened(quick_path, limits=StoreLimits(bytes=100_000)) as store:
+        await store.register(U1, 0)
+        head = await produce(store, U1, 1000)
+        assert await consume(store, U1) == list(range(1, head + 1))
+        assert await produce(store, U1, 1000) > head
+    assert victim.read_bytes() == before
+
+
 @pytest.mark.parametrize(("data", "passes"), [(["x" * 2000], False), (["x"] * 6, False), (["x"] * 5, True)])
 async def test_only_a_refusal_that_room_would_change_is_one_that_passes(
     quick_path: Path, data: list[str], passes: bool
