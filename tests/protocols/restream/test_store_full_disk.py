@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from muxkit.protocols.restream.store import SessionStore, StoreLimits
+from muxkit.protocols.restream.store import SessionExists, SessionStore, StoreLimits
 from muxkit.protocols.restream.store.rules import KEEP, Codec, Rules
 from muxkit.protocols.restream.store.sqlite import open_sqlite
 from muxkit.storage import StoreFull, sqlite
@@ -138,6 +138,19 @@ async def test_a_store_opens_on_a_full_disk_and_is_emptied(disk: Path, journal: 
         head = await produce(store, U1, 900)
         assert await consume(store, U1) == list(range(1, head + 1))
         assert await produce(store, U1, 900) > head
+
+
+async def test_a_program_that_is_started_again_learns_on_a_full_disk_that_its_session_is_there(disk: Path) -> None:
+    async with opened(disk / "sessions.db") as store:
+        await store.register(U1, 0)
+        head = await produce(store, U1, 900)
+        store._backend._file.reserve.release()  # type: ignore[attr-defined]
+        fill(disk)
+        with pytest.raises(SessionExists) as exists:
+            await store.register(U1, 0)
+        assert exists.value.status.head == head
+        with pytest.raises(StoreFull):
+            await store.register(U2, 0)
 
 
 async def test_an_expired_session_leaves_a_full_disk_in_portions(disk: Path) -> None:

@@ -25,6 +25,7 @@ from muxkit.protocols.restream.store.rules import (
     IsFinal,
     Rows,
     Rules,
+    SessionExists,
     SessionFinished,
     State,
     Status,
@@ -93,11 +94,19 @@ class SessionStore(Generic[State, Data]):
         if not _is_storable(uuid):
             raise ValueError(f"a uuid is 1 to {LONGEST_UUID} printable ASCII characters")
         stored, asked = self._encode(state), self._encode(params)
-        return await self._backend.work(
-            uuid,
-            lambda rows: self._rules.register(rows, uuid, stored, asked, attached=attached, keep=keep, head=head),
-            grows=True,
-        )
+        try:
+            return await self._backend.work(
+                uuid,
+                lambda rows: self._rules.register(rows, uuid, stored, asked, attached=attached, keep=keep, head=head),
+                grows=True,
+            )
+        except StoreFull as full:
+            # A program that is started again on a full disk has to learn that its session is there.
+            try:
+                status = await self.status(uuid)
+            except UnknownSession:
+                raise full from None
+            raise SessionExists(status) from None
 
     async def disconnect(self, uuid: str, *, epoch: int | None = None) -> None:
         """Begin the absence of the client. Harmless from an owner that was superseded."""
