@@ -42,7 +42,7 @@ async def test_an_error_of_the_server_ends_the_stream_and_is_never_retried(
 async def test_an_error_whose_code_says_that_it_passes_is_waited_out_with_a_warning(
     nursery: trio.Nursery, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refused = {"error": "no room at the moment", "code": "unavailable"}
+    refused: object = {"error": "no room at the moment", "code": "unavailable"}
     plays: list[Play] = [[*messages(1, 2), refused, HOLD], *([refused] for _ in range(19)), [*messages(3, 4), HOLD]]
     script = Script(nursery, plays)
     async with restream.numbers(script.dial, count=5) as numbers:
