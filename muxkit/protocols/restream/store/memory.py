@@ -130,7 +130,8 @@ class _Memory:
         if self._used + growth > self._most_bytes:
             raise StoreFull(
                 f"{self._used:,} bytes are used and {growth:,} more would pass "
-                f"StoreLimits(bytes={self._most_bytes}); wait for acks, or raise it"
+                f"StoreLimits(bytes={self._most_bytes}); wait for acks, or raise it",
+                passes=growth <= self._most_bytes,
             )
 
 
