@@ -103,7 +103,7 @@ class NotCommitted(StagingError, kind="uncommitted"):
 
 
 class StagingFull(StagingError, kind="full"):
-    """A limit of `StagingLimits` or the disk is full. Nothing was added."""
+    """A limit of `StagingLimits` is reached. Nothing was added."""
 
 
 class StagingRefused(StagingError, kind="refused"):

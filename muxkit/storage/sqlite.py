@@ -6,10 +6,12 @@ import errno
 import logging
 import os
 import sqlite3
+import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar, cast
 
@@ -170,6 +172,8 @@ class LockFile:
         try:
             self._write()
         except OSError as error:
+            if self.was_made and error.errno in NO_ROOM:
+                return  # the file only lacks the pid of this process, and a store on a full disk has to open
             self.release()
             raise _unwritable(self.path, error) from error
 
@@ -210,6 +214,98 @@ def _pid(text: str) -> int | None:
     return int(words[1]) if words[:1] == ["pid"] and len(words) > 1 and words[1].isdecimal() else None
 
 
+# ---------------------------------------------------------------------------- the reserve
+
+RESERVE_BYTES = 2 << 20  # one deletion journals at most the pages of its rows, and one row has up to 1 MiB by default
+RESERVE_SHARE = 8  # the reserve takes at most this part (1/8) of a small disk or of a small limit
+NO_ROOM = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+
+class Reserve:
+    """`PATH.reserve`: disk space that a store allocates when it opens, and releases when its disk is full.
+
+    SQLite needs space even to delete a row, because the journal keeps the pages that change. On a full disk nothing
+    could be acknowledged, so nothing would ever make room. The reserve provides the space for this work. Jobs that add
+    rows may not use it.
+
+    The reserve keeps its file when it is released, with a size of 0, because a full disk may refuse a new name.
+    """
+
+    def __init__(self, store: Path, most_bytes: int) -> None:
+        self.path: Path = store.with_name(store.name + ".reserve")
+        self._most_bytes = most_bytes
+        self._is_possible = True
+        self.is_held: bool = False
+
+    @cached_property
+    def size(self) -> int:
+        """How many bytes the reserve has: less on a small disk."""
+        size = min(RESERVE_BYTES, self._most_bytes // RESERVE_SHARE)
+        if hasattr(os, "statvfs"):
+            with suppress(OSError):
+                disk = os.statvfs(self.path.parent)
+                size = min(size, disk.f_blocks * disk.f_frsize // RESERVE_SHARE)
+        return max(size, 1)
+
+    @property
+    def is_missing(self) -> bool:
+        """True while the disk has no room for the reserve: then a job that adds rows must not take the rest."""
+        return self._is_possible and not self.is_held
+
+    def hold(self) -> bool:
+        """Allocate the reserve; return False if the disk has no room for it."""
+        if self.is_held or not self._is_possible:
+            return True
+        try:
+            self.is_held = self._allocate()
+        except OSError as error:
+            # Some directories allow no further file. Then the store works as well as it can without a reserve.
+            self._is_possible = error.errno in NO_ROOM
+            self.release()
+        return self.is_held or not self._is_possible
+
+    def release(self) -> None:
+        """Give the space to the disk. Harmless if the reserve is not held."""
+        self.is_held = False
+        with suppress(OSError):
+            file = self._open()
+            try:
+                os.ftruncate(file, 0)
+            finally:
+                os.close(file)
+
+    def _open(self) -> int:
+        """Open the file; raises `OSError` if another program made it, since its content must not be lost."""
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+        file = os.open(self.path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0), 0o600)
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode) or any(os.read(file, 4096)):
+                raise FileExistsError(errno.EEXIST, "it is no reserve of a store", str(self.path))
+            os.lseek(file, 0, os.SEEK_SET)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+    def _allocate(self) -> bool:
+        file = self._open()
+        try:
+            missing = self.size - os.fstat(file).st_size
+            if missing <= 0:
+                return True  # the last process left it
+            if hasattr(os, "fstatvfs"):
+                disk = os.fstatvfs(file)
+                if disk.f_bavail * disk.f_frsize < missing:
+                    return False
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file, 0, self.size)
+            else:
+                os.write(file, bytes(self.size))
+            return True
+        finally:
+            os.close(file)
+
+
 def _unwritable(path: Path, error: OSError) -> errors.StoreError:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return errors.StoreReadOnly(
@@ -235,6 +331,9 @@ JOURNAL_BYTES = 16 << 20  # the size to which an unused journal or log is cut
 
 UNUSED_SHARE = 0.2  # of the file that may be unused before pages are given back
 PAGES_AT_ONCE = 256  # pages that one unit of work gives back
+PAGES_IN_NEED = 64  # the same on a full disk, where the journal of this has to fit into the reserve
+FRAME_BYTES = 4096 + 24  # of one page in the log of WAL mode
+RESERVE_PAGES = 64  # by which a job that adds no rows may exceed the limit of the file
 
 _warned: set[Version] = set()
 
@@ -268,6 +367,8 @@ class SqliteFile:
         self._journal = journal
         self._most_bytes = most_bytes
         self._lock = LockFile(path)
+        self.reserve: Reserve = Reserve(path, most_bytes)
+        self._most_pages = 2**32 - 2
         self._connection: Connection | None = None
         self._corrupt: tuple[str, str | None] | None = None
 
@@ -275,16 +376,53 @@ class SqliteFile:
         """Lock the file, check all of it, and bring its tables up to date."""
         self._lock.acquire()
         try:
-            return self._reconnect(thoroughly=True)
+            return self._reconnect_with_reserve(thoroughly=True)
         except BaseException:
             self.close()
             raise
+
+    # ------------------------------------------------------------------------ a full disk
+
+    def lend_reserve(self, connection: Connection) -> None:
+        """Let the next job have the reserve, of the disk and of the limit. `regain_reserve` ends that.
+
+        Meanwhile each transaction gives the space of its journal back, because the reserve consists of it.
+        """
+        self.reserve.release()
+        connection.run("PRAGMA journal_size_limit = 0")
+        connection.run(f"PRAGMA max_page_count = {min(self._most_pages + RESERVE_PAGES, 2**32 - 2)}")
+        _shorten_log(connection)
+
+    def regain_reserve(self, connection: Connection) -> bool:
+        """Allocate the reserve again; return False if the disk has no room for it."""
+        _shorten_log(connection)
+        connection.run(f"PRAGMA max_page_count = {self._most_pages}")
+        connection.run(f"PRAGMA journal_size_limit = {JOURNAL_BYTES}")
+        return self.reserve.hold()
+
+    def give_back_unused(self, connection: Connection) -> bool:
+        """Return half of the unused pages to a full disk, so that there is space for a journal; False if none are.
+
+        The other half stays for the rows that follow.
+        """
+        unused = cast("int", _answer(connection, "freelist_count"))
+        if not unused:
+            return False
+        self.lend_reserve(connection)
+        try:
+            for _ in range(0, (unused + 1) // 2, PAGES_IN_NEED):
+                connection.run(f"PRAGMA incremental_vacuum({min(unused, PAGES_IN_NEED)})")
+        finally:
+            self.regain_reserve(connection)
+        return True
+
+    # ------------------------------------------------------------------------ the connection
 
     def connection(self) -> Connection:
         """Return the connection; a new one after `lose`."""
         if self._corrupt is not None:
             raise errors.StoreCorrupt(self._corrupt[0], aside=self._corrupt[1])
-        return self._reconnect(thoroughly=False) if self._connection is None else self._connection
+        return self._reconnect_with_reserve(thoroughly=False) if self._connection is None else self._connection
 
     def lose(self) -> None:
         """Drop the connection: after an I/O error only the file says what was stored."""
@@ -334,6 +472,16 @@ class SqliteFile:
 
     # ------------------------------------------------------------------------ opening
 
+    def _reconnect_with_reserve(self, *, thoroughly: bool) -> Connection:
+        """Connect, also on a full disk: the first write, which shows that the file can be written, needs space."""
+        try:
+            connection = self._reconnect(thoroughly=thoroughly)
+        except errors.StoreFull:
+            self.reserve.release()
+            connection = self._reconnect(thoroughly=thoroughly)
+        self.reserve.hold()
+        return connection
+
     def _reconnect(self, *, thoroughly: bool) -> Connection:
         try:
             self._connection = connection = self._connect(self.path)
@@ -366,6 +514,10 @@ class SqliteFile:
         _set(connection, "journal_mode", journal.upper(), journal)
         _set(connection, "synchronous", "FULL", FULL_SYNC)
         _set(connection, "journal_size_limit", str(JOURNAL_BYTES), JOURNAL_BYTES)
+        if journal == "wal":
+            # A checkpoint makes the file longer before the log gets shorter. On a full disk the reserve has to be
+            # enough for that.
+            connection.run(f"PRAGMA wal_autocheckpoint = {max(1, self.reserve.size // 2 // FRAME_BYTES)}")
         if thoroughly and version:
             self._check_integrity(connection)
         self._migrate(connection, version)
@@ -373,7 +525,8 @@ class SqliteFile:
             raise SqliteFault(CORRUPT, "its head says another auto_vacuum than it was made with")
         page_bytes = _answer(connection, "page_size")
         most = max(1, self._most_bytes // page_bytes) if type(page_bytes) is int else 1
-        connection.run(f"PRAGMA max_page_count = {min(most, 2**32 - 2)}")
+        self._most_pages = min(most, 2**32 - 2)
+        connection.run(f"PRAGMA max_page_count = {self._most_pages}")
         connection.sync_names()
         self._lock.mark_made()
 
@@ -444,6 +597,15 @@ def _answer(connection: Connection, name: str) -> Value:
     return found[0][0] if found else None
 
 
+def _shorten_log(connection: Connection) -> None:
+    """Write the log of WAL mode into the file and cut it, as far as the disk has room. Does nothing in other modes."""
+    try:
+        connection.run("PRAGMA wal_checkpoint(TRUNCATE)")
+    except SqliteFault as fault:
+        if fault.code != FULL:
+            raise
+
+
 def _has_newer_format(path: Path) -> bool:
     with suppress(OSError), path.open("rb") as file:
         head = file.read(20)
@@ -478,8 +640,12 @@ class SqliteBackend(Worker[RowsT]):
         self._rows: RowsT | None = None
         super().__init__(thread_name, self._run_jobs, waiters)
 
-    async def open(self, first: Callable[[RowsT], None] | None = None) -> None:
-        """Open the file, and run `first` in a transaction of its own before any job."""
+    async def open(self, first: Callable[[RowsT, int], int | None] | None = None) -> None:
+        """Open the file, and run `first` before any job.
+
+        `first` gets a position, which is 0 in the beginning, and returns the next one, or None when all is done. Each
+        call is a transaction of its own, and may be repeated.
+        """
         await self.call(lambda: self._open(first))
 
     async def close(self) -> None:
@@ -488,21 +654,56 @@ class SqliteBackend(Worker[RowsT]):
 
     # ------------------------------------------------------------------------ in the thread
 
-    def _open(self, first: Callable[[RowsT], None] | None) -> None:
+    def _open(self, first: Callable[[RowsT, int], int | None] | None) -> None:
         try:
             connection = self._file.open()
             rows = self._make_rows(connection)
-            if first is not None:
-                connection.run("BEGIN IMMEDIATE")
-                first(rows)
-                connection.run("COMMIT")
+            position: int | None = 0
+            while first is not None and position is not None:
+                position = self._run_first(first, position, connection, rows)
         except (SqliteFault, errors.StoreCorrupt) as error:
             judged = self._file.judge(error) if isinstance(error, SqliteFault) else self._file.quarantine(str(error))
             self._file.close()
             raise judged from (error if isinstance(error, SqliteFault) else None)
         self._rows = rows
 
+    def _run_first(
+        self, first: Callable[[RowsT, int], int | None], position: int, connection: Connection, rows: RowsT
+    ) -> int | None:
+        def run() -> int | None:
+            connection.run("BEGIN IMMEDIATE")
+            following = first(rows, position)
+            connection.run("COMMIT")
+            return following
+
+        try:
+            return run()
+        except SqliteFault as fault:
+            if fault.code != FULL:
+                raise
+            if connection.in_transaction:
+                connection.run("ROLLBACK")
+        self._file.lend_reserve(connection)
+        try:
+            return run()
+        finally:
+            self._file.regain_reserve(connection)
+
     def _run_jobs(self, jobs: list[Job[RowsT]]) -> None:
+        if self._file.reserve.is_missing and any(job.grows for job in jobs) and not self._make_room():
+            growing = [job for job in jobs if job.grows]
+            fail_jobs(
+                growing,
+                errors.StoreFull(
+                    f"{self._file.path}: the disk has no room for {self._file.reserve.path.name}, with which a full "
+                    "store can be emptied; make room on its disk"
+                ),
+            )
+            jobs = [job for job in jobs if not job.grows]
+        if jobs:
+            self._run_group_of_jobs(jobs)
+
+    def _run_group_of_jobs(self, jobs: list[Job[RowsT]], *, is_last_try: bool = False) -> None:
         writes = not all(job.reads for job in jobs)
         try:
             connection = self._file.connection()
@@ -524,21 +725,58 @@ class SqliteBackend(Worker[RowsT]):
             elif len(jobs) > 1:
                 # The whole group was undone, though some of its jobs may fit on the full disk: each is tried alone.
                 for job in jobs:
-                    self._run_jobs([job])
+                    self._run_group_of_jobs([job])
+                return
+            elif not is_last_try and self._run_in_need(jobs):
                 return
             self.is_failed: bool = isinstance(error, errors.StoreCorrupt)
             fail_jobs(jobs, error)
         except errors.StoreCorrupt as corrupt:
             self._undo()
-            self._rows = None
             self.is_failed = True
             fail_jobs(jobs, self._file.quarantine(str(corrupt)))
         except errors.StoreError as error:  # there is no connection
             fail_jobs(jobs, error)
 
+    def _run_in_need(self, jobs: list[Job[RowsT]]) -> bool:
+        """Run a job again for which the disk had no room; return False if there is no room to be had.
+
+        A job that adds rows gets the unused pages of the file. All others get the reserve.
+        """
+        try:
+            connection = self._file.connection()
+            if jobs[0].grows:
+                if not self._file.give_back_unused(connection):
+                    return False
+                self._run_group_of_jobs(jobs, is_last_try=True)
+                return True
+            self._file.lend_reserve(connection)
+        except (SqliteFault, errors.StoreError):
+            self._lose()
+            return False
+        self._run_group_of_jobs(jobs, is_last_try=True)
+        self._regain_reserve()
+        return True
+
+    def _make_room(self) -> bool:
+        """Allocate the reserve again, with the unused pages of the file if necessary; return False if it is missing."""
+        if self._regain_reserve():
+            return True
+        try:
+            self._file.give_back_unused(self._file.connection())
+        except (SqliteFault, errors.StoreError):
+            self._lose()
+        return not self._file.reserve.is_missing
+
+    def _regain_reserve(self) -> bool:
+        try:
+            return self._file.regain_reserve(self._file.connection())
+        except (SqliteFault, errors.StoreError):
+            self._lose()
+            return False
+
     def _undo(self) -> None:
-        if self._rows is not None:
-            self._rows.take_changed()
+        self._rows = None  # it may have noted changes that are undone now
         try:
             connection = self._file.connection()
             if connection.in_transaction:

@@ -65,13 +65,15 @@ class Waiters:
 class Job(Generic[RowsT]):
     """A unit of work, the task that waits for it, and its result.
 
-    `key` is what it is about, `wants` what it will read if the rows are to be fetched ahead.
+    `key` is what it is about, `wants` what it will read if the rows are to be fetched ahead. `grows` marks a job that
+    adds rows. All other jobs may use the space that a store keeps for them when its disk is full.
     """
 
     key: str
     act: Callable[[RowsT], object]
     reads: bool = False
     wants: object = None
+    grows: bool = False
     task: trio.lowlevel.Task | None = None  # None: it was abandoned
     result: object = None
     error: BaseException | None = None
@@ -116,12 +118,14 @@ class Worker(Generic[RowsT]):
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
-    async def work(self, key: str, act: Callable[[RowsT], T], *, reads: bool = False, wants: object = None) -> T:
+    async def work(
+        self, key: str, act: Callable[[RowsT], T], *, reads: bool = False, wants: object = None, grows: bool = False
+    ) -> T:
         """Sleep until the job is done, and durable unless it only reads; return or raise what `act` did."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._is_stopping:
             raise StoreClosed("the store is closed; open it again")
-        job = Job(key, act, reads, wants, trio.lowlevel.current_task())
+        job = Job(key, act, reads, wants, grows, trio.lowlevel.current_task())
         self._queue.put(job)
 
         def abandon(_: Callable[[], None]) -> trio.lowlevel.Abort:

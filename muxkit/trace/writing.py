@@ -25,6 +25,7 @@ FOLDER: Final = "MUXKIT_TRACE_DIR"
 FLUSH_BYTES: Final = 64 * 1024  # text that is kept in memory, at most
 FLUSH_SECONDS: Final = 1.0  # after which the next event also writes what was kept
 MOST_BYTES: Final = 1 << 30  # of a file
+RETRY_SECONDS: Final = 60.0  # after a failure of the disk in which no new trace begins
 RECENT: Final = 50  # events that an error shows
 LABELS: Final = 4096  # texts that are kept in their escaped form
 
@@ -34,17 +35,47 @@ _log: Final = logging.getLogger("muxkit")
 _numbers: Final = count(1)  # of the files of this process
 
 
+class _Disk:
+    """What the traces of one folder know of its disk: after a failure no trace begins for a while.
+
+    Otherwise a server with a full disk would make an empty file, and log a warning, for each of its sessions.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tries_at = 0.0
+        self._untraced = 0
+
+    def may_begin(self) -> bool:
+        """Return True if a trace may begin, and otherwise count the session that has none."""
+        now = time.monotonic()
+        if now < self._tries_at:
+            self._untraced += 1
+            return False
+        if self._untraced:
+            _log.warning("%d sessions have no trace, since %s could not be written", self._untraced, self._folder)
+            self._untraced = 0
+        return True
+
+    def failed(self) -> None:
+        self._tries_at = time.monotonic() + RETRY_SECONDS
+
+
 class _File:
     """A file of records that is written in large parts; after a failure it takes nothing more."""
 
-    def __init__(self, path: Path, most: int) -> None:
+    def __init__(self, path: Path, most: int, disk: _Disk) -> None:
         self.path = path
-        self.on = True
+        self.on = disk.may_begin()
+        self._disk = disk
         self.parts: list[str] = []
         self.size = 0
         self.due = 0.0
         self._left = most
         self._descriptor: int | None = None
+        self._written = 0
+        if not self.on:
+            return
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
             self._descriptor = os.open(path, flags, 0o600)
@@ -52,6 +83,8 @@ class _File:
             self._fail(error)
 
     def put(self, text: str, now: float) -> None:
+        if not self.on:
+            return
         self.parts.append(text)
         self.size += len(text)
         if self.size >= FLUSH_BYTES or now >= self.due:
@@ -71,7 +104,9 @@ class _File:
         try:
             rest = memoryview(data)
             while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+                count = os.write(self._descriptor, rest)
+                self._written += count
+                rest = rest[count:]
         except OSError as error:
             self._fail(error)
 
@@ -84,7 +119,11 @@ class _File:
         """Turn the trace off; the session goes on without it."""
         self.on = False
         self.parts.clear()
-        _log.warning("the trace %s ends: %s", self.path, why)
+        if isinstance(why, OSError):
+            self._disk.failed()
+        _log.warning(
+            "the trace %s ends after %d bytes, and the later events are lost: %s", self.path, self._written, why
+        )
         self._release()
 
     def _release(self) -> None:
@@ -117,6 +156,7 @@ class SessionTrace(BaseObserver):
         payloads: bool = False,
         most: int = MOST_BYTES,
         clock: Callable[[], float] = time.perf_counter,
+        _disk: _Disk | None = None,
     ) -> None:
         self.path: Path = Path(path)
         self._clock = clock
@@ -124,7 +164,7 @@ class SessionTrace(BaseObserver):
         self._recent: deque[tuple[float, str, str, str, int]] = deque(maxlen=RECENT)
         self._labels: dict[str, str] = {}
         self._began = clock()
-        self._file = file = _File(self.path, most)
+        self._file = file = _File(self.path, most, _disk or _Disk(self.path.parent))
         side = name.partition(" ")[0]
         header = {
             "file_schema": "urn:ietf:params:qlog:file:sequential",
@@ -246,6 +286,7 @@ class Trace:
         self.most: int = most
         self._own: SessionTrace | None = None
         self._was_logged = False
+        self._disk = _Disk(self.folder)
 
     def connection(self, name: str = "") -> SessionTrace:
         """Make the observer of the session that begins now; `name` begins with `client` or `server`."""
@@ -258,7 +299,8 @@ class Trace:
         plain = _UNSAFE.sub("-", name).strip("-.")[:60] or "session"
         stamp = time.strftime("%Y%m%dT%H%M%S")
         file = f"{stamp}-{os.getpid()}-{next(_numbers)}-{plain}.sqlog"
-        return SessionTrace(self.folder / file, name=name, payloads=self.payloads, most=self.most)
+        path = self.folder / file
+        return SessionTrace(path, name=name, payloads=self.payloads, most=self.most, _disk=self._disk)
 
     # --- as the observer of a single connection, which is not asked for one of its own
 

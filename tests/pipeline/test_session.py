@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -88,6 +89,41 @@ def test_the_shim_drops_the_one_argument_that_the_packaged_java_does_not_know(tm
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "--add-modules=other", "$x"]
     done = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[-Xmx1g]", "[a b]", "[]", "[--add-modules=other]", "[$x]"]
+
+
+@pytest.fixture
+def reduced_java(tmp_path: Path) -> Path:
+    """A real Java with two modules only, as a package or an image may bring it."""
+    jlink = shutil.which("jlink")
+    if jlink is None:
+        pytest.skip("there is no jlink here")
+    home = tmp_path / "reduced"
+    command = [jlink, "--add-modules", "java.base,java.logging", "--output", str(home)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"jlink makes no Java here: {done.stdout}{done.stderr}")
+    return home
+
+
+def test_a_reduced_java_starts_although_spark_asks_for_a_module_that_it_lacks(
+    reduced_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(reduced_java))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    home = java_home()
+    as_spark_does = [str(home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
+    done = subprocess.run(as_spark_does, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # A session sets JAVA_HOME, and the next one finds the same Java there.
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert java_home() == home
+    assert str(reduced_java) in (home / "bin" / "java").read_text()
+
+
+def test_a_java_that_has_the_module_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_java(tmp_path / "named", "21.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "named"))
+    assert java_home() == tmp_path / "named"
 
 
 def test_with_no_java_at_all_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -256,3 +258,29 @@ async def test_a_store_tells_the_progress_of_several_sessions_at_once(where: str
         found = await store.statuses(names)
         assert found == {name: await store.status(name) for name in names[:3]}
         assert found[names[1]].readers == {"me": 1}
+
+
+STOPPED = """
+import sys
+from muxkit.pipeline.source.spark import StreamReader
+
+reader = StreamReader.__new__(StreamReader)
+try:
+    try:
+        raise {error}  # what Spark's runner reads when the JVM has closed its socket
+    finally:
+        reader.stop()
+except BaseException:
+    raise BrokenPipeError("what it says to that socket")
+"""
+
+
+@pytest.mark.parametrize(("error", "lines"), [("EOFError", 1), ("BrokenPipeError", 1), ("ValueError", None)])
+def test_a_query_that_is_stopped_leaves_one_line_in_the_log_of_the_driver(error: str, lines: int | None) -> None:
+    program = STOPPED.format(error=error)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    if lines is None:
+        assert "Traceback" in done.stderr
+    else:
+        assert done.stderr.splitlines() == ["muxkit: the query was stopped, and its planner ends"]

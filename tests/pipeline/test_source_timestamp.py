@@ -61,6 +61,29 @@ async def test_a_batch_query_begins_at_a_moment_as_well(autojump_clock: MockCloc
         assert (span.begin, span.end) == (5, 9)
 
 
+@pytest.mark.parametrize("moment", ["1990-01-01", "2020-01-01"])
+async def test_messages_without_a_time_are_an_error_and_not_an_empty_query(
+    autojump_clock: MockClock, moment: str
+) -> None:
+    async with place() as there:
+        await feed(there.store, ONE, list(range(9)))
+        planner = there.planner(startingTimestamp=moment)
+        with pytest.raises(
+            OptionError, match=rf"option startingTimestamp: stream {ONE}: expected messages with a time"
+        ):
+            await step(planner, planner.initial())
+        with pytest.raises(OptionError, match="startingOffsets"):
+            await there.planner(startingTimestamp=moment).everything()
+
+
+async def test_a_stream_whose_later_messages_have_times_begins_among_them(autojump_clock: MockClock) -> None:
+    async with place() as there:
+        await feed(there.store, ONE, list(range(9)))
+        await hourly(there, ONE, 3, first=10)
+        [span] = await there.planner(startingTimestamp="1970-01-01T11:00:00Z").everything()
+        assert (span.begin, span.end) == (10, 12)
+
+
 async def test_what_a_moment_cannot_mean_is_an_error_of_the_option(autojump_clock: MockClock) -> None:
     async with place(status=False) as plain:
         await hourly(plain, ONE, 3)

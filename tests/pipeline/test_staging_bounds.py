@@ -10,6 +10,7 @@ from muxkit.pipeline import Encoding, Key, StagingLimits, make_block, open_stagi
 from muxkit.pipeline.errors import StagingFull
 from muxkit.storage import StoreCorrupt, StoreFull
 from tests.pipeline._staging_world import DAY, KEY, everything, rows, stage
+from tests.protocols.restream._small_disk import small_disk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,3 +128,26 @@ async def test_rows_that_are_not_what_was_written_are_an_error_and_the_file_is_p
 def test_every_limit_has_to_be_above_0(field: str) -> None:
     with pytest.raises(ValueError, match=rf"StagingLimits\({field}=0\): must be finite and above 0"):
         StagingLimits(**{field: 0})
+
+
+@pytest.mark.requirement("R-57")
+async def test_a_staging_store_on_a_full_disk_commits_is_read_and_trimmed_and_goes_on() -> None:
+    with small_disk(4 << 20) as disk:
+        async with open_staging(f"sqlite:{disk}/staging.db") as store:
+            committed: list[bytes] = []
+            got: list[bytes] = []
+            for batch in range(60):
+                given = rows(batch * 10, 10, size=20_000)
+                try:
+                    parts = await stage(store, f"part {batch}", batch, given)
+                except StoreFull:
+                    await store.abort(KEY, batch, [f"part {batch}"])
+                    got += await everything(store)
+                    await store.trim(KEY.stream, len(got))
+                    await store.sweep()
+                    parts = await stage(store, f"part {batch}", batch, given)
+                await store.commit(KEY, batch, parts)
+                committed += given
+            got += await everything(store)
+            assert got == committed
+            assert len(committed) * 20_000 > 8 << 20  # so the disk was full several times

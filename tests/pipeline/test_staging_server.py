@@ -20,7 +20,7 @@ from muxkit.pipeline.errors import (
 )
 from muxkit.pipeline.staging.records import Ask, BatchProgress, answer, encode
 from muxkit.runtime import Backoff
-from muxkit.storage import StoreFailed
+from muxkit.storage import StoreError, StoreFailed, StoreFull
 from muxkit.testing import ChaosPlan, Way, chaos_relay
 from tests.pipeline._staging_world import KEY, Given, everything, rows, serving, write
 
@@ -163,20 +163,22 @@ async def test_a_server_that_does_not_answer_is_given_up(autojump_clock: trio.te
 class Troubled:
     """A backend whose disk fails for a while."""
 
-    def __init__(self, store: Staging, times: int) -> None:
+    def __init__(self, store: Staging, times: int, error: type[StoreError] = StoreFailed) -> None:
         self._backend: Backend = store._backend
         self.times = times
+        self._error = error
 
-    async def work(self, key: str, act: Callable[[Rows], T]) -> T:
+    async def work(self, key: str, act: Callable[[Rows], T], *, grows: bool = False) -> T:
         if self.times:
             self.times -= 1
-            raise StoreFailed("/secret/path: the disk failed")
+            raise self._error("/secret/path: the disk failed")
         return await self._backend.work(key, act)
 
 
 @pytest.mark.requirement("R-57")
-async def test_a_store_that_is_in_trouble_for_a_while_is_waited_for(store: Staging) -> None:
-    backend = Troubled(store, 7)
+@pytest.mark.parametrize("error", [StoreFailed, StoreFull])
+async def test_a_store_that_is_in_trouble_for_a_while_is_waited_for(store: Staging, error: type[StoreError]) -> None:
+    backend = Troubled(store, 7, error)
     troubled = Staging(backend, store._waiters, store.limits, store._now)
     async with serving(troubled) as served:
         client = StagingClient(served.url, backoff=QUICK)
@@ -313,7 +315,7 @@ class Slow:
         self.go_on = trio.Event()
         self.asked = 0
 
-    async def work(self, key: str, act: Callable[[Rows], T]) -> T:
+    async def work(self, key: str, act: Callable[[Rows], T], *, grows: bool = False) -> T:
         self.asked += 1
         if self.asked > 1:  # `begin` goes through
             await self.go_on.wait()

@@ -9,6 +9,7 @@ connections by the names of their folders.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -240,6 +241,8 @@ def open_place(folder: str | Path, filesystem: object = None) -> Place:
 # ---------------------------------------------------------------------------- files
 
 MIB = 1024 * 1024
+_log = logging.getLogger("muxkit")
+
 MOST_OPEN: Final = 64  # files that are open at once
 DAY: Final = 86_400
 _ABOVE_ZERO = must_be("above 0", lambda value: value > 0)
@@ -268,6 +271,7 @@ class FileWriter:
 
     def __init__(self, place: Callable[[], Place], name: str, rotation: Rotation, waiting: int) -> None:
         self._find_place = place
+        self._name = name
         self._place: Place | None = None
         self._files = {kind: _Files(name, rotation, kind) for kind in get_args(Kind)}
         self._queue: queue.Queue[tuple[Kind, Sequence[FramesRow] | Sequence[RawRow]] | None] = queue.Queue(waiting)
@@ -275,6 +279,7 @@ class FileWriter:
         self._thread.start()
         self.error: Exception | None = None
         """Why nothing is written any more."""
+        self._refused = 0  # rows that were queued before writing failed, and came after it
 
     def offer(self, kind: Kind, rows: Sequence[FramesRow] | Sequence[RawRow]) -> bool:
         """Queue rows, which must not change any more; return False, and do nothing, if the queue is full."""
@@ -296,6 +301,11 @@ class FileWriter:
         self._thread.join()
 
     @property
+    def lost(self) -> int:
+        """How many rows were taken and are in no complete file, because writing failed."""
+        return self._refused + sum(files.lost for files in self._files.values())
+
+    @property
     def closed_files(self) -> dict[Kind, list[str]]:
         """The complete files that are kept, oldest first."""
         return {kind: [*files.closed] for kind, files in self._files.items()}
@@ -308,15 +318,26 @@ class FileWriter:
                     if self._place is None:  # here, since a store in a network takes its time
                         self._place = self._find_place()
                     self._files[kind].write(self._place, rows)
+                else:
+                    self._refused += len(rows)
             except Exception as error:  # a full disk must not end the recorded program
-                self.error = error
+                if self._place is None:
+                    self._refused += len(rows)
+                self._fail(error)
             finally:
                 self._queue.task_done()
         for files in self._files.values():
-            try:
-                files.close()
-            except Exception as error:
-                self.error = self.error or error
+            for folder in files.folders:
+                try:
+                    files.close(folder)
+                except Exception as error:
+                    files.give_up(folder)
+                    self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if self.error is None:
+            self.error = error
+            _log.warning("the capture %s ends, and what follows is not recorded: %s", self._name, error)
 
 
 @attrs.define
@@ -331,6 +352,8 @@ class _Open:
     sink: pa.NativeFile
     writer: pq.ParquetWriter
     began: float
+    rows: int = 0
+    """Rows that were written to it, which nobody can read before it is complete."""
 
 
 class _Files:
@@ -343,20 +366,29 @@ class _Files:
         self._serial = 0
         self._open: dict[str, _Open] = {}  # by folder, the one written longest ago first
         self._made: set[str] = set()
+        self.lost = 0  # rows that were written and are in no complete file
         self.closed: list[str] = []
 
     def write(self, place: Place, rows: Sequence[FramesRow] | Sequence[RawRow]) -> None:
+        missing = len(rows)
         for folder, some in self._by_folder(rows).items():
-            current = self._open.pop(folder, None) or self._begin(place, f"{place.path}/{self._kind}/{folder}")
-            self._open[folder] = current
-            current.writer.write_batch(to_batch(self._kind, some))
+            try:
+                current = self._open.pop(folder, None) or self._begin(place, f"{place.path}/{self._kind}/{folder}")
+                self._open[folder] = current
+                current.writer.write_batch(to_batch(self._kind, some))
+            except Exception:
+                self.lost += missing
+                self.give_up(folder)
+                raise
+            current.rows += len(some)
+            missing -= len(some)
             is_old = time.monotonic() - current.began >= self._rotation.seconds
             if is_old or current.sink.tell() >= self._rotation.bytes:
-                self._close(folder)
+                self.close(folder)
         now = time.monotonic()
         for folder, other in [*self._open.items()]:
             if len(self._open) > MOST_OPEN or now - other.began >= self._rotation.seconds:
-                self._close(folder)
+                self.close(folder)
 
     def _by_folder(self, rows: Sequence[FramesRow] | Sequence[RawRow]) -> dict[str, list[Any]]:
         """Group rows by the folder of their date, and of their connection."""
@@ -383,21 +415,35 @@ class _Files:
         writer = pq.ParquetWriter(sink, SCHEMAS[self._kind], compression="zstd")
         return _Open(place, path, begun, sink, writer, time.monotonic())
 
-    def _close(self, folder: str) -> None:
-        file = self._open.pop(folder)
+    @property
+    def folders(self) -> list[str]:
+        """The folders in which a file is open."""
+        return [*self._open]
+
+    def give_up(self, folder: str) -> None:
+        """Delete a file that cannot be completed, to give its space back. Its rows are lost."""
+        file = self._open.pop(folder, None)
+        if file is None:
+            return
+        self.lost += file.rows
+        with suppress(Exception):
+            file.sink.close()
+        with suppress(Exception):
+            file.place.system.delete_file(file.begun)
+
+    def close(self, folder: str) -> None:
+        """Complete the file that is open in this folder."""
+        file = self._open[folder]
         file.writer.close()
         file.sink.close()
         if file.begun != file.path:
             file.place.system.move(file.begun, file.path)
+        del self._open[folder]
         self.closed.append(file.path)
         keep = self._rotation.keep
         while keep is not None and len(self.closed) > keep:
             with suppress(FileNotFoundError):
                 file.place.system.delete_file(self.closed.pop(0))
-
-    def close(self) -> None:
-        for folder in [*self._open]:
-            self._close(folder)
 
 
 @lru_cache(maxsize=16)

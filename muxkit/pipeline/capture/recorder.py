@@ -86,7 +86,7 @@ class Capture:
     @property
     def dropped(self) -> int:
         """How many rows are in no file."""
-        return sum(buffer.dropped for buffer in self._buffers)
+        return self._writer.lost + sum(buffer.dropped for buffer in self._buffers)
 
     @property
     def files(self) -> list[str]:
@@ -263,6 +263,9 @@ class _RawBuffer(_RowBuffer["RawRow"]):
     """Recorded bytes. Where bytes are left out, an empty row keeps their end, so that decoders see the gap."""
 
     def _leave_out(self, rows: list[RawRow], telling: int) -> None:
+        if self._writer.error is not None:  # no row will follow the gap
+            self.dropped += sum(bool(row[-1]) for row in rows)
+            return
         ends: dict[tuple[str, Direction, int], RawRow] = {}
         for now, capture, connection, number, direction, segment, offset, data in rows:
             self.dropped += bool(data)

@@ -37,7 +37,7 @@ CLOSE_TIMEOUT: Final = 5.0  # s that a server may take to close the connection a
 TOO_LONG: Final = "restream-F12"
 TOGETHER: Final = 500  # streams that one status request is for
 STATUSES_LINE: Final = 4 << 20  # bytes of its answer
-LATER: Final = (ErrorCode.BUSY, ErrorCode.UNAVAILABLE)
+LATER: Final = (ErrorCode.BUSY, ErrorCode.UNAVAILABLE, ErrorCode.FAILED)  # within the time of the option
 LOST: Final = (ErrorCode.GONE, ErrorCode.BEYOND, ErrorCode.UNKNOWN)
 NO_CONNECTION: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 
@@ -93,9 +93,13 @@ class Client:
         """Return the message after which the first one of a range comes whose time is not before `moment`.
 
         It is the end of the range if there is none. Times are taken to ascend; a message without one counts as earlier.
+
+        Raises:
+            OptionError: None of the messages that were read has a time, so the whole range would count as earlier.
         """
         low, high = span.begin, span.end
         found: list[Received] = []
+        is_timed: list[bool] = []
 
         async def take(messages: list[Received]) -> None:
             await trio.lowlevel.checkpoint()
@@ -104,11 +108,19 @@ class Client:
         while low < high:
             middle = (low + high) // 2
             await self.fetch(attrs.evolve(span, begin=middle, end=middle + 1), take)
-            time = found.pop().time if found else None  # lost, and the options allow that
+            time = found[-1].time if found else None  # lost, and the options allow that
+            is_timed += [message.time is not None for message in found]
+            found.clear()
             if time is not None and time >= moment:
                 high = middle
             else:
                 low = middle + 1
+        if is_timed and not any(is_timed):
+            raise OptionError(
+                "startingTimestamp",
+                f"stream {span.uuid}: expected messages with a time, and got none in those that were read, up to "
+                f"message {span.end}; append with time=…, or begin by startingOffsets",
+            )
         return low
 
     async def count(self, server: str, uuid: str, begin: int, *, most: int, most_bytes: int | None = None) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from types import TracebackType
 from typing import cast
 
 import attrs
@@ -115,6 +117,24 @@ class StreamReader(_Reading, datasource.DataSourceStreamReader, SupportsTriggerA
 
     def commit(self, end: dict[str, object]) -> None:
         run_bare(partial(self._planner.commit, end))
+
+    def stop(self) -> None:
+        """End the planner. Spark calls this also when a query is stopped, while it handles the end of its own socket.
+
+        After this Spark's runner reports that end to the JVM, which has closed the socket, so the report fails and the
+        interpreter would print the errors with all their tracebacks into the log of the driver.
+        """
+        if isinstance(sys.exc_info()[1], (EOFError, ConnectionError)):
+            sys.excepthook = _without_traceback
+
+
+def _without_traceback(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:  # pragma: no cover - the last call of Spark's own process
+    if issubclass(kind, ConnectionError):
+        print("muxkit: the query was stopped, and its planner ends", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, traceback)
 
 
 class BatchReader(_Reading, datasource.DataSourceReader):

@@ -73,7 +73,7 @@ class _Memory:
         self._waiters = waiters
         self._is_closed = False
 
-    async def work(self, key: str, act: Callable[[Rows], T]) -> T:
+    async def work(self, key: str, act: Callable[[Rows], T], *, grows: bool = False) -> T:
         await trio.lowlevel.checkpoint()
         if self._is_closed:
             raise StoreClosed("the store is closed; open it again")

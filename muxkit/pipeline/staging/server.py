@@ -180,8 +180,8 @@ def _failed(error: errors.StagingError | StoreError) -> records.Failed:
     match error:
         case errors.StagingError():
             return records.Failed(kind=error.kind, text=str(error))
-        case StoreFull():
+        case StoreFull(passes=False):
             return records.Failed(kind=errors.StagingFull.kind, text=error.for_client)
-        case _:
+        case _:  # a full disk too: a client repeats its call for as long as its option `patience` says
             _log.warning("staging: %s", error)
             return records.Failed(kind=errors.StagingUnavailable.kind, text=error.for_client)

@@ -31,24 +31,40 @@ READ_BYTES = 1 << 20
 STAGED = "base IS NULL AND stream = ? AND app = ? AND batch <= ?"
 # Of the committed ones of a stream, the one that holds a row; and some whose rows all have ids up to one.
 PUBLISHED = "base IS NOT NULL AND stream = ? AND base < ? AND row_count > 0 ORDER BY base DESC LIMIT 1"
-PASSED = "base IS NOT NULL AND stream = ? AND base + row_count <= ? ORDER BY base LIMIT ?"
+# The second bound ends the walk over the index, which knows nothing of the sum, at the first transaction that is kept.
+PASSED = "base IS NOT NULL AND stream = ? AND base + row_count <= ? AND base <= ? ORDER BY base LIMIT ?"
 
 
 class Backend(Protocol):
     """What holds the rows and runs units of work on them."""
 
-    async def work(self, key: str, act: Callable[[Rows], T]) -> T:
-        """Run a unit of work; return when it is durable. No backend uses the key."""
+    async def work(self, key: str, act: Callable[[Rows], T], *, grows: bool = False) -> T:
+        """Run a unit of work; return when it is durable. No backend uses the key.
+
+        `grows` marks work that adds rows. All other work has to succeed on a full disk, because it makes room.
+        """
 
 
 def unit_of_work(
     act: Callable[Concatenate[Staging, Rows, P], T],
 ) -> Callable[Concatenate[Staging, P], Coroutine[Any, Any, T]]:
     """Turn a method that is given the rows, and runs where they are, into one that a task calls without them."""
+    return _method(act, grows=False)
 
+
+def growing_unit_of_work(
+    act: Callable[Concatenate[Staging, Rows, P], T],
+) -> Callable[Concatenate[Staging, P], Coroutine[Any, Any, T]]:
+    """Do the same for a method that adds rows, which a full disk refuses."""
+    return _method(act, grows=True)
+
+
+def _method(
+    act: Callable[Concatenate[Staging, Rows, P], T], *, grows: bool
+) -> Callable[Concatenate[Staging, P], Coroutine[Any, Any, T]]:
     @wraps(act)
     async def method(store: Staging, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await store._backend.work("", lambda rows: act(store, rows, *args, **kwargs))
+        return await store._backend.work("", lambda rows: act(store, rows, *args, **kwargs), grows=grows)
 
     return method
 
@@ -71,7 +87,7 @@ class Staging:
 
     # ------------------------------------------------------------------------ the first phase
 
-    @unit_of_work
+    @growing_unit_of_work
     def begin(
         self,
         rows: Rows,
@@ -117,7 +133,7 @@ class Staging:
         rows.save(application)
         return True
 
-    @unit_of_work
+    @growing_unit_of_work
     def put(self, rows: Rows, id: str, key: records.Key, batch: int, blocks: Sequence[records.Block]) -> bool:
         """Add the blocks that a transaction does not have yet; those that it has stay as they are.
 
@@ -311,7 +327,8 @@ class Staging:
         stream = rows.get(records.Stream, name, locked=True) or records.Stream(name)
         if upto > stream.head:
             raise RowsGone(f"stream {name!a}: rows up to {upto} were to go, and it ends with {stream.head}")
-        gone = rows.find(records.Transaction, PASSED, name, max(upto, stream.trimmed), SWEPT_AT_ONCE)
+        last = max(upto, stream.trimmed)
+        gone = rows.find(records.Transaction, PASSED, name, last, last, SWEPT_AT_ONCE)
         for each in gone:
             rows.remove_transaction(each.id)
         if upto > stream.trimmed:

@@ -14,7 +14,7 @@ from muxkit.protocols import restream
 from muxkit.protocols.restream import ClientConfig, StreamRefused
 from muxkit_adapters import memory
 from tests.protocols.restream._helpers import EXAMPLE, EXAMPLE_CRC, UUID
-from tests.protocols.restream.test_client import HOLD, Script, messages, whole
+from tests.protocols.restream.test_client import HOLD, Play, Script, messages, whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -37,6 +37,21 @@ async def test_an_error_of_the_server_ends_the_stream_and_is_never_retried(
             assert caught.value.text == "session expired"
         await trio.sleep(1000)
     assert len(script.at) == 1
+
+
+async def test_an_error_whose_code_says_that_it_passes_is_waited_out_with_a_warning(
+    nursery: trio.Nursery, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused: object = {"error": "no room at the moment", "code": "unavailable"}
+    plays: list[Play] = [[*messages(1, 2), refused, HOLD], *([refused] for _ in range(19)), [*messages(3, 4), HOLD]]
+    script = Script(nursery, plays)
+    async with restream.numbers(script.dial, count=5) as numbers:
+        assert [await numbers.receive() for _ in range(4)] == [1, 2, 3, 4]
+    assert script.asked[1:] == [{"uuid": numbers.uuid, "state": 2}] * 20
+    assert all(pause >= 5.0 for pause in script.pauses)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "no room at the moment" in told[0]
+    assert len(told) < 10  # the first failure, and each doubling of the outage
 
 
 @pytest.mark.clause("restream-F10")

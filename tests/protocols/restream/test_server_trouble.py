@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,12 +12,12 @@ import trio
 from muxkit.protocols import restream
 from muxkit.protocols.restream.server.service import shown
 from muxkit.protocols.restream.store import StoreLimits, open_store
-from muxkit.storage import StoreFailed, StoreFull
+from muxkit.storage import StoreCorrupt, StoreFailed, StoreFull
 from muxkit_adapters import memory
 from tests.protocols.restream._server_clients import U1, U2, Client, ack, begin, place, resume
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from trio.testing import MockClock
@@ -31,39 +32,63 @@ def everything_is_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 @pytest.mark.requirement("R-57", "R-66")
-@pytest.mark.parametrize("method", ["register", "put_many", "replay", "ack"])
-async def test_a_store_that_fails_is_an_error_line_and_it_recovers(
+@pytest.mark.parametrize("method", ["register", "attach", "put_many", "replay", "ack"])
+async def test_a_client_waits_while_the_store_is_in_trouble_and_sees_nothing_of_it(
     method: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_store("memory:", now=trio.current_time) as store:
-        real, failing = getattr(store, method), True
+        real, tries = getattr(store, method), 0
 
         async def fail(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-            if failing:
+            nonlocal tries
+            tries += 1
+            if trio.current_time() < 20.0:
                 raise StoreFailed(f"the disk /srv/{SECRET} is gone")
             return await real(*arguments, **options)
 
-        setattr(store, method, fail)
-        async with place(store, pace=10.0) as there:
-            failing = False
+        async with place(store, pace=10.0, linger=60.0) as there:
             first = await there.ask(begin(5, U2))
-            got = await first.hear_ids(2)
+            assert await first.hear_ids(2) == [1, 2]
             await first.hang_up()
             await there.all_left()
-            failing = True
+            setattr(store, method, fail)
             client = await there.ask(begin(5) if method in ("register", "put_many") else resume(1, U2))
-            if method == "ack":
-                await client.hear_ids(1)
-                await client.say(ack(1, U2))
-            assert (await client.rest())[-1] == {
-                "error": "the server cannot use its session store at the moment",
-                "code": "unavailable",
-            }
-            failing = False
+            got = await client.hear_ids(2)
+            await client.say(ack(got[-1], U1 if method in ("register", "put_many") else U2))
+            assert got + await client.hear_ids(5 - got[-1]) == list(range(got[0], 6))
+            await trio.sleep(20.0)  # the store is well again, and the acknowledgement is stored
+            await client.hang_up()
             await there.all_left()
-            again = await there.ask(resume(1, U2))
-            assert got + await again.hear_ids(4) == [1, 2, 2, 3, 4, 5]
-    assert f"the disk /srv/{SECRET} is gone" in caplog.text
+            assert [status.acknowledged for status in await store.sessions() if status.head == 5] == [got[-1]]
+    assert 10 < tries < 30  # the pauses double up to two seconds
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(told) < 6
+    assert f"the disk /srv/{SECRET} is gone" in told[0].getMessage()
+
+
+async def test_a_client_is_hung_up_on_without_an_error_line_when_the_trouble_lasts(autojump_clock: MockClock) -> None:
+    async with open_store("memory:", now=trio.current_time) as store:
+
+        async def fail(*arguments: object, **options: object) -> object:
+            raise StoreFailed("no disk")
+
+        store.register = fail  # type: ignore[assignment, method-assign]
+        async with place(store) as there:
+            assert await (await there.ask(begin())).rest() == []
+            assert trio.current_time() == pytest.approx(30.0, abs=3.0)
+
+
+async def test_a_store_that_is_damaged_is_an_error_line_that_is_final(autojump_clock: MockClock) -> None:
+    async with open_store("memory:", now=trio.current_time) as store:
+
+        async def fail(*arguments: object, **options: object) -> object:
+            raise StoreCorrupt(f"the rows in /srv/{SECRET} are not what was written")
+
+        store.register = fail  # type: ignore[assignment, method-assign]
+        async with place(store) as there:
+            line = {"error": "the server cannot use its session store", "code": "failed"}
+            assert await (await there.ask(begin())).rest() == [line]
+            assert trio.current_time() < 1.0
 
 
 @pytest.mark.requirement("R-57")
@@ -81,15 +106,29 @@ async def test_a_session_that_is_full_waits_for_an_ack_and_then_gives_up(autojum
 
 
 @pytest.mark.requirement("R-57")
-async def test_a_store_that_is_full_is_an_error_line_at_once(autojump_clock: MockClock) -> None:
+async def test_a_message_that_never_fits_is_an_error_line_at_once(autojump_clock: MockClock) -> None:
+    class Long(restream.Numbers):
+        def step(self, state: Any) -> Any:  # noqa: ANN401
+            return {"value": "x" * 2000}, state
+
+    async with open_store("memory:", limits=StoreLimits(message_bytes=1000)) as store:
+        async with place(store, application=Long()) as there:
+            line = {"error": "the server's store has no room for a value of this size", "code": "failed"}
+            assert await (await there.ask(begin(5))).rest() == [line]
+
+
+@pytest.mark.requirement("R-57")
+async def test_a_stream_waits_for_room_in_a_full_store_and_goes_on_with_an_ack(autojump_clock: MockClock) -> None:
     async with open_store("memory:", now=trio.current_time, limits=StoreLimits(bytes=10_000)) as store:
         async with place(store) as there:
-            *got, last = await (await there.ask(begin(500))).rest()
-            assert "no room for more messages" in last["error"]
-            assert trio.current_time() < 1.0
-            await there.all_left()
-            await store.ack(U1, len(got))
-            assert await (await there.ask(resume(len(got)))).hear_ids(1) == [len(got) + 1]
+            client = await there.ask(begin(500))
+            got: list[int] = []
+            while len(got) < 500:
+                with trio.move_on_after(10.0):
+                    got += await client.hear_ids(1)
+                    continue
+                await client.say(ack(got[-1]))
+            assert got == list(range(1, 501))
 
 
 @pytest.mark.requirement("R-36", "R-66")
@@ -151,13 +190,13 @@ def test_of_a_session_s_uuid_the_log_keeps_the_beginning() -> None:
     assert shown("a\nb\x1b") == "a\\nb\\x1b"
 
 
-async def test_troubles_that_come_fast_are_told_once_a_second(
+async def test_failures_that_come_fast_are_logged_once_a_second(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_store("memory:", now=trio.current_time) as store:
 
         async def fail(*arguments: object, **options: object) -> object:
-            raise StoreFailed("no disk")
+            raise StoreCorrupt("no disk")
 
         store.register = fail  # type: ignore[assignment, method-assign]
         async with place(store) as there:
@@ -229,10 +268,27 @@ async def test_a_transport_that_fails_at_any_call_leaves_nothing_behind(
 
 
 @pytest.mark.requirement("R-57")
-async def test_a_sqlite_file_that_cannot_be_written_any_more_is_an_error_line(tmp_path: Path) -> None:
+async def test_a_full_sqlite_file_is_read_to_its_end_and_the_producer_goes_on(tmp_path: Path) -> None:
+    count = 3000
     async with open_store(f"sqlite:{tmp_path}/sessions.db", limits=StoreLimits(bytes=100_000)) as store:
         async with place(store) as there:
-            client = await there.ask(begin(65_535))
-            *_, last = await client.rest()
-            assert last == {"error": "the server has no room for more messages at the moment", "code": "unavailable"}
-            assert list(await (await there.ask({})).hear()) == ["data"]
+
+            @asynccontextmanager
+            async def dial() -> AsyncIterator[trio.abc.Stream]:
+                async with there.connect().stream as stream:
+                    yield stream
+
+            config = restream.ClientConfig(ack_every=None)
+            async with restream.stream(dial, {"count": count}, final_key="crc", config=config) as reading:
+                got: list[int] = []
+                fillings = 0
+                while len(got) < count:
+                    with trio.move_on_after(0.5):
+                        got.append((await reading.receive()).id)
+                        continue
+                    fillings += 1
+                    assert list(await (await there.ask({})).hear()) == ["data"]
+                    reading.acknowledge()
+                assert got == list(range(1, count + 1))
+                assert fillings
+                assert reading.connections == 1

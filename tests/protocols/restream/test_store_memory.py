@@ -37,6 +37,16 @@ async def test_memory_is_bounded_and_acks_and_expiry_make_room() -> None:
         await store.register(U2, "x" * 90_000)
 
 
+@pytest.mark.parametrize(("count", "passes"), [(50, True), (200, False)])
+async def test_only_what_would_fit_into_an_empty_store_is_worth_waiting_for(count: int, passes: bool) -> None:
+    async with open_store("memory:", limits=StoreLimits(bytes=100_000)) as store:
+        await store.register(U1, None)
+        await store.append_many(U1, ["x" * 1000] * 80)
+        with pytest.raises(StoreFull) as full:
+            await store.append_many(U1, ["x" * 1000] * count)
+        assert full.value.passes is passes
+
+
 async def test_sessions_are_bounded() -> None:
     async with open_store("memory:", limits=StoreLimits(sessions=2)) as store:
         await store.register("a", None)

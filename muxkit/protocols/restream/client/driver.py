@@ -70,7 +70,7 @@ class ClientPolicy:
 
 
 class StreamRefused(MuxError, trio.BrokenResourceError):
-    """The server sent an error: the stream is over, and must not be resumed.
+    """The server sent an error that is final: the stream is over, and must not be resumed.
 
     `reason` is at most 512 characters of the server's text, with everything escaped that a terminal would obey. `code`
     says what can be done about it; None from a server that gives none.

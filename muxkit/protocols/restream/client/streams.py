@@ -40,7 +40,16 @@ from muxkit.protocols.restream.engine import (
     StatusReceived,
 )
 from muxkit.protocols.restream.plugin import transport_of
-from muxkit.protocols.restream.wire import INLINE_DIGITS, Json, JsonObject, Message, Status, new_uuid, parse_integer
+from muxkit.protocols.restream.wire import (
+    INLINE_DIGITS,
+    ErrorCode,
+    Json,
+    JsonObject,
+    Message,
+    Status,
+    new_uuid,
+    parse_integer,
+)
 from muxkit.runtime import (
     Dial,
     Ended,
@@ -132,8 +141,11 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
         """Return the next item, in order; each once.
 
         Raises `trio.EndOfChannel` after the last one, when everything is verified; `StreamRefused` when the server
-        sends an error, `RemoteProtocolError` when it breaks a rule or the check, `LinkLost` when there can be no
-        connection at all: each only after all items that came before it were received.
+        sends an error that is final, `RemoteProtocolError` when it breaks a rule or the check, `LinkLost` when there
+        can be no connection at all: each only after all items that came before it were received.
+
+        An error of the server whose code is `ErrorCode.UNAVAILABLE` passes. It counts as a failed attempt to connect:
+        the stream is resumed after a pause.
         """
         self._owner.check()
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -220,13 +232,16 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
 
     # --- inside
 
-    async def _hear(self, events: Sequence[ClientEvent]) -> Ended | None:
+    async def _hear(self, events: Sequence[ClientEvent]) -> Ended | Exception | None:
         """Handle what the driver brings; the driver reads nothing meanwhile."""
+        failed: StreamRefused | None = None
         for event in events:
             match event:
                 case Received() | ReceivedValue() | StatusReceived():
                     self._waiting.append(event)
                     self._outage_log.over()
+                case Refused(text, code=ErrorCode.UNAVAILABLE):
+                    failed = StreamRefused(text, peer=self._driver.peer, code=ErrorCode.UNAVAILABLE)
                 case Refused(text, code):
                     self._stop(partial(StreamRefused, text, peer=self._driver.peer, code=code))
                 case Failed(error):
@@ -239,6 +254,8 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
         self._arrived.unpark_all()
         if self._engine.over:
             return Ended.DONE
+        if failed is not None:
+            return failed  # the driver connects again after a pause
         while len(self._waiting) >= self._policy.ahead:
             await self._room.park()
         return None
@@ -272,7 +289,7 @@ class _Task:
     def engine(self) -> ClientEngine:
         return self._reader._engine
 
-    async def take(self, events: Sequence[ClientEvent]) -> Ended | None:
+    async def take(self, events: Sequence[ClientEvent]) -> Ended | Exception | None:
         return await self._reader._hear(events)
 
     def stopped(self, stop: Stop) -> bool:

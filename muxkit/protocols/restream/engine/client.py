@@ -120,7 +120,7 @@ class StreamState(Enum):
     FINISHED = "finished"
     """Everything came and is verified; only an acknowledgement may be left to write."""
     REFUSED = "refused"
-    """The server sent an error."""
+    """The server sent an error that is final, which every error is whose code isn't `ErrorCode.UNAVAILABLE`."""
     FAILED = "failed"
     """The server broke a rule, or the data failed its check."""
 
@@ -472,7 +472,11 @@ class ClientEngine(LineEngine[ClientEvent]):
         self._least_ack = NEVER
 
     def _refuse(self, refused: messages.Refused) -> None:
-        self._end(StreamState.REFUSED)
+        if refused.code is messages.ErrorCode.UNAVAILABLE:
+            # Our extension: the stream may be resumed, on another connection and after a pause.
+            self._stop_reading()
+        else:
+            self._end(StreamState.REFUSED)
         self._drop_output()
         self._events.append(refused)
 

@@ -40,6 +40,7 @@ from muxkit.protocols.restream.plugin import PROTOCOL, transport_of
 from muxkit.protocols.restream.server.sessions import (
     AnyApplication,
     AnyStore,
+    NotAcknowledged,
     PlainSessions,
     ServerSession,
     ServerSessions,
@@ -63,6 +64,7 @@ from muxkit.protocols.restream.store import (
     UnknownSession,
 )
 from muxkit.protocols.restream.store import Status as SessionStatus
+from muxkit.protocols.restream.store.rules import TooManySessions
 from muxkit.protocols.restream.wire import (
     INLINE_DIGITS,
     ErrorCode,
@@ -93,6 +95,10 @@ SWEEP_INTERVAL: Final = 5.0  # s between two deletions of expired sessions
 OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 ACCEPT_PAUSE: Final = 0.1  # s after an accept without a free descriptor
 LOG_INTERVAL: Final = 1.0  # s; of failures that come faster only the first is a warning
+STORE_TIMEOUT: Final = 30.0  # s that a request waits for a store in trouble; then its client may find another server
+FIRST_PAUSE: Final = 0.1  # s before a store in trouble is tried again; the pause doubles with each failure
+MAX_PAUSE: Final = 2.0  # s
+TROUBLE_ENDS: Final = 5 * MAX_PAUSE  # s without a failure after which the next one begins another trouble
 
 _BITS_PER_DIGIT: Final = 3.33
 _UUID: Final = re.compile(r"([0-9a-fA-F]{8})(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -148,6 +154,7 @@ class Service:
         self._claims: dict[str, trio.Lock] = {}  # held by the connection that claims a session; others wait, in order
         self._unreleased: dict[str, ServerSession] = {}  # those that could not be released when a connection was closed
         self._warned_at = -math.inf
+        self._trouble = Trouble()
         self._connections: set[ClientConnection] = set()
         self._numbers = count(1)
         self._ended = trio.lowlevel.ParkingLot()
@@ -182,7 +189,10 @@ class Service:
                 await self._release_again()
                 await self._sessions.expire()
             except StoreError as error:
-                self._warn("sweeping", error)
+                if error.passes:
+                    self._trouble.failed(error)
+                else:
+                    self._warn("sweeping", error)
 
     async def shutdown(self, *, grace: float) -> None:
         """Accept no new requests, write what is queued for up to `grace` seconds, then close the rest.
@@ -216,6 +226,37 @@ class Service:
                 await session.release()
             self._unreleased.pop(uuid, None)
 
+    async def when_possible(
+        self,
+        act: Callable[[], Awaitable[ResultT]],
+        *,
+        within: float = STORE_TIMEOUT,
+        is_in_vain: Callable[[], bool] = lambda: False,
+    ) -> ResultT:
+        """Call the store, and call it again while it has trouble that passes, such as a full disk.
+
+        An error line ends a stream for good, because the specification forbids a client to resume after one. So a
+        client must not get one for a state that a server can wait out. Its connection stays open meanwhile.
+
+        Args:
+            act: The call. It may have taken effect although it failed, so it has to be one that may be repeated.
+            within: The seconds after which the error is raised.
+            is_in_vain: Returns True when nobody needs the result any more.
+        """
+        gives_up_at = trio.current_time() + within
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return await act()
+            except StoreError as error:
+                if not error.passes or isinstance(error, TooManySessions):
+                    raise  # of a session that does not begin nothing is lost, so its client is told at once
+                self._trouble.failed(error)
+                if trio.current_time() + pause > gives_up_at or is_in_vain():
+                    raise
+            await trio.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE)
+
     def _warn(self, about: str, error: Exception) -> None:
         """Log a failure that is not the client's fault."""
         now = trio.current_time()
@@ -225,6 +266,34 @@ class Service:
             text = shown(f"{type(error).__name__}: {error}") if isinstance(error, StoreError) else traceback_of(error)
             _log.warning("%s: %s", about, text)
         _log.debug("in full", exc_info=error)
+
+
+class Trouble:
+    """Logs the trouble of a store that passes: a WARNING for the first failure and for each doubling of its time.
+
+    All calls share one, because a full disk fails each of them. The trouble is over when no call has failed for a
+    while. Until then some calls may succeed: reading does on a full disk.
+    """
+
+    def __init__(self) -> None:
+        self._began = self._next = 0.0
+        self._last = -math.inf
+
+    def failed(self, error: StoreError) -> None:
+        now = trio.current_time()
+        if now - self._last > TROUBLE_ENDS:
+            self._began = self._next = now
+        self._last = now
+        is_due = now >= self._next
+        if is_due:
+            self._next = now + max(now - self._began, LOG_INTERVAL)
+        text = shown(f"{type(error).__name__}: {error}")
+        if is_due:
+            _log.warning(
+                "the session store has failed for %.0f s, and requests wait for it: %s", now - self._began, text
+            )
+        else:
+            _log.debug("the session store failed again: %s", text)
 
 
 class Served:
@@ -453,8 +522,7 @@ class ClientConnection:
                 case Registered(uuid, params):
                     await self._stream_session(uuid, lambda: sessions.register(uuid, params), 0)
                 case Resumed(uuid, state, reader, incarnation, until) if reader is not None:
-                    looking = await self._look(sessions.look(uuid, state, reader, incarnation))
-                    await self._stream_messages(looking, state, until)
+                    await self._stream_to_reader(uuid, state, reader, incarnation, until)
                 case Resumed(uuid=uuid, state=state):
                     await self._stream_session(uuid, lambda: sessions.resume(uuid, state), state)
                 case StatusRequested(uuid, reader, None):
@@ -465,7 +533,8 @@ class ClientConnection:
             self._fail_with(error)
 
     async def _send_status(self, uuid: str, reader: str) -> None:
-        status = await self._service._sessions.status(uuid, reader)
+        sessions = self._service._sessions
+        status = await self._service.when_possible(lambda: sessions.status(uuid, reader))
         if status is None:
             self._fail("this server knows no status of its sessions")
         elif self._engine.phase is Phase.STATUS:
@@ -473,7 +542,8 @@ class ClientConnection:
             self._pump.request_write()
 
     async def _send_statuses(self, uuids: list[str], reader: str, done: Mapping[str, int]) -> None:
-        found = await self._service._sessions.statuses(uuids, reader, done)
+        sessions = self._service._sessions
+        found = await self._service.when_possible(lambda: sessions.statuses(uuids, reader, done))
         if found is None:
             self._fail("this server knows no status of its sessions")
         elif self._engine.phase is Phase.STATUS:
@@ -484,14 +554,21 @@ class ClientConnection:
 
     # --- the stream of a session
 
+    async def _stream_to_reader(
+        self, uuid: str, state: int, reader: str, incarnation: str | None, until: int | None
+    ) -> None:
+        sessions = self._service._sessions
+
+        async def look() -> ServerSession:
+            return await sessions.look(uuid, state, reader, incarnation)
+
+        self._session = session = await self._service.when_possible(look)
+        await self._stream_messages(session, state, until)
+
     async def _stream_session(self, uuid: str, claim: Callable[[], Awaitable[ServerSession]], after: int) -> None:
         session = await self._claim(uuid, claim)
         if session is not None:
             await self._stream_messages(session, after)
-
-    async def _look(self, looking: Awaitable[ServerSession]) -> ServerSession:
-        self._session = await looking
-        return self._session
 
     async def _stream_messages(self, session: ServerSession, after: int, until: int | None = None) -> None:
         engine, pump = self._engine, self._pump
@@ -509,8 +586,9 @@ class ClientConnection:
             most = await self._wait_for_room(sent)
             if until is not None:
                 most = min(most, until - after)
+            following = partial(session.next_messages, after, most, self._high_water)
             try:
-                messages, ends = await session.next_messages(after, most, self._high_water)
+                messages, ends = await self._service.when_possible(following)
             except Superseded:
                 await self._reclaim(session)
                 sent = 0
@@ -543,11 +621,7 @@ class ClientConnection:
                     self.supersede(uuid)
                 if self._engine.closing or self._engine.over:
                     return None
-                # Shielded: a claim that a cancellation left in the store would keep the session from expiring.
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + CLAIM_TIMEOUT):
-                    self._session = await claim()
-                if self._session is None:
-                    raise StoreFailed(f"the store did not give a session within {CLAIM_TIMEOUT:g} s")
+                await service.when_possible(lambda: self._claim_once(claim))
                 owner = service._owners.get(uuid)
                 if owner is not None:
                     owner.supersede(uuid)
@@ -558,9 +632,16 @@ class ClientConnection:
             if not lock.locked():
                 service._claims.pop(uuid, None)
 
+    async def _claim_once(self, claim: Callable[[], Awaitable[ServerSession]]) -> None:
+        # Shielded: a claim that a cancellation left in the store would keep the session from expiring.
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLAIM_TIMEOUT):
+            self._session = await claim()
+        if self._session is None:
+            raise StoreFailed(f"the store did not give a session within {CLAIM_TIMEOUT:g} s")
+
     async def _reclaim(self, session: ServerSession) -> None:
         """Take the session back, and store what could not be stored meanwhile: a client sends an ack only once."""
-        await session.reclaim()
+        await self._service.when_possible(session.reclaim)
         self._start_storing()
 
     # --- a stateless stream
@@ -627,7 +708,7 @@ class ClientConnection:
         with scope:
             try:
                 try:
-                    await session.wait_superseded()
+                    await self._service.when_possible(session.wait_superseded, within=math.inf)
                 except Superseded:
                     await self._reclaim(session)
             except Exception as error:
@@ -645,8 +726,9 @@ class ClientConnection:
         try:
             while self._session is not None and self._stored < self._to_store:
                 id, epoch = self._to_store, self._session.epoch
+                ack = partial(self._session.ack, id)
                 try:
-                    await self._session.ack(id)
+                    await self._service.when_possible(ack, within=math.inf, is_in_vain=lambda: self._pump.is_lost)
                     self._stored = id
                 except Superseded:
                     if self._session.epoch == epoch:
@@ -668,6 +750,12 @@ class ClientConnection:
                     self._fail(error.message, error.code, error.acknowledged)
                 else:
                     self._fail(error.message)
+            case StoreError(passes=True) if not isinstance(error, TooManySessions):
+                # Without an error line the client connects again, perhaps to another server, and resumes.
+                _log.info("%s: hanging up, since the session store is still in trouble", self.client)
+                self._engine.finish()
+                self._pump.request_write()
+                self._end()
             case StoreError() if not isinstance(error, NotJson):
                 # A text that may go to the client as it is, is about this session only.
                 if error.for_client != str(error) and not isinstance(error, Superseded):
@@ -676,7 +764,7 @@ class ClientConnection:
                 self._fail(error.for_client, code_of(error), gone)
             case _:
                 self._service._warn(self.client, error)
-                self._fail("the server failed", ErrorCode.UNAVAILABLE)
+                self._fail("the server failed", ErrorCode.FAILED)
 
     def _fail(self, text: str, code: ErrorCode | None = None, acknowledged: int | None = None) -> None:
         self._engine.fail(text, code, acknowledged)
@@ -743,8 +831,10 @@ def code_of(error: StoreError) -> ErrorCode | None:
             return ErrorCode.BEYOND
         case SessionsFailed() | SessionFinished() | SessionExists() | OutOfOrderAck() | IdsExhausted():
             return None
-        case _:
+        case NotAcknowledged() | TooManySessions():
             return ErrorCode.UNAVAILABLE
+        case _:
+            return ErrorCode.FAILED
 
 
 # ---------------------------------------------------------------------------- logs

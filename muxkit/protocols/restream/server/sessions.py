@@ -79,6 +79,20 @@ class SessionsFailed(StoreError):
     """A method of a `Sessions` object raised; the client is sent the text, as the specification requires."""
 
 
+class NotAcknowledged(StoreError):
+    """The session has as many messages as it may keep, and its client acknowledges none of them."""
+
+    def __init__(self, uuid: str) -> None:
+        super().__init__(f"session {uuid} is full, and its client has acknowledged nothing for {ACK_TIMEOUT:g} s")
+
+    @property
+    def for_client(self) -> str:
+        return (
+            "the server has no room for more messages of this session at the moment: nothing was acknowledged for "
+            f"{ACK_TIMEOUT:g} s"
+        )
+
+
 # ---------------------------------------------------------------------------- making messages
 
 
@@ -268,8 +282,11 @@ class StoredSession:
             except SessionFinished:
                 self._update(await store.status(self.uuid))
                 continue
-            except StoreFull:
-                if await self._was_acknowledged(acknowledged):
+            except StoreFull as error:
+                if error.passes and count > 1:
+                    most = 1  # what is left of a full disk or limit may do for a smaller batch
+                    continue
+                if error.passes and await self._was_acknowledged(acknowledged):
                     continue
                 raise
             finally:
@@ -294,10 +311,10 @@ class StoredSession:
             raise Superseded(self.uuid, held=self.epoch, current=epoch) from None
 
     async def _was_acknowledged(self, before: int) -> bool:
-        """Wait for an acknowledgement if the store is full for want of one; False if none comes in time."""
+        """Wait for an acknowledgement if the session is full for want of one; False if the whole store is full."""
         with trio.move_on_after(ACK_TIMEOUT):
             return (await self._store.wait_room(self.uuid)).acknowledged > before
-        return False
+        raise NotAcknowledged(self.uuid)
 
     async def ack(self, id: int) -> None:
         """Store an acknowledgement."""

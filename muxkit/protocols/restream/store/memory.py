@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from itertools import islice
+from heapq import heappop, heappush
+from math import inf
 from typing import TypeVar
 
 import attrs
@@ -39,19 +39,21 @@ class _Memory:
     def __init__(self, most_bytes: int, waiters: Waiters) -> None:
         self._sessions: dict[str, Session] = {}
         self._order: list[str] = []  # uuids, sorted
-        self._messages: dict[str, deque[Row]] = {}
+        self._dues: list[tuple[float, str]] = []  # a heap of sessions by the time when they expire, or expired once
+        self._messages: dict[str, KeptMessages] = {}
         self._used = 0
         self._most_bytes = most_bytes
         self._waiters = waiters
         self._is_closed = False
 
-    async def work(self, uuid: str, act: Callable[[_Memory], T], wants: Wanted | None = None) -> T:
+    async def work(self, uuid: str, act: Callable[[_Memory], T], *, grows: bool = False) -> T:
         await trio.lowlevel.checkpoint()
         if self._is_closed:
             raise StoreClosed("the store is closed; open it again")
         return act(self)
 
-    look = work
+    async def look(self, uuid: str, act: Callable[[_Memory], T], wants: Wanted | None = None) -> T:
+        return await self.work(uuid, act)
 
     def close(self) -> None:
         self._is_closed = True
@@ -69,12 +71,14 @@ class _Memory:
         if old is None:
             self._reserve(growth)
             insort(self._order, session.uuid)
-            self._messages[session.uuid] = deque()
+            self._messages[session.uuid] = KeptMessages()
+        if session.due is not None and session.due < inf and (old is None or old.due != session.due):
+            heappush(self._dues, (session.due, session.uuid))
         self._used += growth
         self._sessions[session.uuid] = session
 
     def remove(self, uuid: str) -> None:
-        self._used -= _cost(self._sessions.pop(uuid)) + sum(map(_message_cost, self._messages.pop(uuid)))
+        self._used -= _cost(self._sessions.pop(uuid)) + sum(map(_message_cost, self._messages.pop(uuid).clear()))
         del self._order[bisect_right(self._order, uuid) - 1]
 
     def add(self, uuid: str, messages: Sequence[Row]) -> None:
@@ -84,31 +88,18 @@ class _Memory:
         self._messages[uuid].extend(messages)
 
     def messages(self, wanted: Wanted) -> list[Row]:
-        kept = self._messages[wanted.uuid]
-        found: list[Row] = []
-        if not kept:
-            return found
-        size = 0
-        start = max(0, wanted.after + 1 - kept[0].id)
-        for row in islice(kept, start, start + wanted.most):
-            size += len(row.data)
-            if found and size > wanted.most_bytes:
-                break
-            found.append(row)
-        return found
+        return self._messages[wanted.uuid].after(wanted.after, wanted.most, wanted.most_bytes)
 
     def trim(self, uuid: str, above: int, upto: int) -> None:
-        kept = self._messages[uuid]
-        while kept and kept[0].id <= upto:
-            self._used -= _message_cost(kept.popleft())
+        self._used -= sum(map(_message_cost, self._messages[uuid].trim(upto)))
 
     def count(self) -> int:
         return len(self._sessions)
 
     def page(self, after: str, most: int, now: float) -> list[Session]:
         found: list[Session] = []
-        for uuid in islice(self._order, bisect_right(self._order, after), None):
-            session = self._sessions[uuid]
+        for index in range(bisect_right(self._order, after), len(self._order)):
+            session = self._sessions[self._order[index]]
             if session.due is None or session.due > now:
                 found.append(session)
                 if len(found) == most:
@@ -118,9 +109,16 @@ class _Memory:
     def several(self, uuids: Sequence[str]) -> list[Session]:
         return [session for uuid in uuids if (session := self._sessions.get(uuid)) is not None]
 
-    def overdue(self, now: float, most: int) -> list[str]:
-        over = (each.uuid for each in self._sessions.values() if each.due is not None and each.due <= now)
-        return list(islice(over, most))
+    def overdue(self, now: float, most: int) -> list[Session]:
+        dues, found = self._dues, dict[str, Session]()
+        while dues and dues[0][0] <= now and len(found) < most:
+            due, uuid = heappop(dues)
+            session = self._sessions.get(uuid)
+            if session is not None and session.due == due:  # otherwise it came back meanwhile, or was deleted
+                found[uuid] = attrs.evolve(session)
+        for uuid, session in found.items():  # until they are deleted, which may fail
+            heappush(dues, (session.due or 0.0, uuid))
+        return list(found.values())
 
     def changed(self, uuid: str, *, everywhere: bool) -> None:
         self._waiters.wake(uuid)
@@ -132,8 +130,58 @@ class _Memory:
         if self._used + growth > self._most_bytes:
             raise StoreFull(
                 f"{self._used:,} bytes are used and {growth:,} more would pass "
-                f"StoreLimits(bytes={self._most_bytes}); wait for acks, or raise it"
+                f"StoreLimits(bytes={self._most_bytes}); wait for acks, or raise it",
+                passes=growth <= self._most_bytes,
             )
+
+
+class KeptMessages:
+    """The messages of one session. Reading from any position costs what is read, however many messages are kept.
+
+    They are in a list, in the order of their ids and without gaps. Places of deleted messages are empty until half of
+    the list is, so that deleting a message costs a constant number of steps on average.
+    """
+
+    __slots__ = ("_deleted", "_first", "_rows")
+
+    def __init__(self) -> None:
+        self._rows: list[Row | None] = []
+        self._first = 0  # the id of the first place
+        self._deleted = 0  # places that are empty, all at the beginning
+
+    def extend(self, messages: Sequence[Row]) -> None:
+        if not self._rows and messages:
+            self._first = messages[0].id
+        self._rows.extend(messages)
+
+    def after(self, id: int, most: int, most_bytes: int) -> list[Row]:
+        """Return up to `most` messages after this id; at least one if there is one."""
+        found: list[Row] = []
+        size = 0
+        start = max(self._deleted, id + 1 - self._first)
+        for row in self._rows[start : start + most]:
+            assert row is not None
+            size += len(row.data)
+            if found and size > most_bytes:
+                break
+            found.append(row)
+        return found
+
+    def trim(self, upto: int) -> list[Row]:
+        """Delete the messages up to this id and return them."""
+        start, end = self._deleted, max(self._deleted, min(upto + 1 - self._first, len(self._rows)))
+        gone = [row for row in self._rows[start:end] if row is not None]
+        self._rows[start:end] = [None] * (end - start)
+        self._deleted = end
+        if 2 * end >= len(self._rows):
+            del self._rows[:end]
+            self._first += end
+            self._deleted = 0
+        return gone
+
+    def clear(self) -> list[Row]:
+        """Delete all messages and return them."""
+        return self.trim(self._first + len(self._rows))
 
 
 def _cost(session: Session) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid as uuids
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import trio
@@ -78,7 +78,8 @@ CROSS JOIN LATERAL (
     ) AS first WHERE total <= w.size OR total = length(data)
 ) AS m ORDER BY w.n, m.id
 """
-OVERDUE = "SELECT uuid FROM restream_sessions WHERE due <= %s ORDER BY uuid LIMIT %s FOR UPDATE SKIP LOCKED"
+# In the order of the index, so that nothing is sorted. A sweep never waits for a lock, so its order cannot deadlock.
+OVERDUE = f"SELECT {COLUMNS} FROM restream_sessions WHERE due <= %s ORDER BY due LIMIT %s FOR UPDATE SKIP LOCKED"
 TRIM = """
 DELETE FROM restream_messages AS m USING unnest(%s::text[], %s::bigint[], %s::bigint[]) AS t (uuid, above, upto)
 WHERE m.uuid = t.uuid AND m.id > t.above AND m.id <= t.upto
@@ -147,7 +148,7 @@ class _Postgres:
         self.writer: Worker[Rows] = Worker("muxkit store writer", self._write, waiters)
         self.reader: Worker[Rows] = Worker("muxkit store reader", self._read)
 
-    async def work(self, uuid: str, act: Callable[[Rows], T]) -> T:
+    async def work(self, uuid: str, act: Callable[[Rows], T], *, grows: bool = False) -> T:
         return await self.writer.work(uuid, act)
 
     async def look(self, uuid: str, act: Callable[[Rows], T], wants: Wanted | None = None) -> T:
@@ -308,7 +309,7 @@ class PostgresRows:
             for n, id, time, data in messages:
                 self._found[wants[n]].append(Row(id, time, data))
 
-    def _keep(self, found: psycopg.Cursor) -> None:
+    def _keep(self, found: Iterable[tuple[Any, ...]]) -> None:
         for row in found:
             session = Session(*row)
             self._sessions[session.uuid] = session
@@ -353,8 +354,10 @@ class PostgresRows:
     def several(self, uuids: Sequence[str]) -> list[Session]:
         return [Session(*row) for row in self.connection.execute(LOAD, (list(uuids),), binary=True)]
 
-    def overdue(self, now: float, most: int) -> list[str]:
-        return [uuid for (uuid,) in self.connection.execute(OVERDUE, (now, most))]
+    def overdue(self, now: float, most: int) -> list[Session]:
+        found = self.connection.execute(OVERDUE, (now, most), binary=True).fetchall()
+        self._keep(found)
+        return [attrs.evolve(self._sessions[row[0]]) for row in found]
 
     def changed(self, uuid: str, *, everywhere: bool) -> None:
         self.woken[uuid] = None

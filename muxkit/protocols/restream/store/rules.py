@@ -176,7 +176,7 @@ class Rows(Protocol):
     def several(self, uuids: Sequence[str]) -> list[Session]:
         """Return those of these sessions that exist, to be read only."""
 
-    def overdue(self, now: float, most: int) -> list[str]:
+    def overdue(self, now: float, most: int) -> list[Session]:
         """Return some of the expired sessions."""
 
     def changed(self, uuid: str, *, everywhere: bool) -> None:
@@ -213,10 +213,7 @@ class Rules(Generic[State, Data]):
                 raise SessionExists(self._status(old))
             rows.remove(uuid)
         elif (count := rows.count()) >= self.limits.sessions:
-            raise StoreFull(
-                f"{count:,} sessions are all that StoreLimits(sessions={self.limits.sessions}) allows; "
-                "wait until some expire, or raise it"
-            )
+            raise TooManySessions(count, self.limits.sessions)
         epoch = 1 if attached else 0
         incarnation = secrets.token_hex(4)
         session = Session(
@@ -248,12 +245,22 @@ class Rules(Generic[State, Data]):
         session.due = self._due(session)
         rows.save(session)
 
-    def expire(self, rows: Rows, now: float, most: int) -> int:
+    def expire(self, rows: Rows, now: float, most: int, messages: int) -> tuple[int, bool]:
+        """Delete up to `most` expired sessions with about as many messages; return their number and if there are more.
+
+        A session with more messages loses some of them first. Nobody can read an expired session any more.
+        """
         over = rows.overdue(now, most)
-        for uuid in over:
-            rows.remove(uuid)
-            rows.changed(uuid, everywhere=True)
-        return len(over)
+        for removed, session in enumerate(over):
+            kept = session.head - session.acknowledged
+            if kept > messages:
+                self._trim(rows, session, session.acknowledged + max(1, messages))
+                rows.save(session)
+                return removed, True
+            messages -= kept
+            rows.remove(session.uuid)
+            rows.changed(session.uuid, everywhere=True)
+        return len(over), len(over) == most
 
     # ------------------------------------------------------------------------ messages
 
@@ -350,7 +357,8 @@ class Rules(Generic[State, Data]):
         if before is None and len(positions) >= self.limits.readers:
             raise StoreFull(
                 f"session {uuid} has {len(positions)} readers, all that StoreLimits(readers={self.limits.readers}) "
-                "allows; remove one with remove_reader, or raise it"
+                "allows; remove one with remove_reader, or raise it",
+                passes=False,
             )
         now = max(id, session.acknowledged, before or 0)
         if now != before:
@@ -443,7 +451,8 @@ class Rules(Generic[State, Data]):
         if room < count:
             raise StoreFull(
                 f"session {session.uuid}: {waiting:,} messages are not acknowledged and {count:,} more would pass "
-                f"StoreLimits(messages={self.limits.messages}); wait for acks, or raise it"
+                f"StoreLimits(messages={self.limits.messages}); wait for acks, or raise it",
+                passes=count <= self.limits.messages,
             )
         return min(ids, room)
 
@@ -488,6 +497,19 @@ class SessionExists(StoreError):
     def __init__(self, status: Status) -> None:
         super().__init__(f"session {status.uuid} exists already; resume it with state, or choose another uuid")
         self.status = status
+
+
+class TooManySessions(StoreFull):
+    """There are as many sessions as `StoreLimits(sessions=)` allows; there is room when some of them expire."""
+
+    def __init__(self, count: int, limit: int) -> None:
+        super().__init__(
+            f"{count:,} sessions are all that StoreLimits(sessions={limit}) allows; wait until some expire, or raise it"
+        )
+
+    @property
+    def for_client(self) -> str:
+        return "the server has no room for another session at the moment"
 
 
 class SessionBusy(StoreError):
@@ -593,7 +615,8 @@ class Codec(Generic[State, Data]):
         if len(encoded) > most:
             raise StoreFull(
                 f"{len(encoded):,} bytes of JSON are more than the {most:,} allowed; "
-                "send less at once, or raise StoreLimits(message_bytes=…)"
+                "send less at once, or raise StoreLimits(message_bytes=…)",
+                passes=False,
             )
         return encoded
 

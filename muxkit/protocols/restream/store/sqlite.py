@@ -20,6 +20,7 @@ from muxkit.storage import Schema, StoreCorrupt, Waiters, sqlite
 COLUMNS = "uuid, params, state, head, acknowledged, final, fed, epoch, keep, due, incarnation, readers, written, marks"
 COLUMNS_1 = 10  # that a row of version 1 has; its seal is kept until it is written again
 MIN_UNUSED_PAGES = 8  # fewer are not given back
+DETACHED_AT_ONCE = 256  # sessions of one transaction, whose journal has to fit into the reserve of a full disk
 
 MIGRATIONS = (
     (
@@ -64,9 +65,11 @@ async def open_sqlite(
     )
     backend = sqlite.SqliteBackend(file, _Rows, waiters, thread_name=f"muxkit store {path.name}")
 
-    def detach_all(rows: _Rows) -> None:
-        for session in rows.attached():
+    def detach_all(rows: _Rows, position: int) -> int | None:
+        attached, following = rows.attached(position, DETACHED_AT_ONCE)
+        for session in attached:
             rules.detach(rows, session)
+        return following
 
     try:
         await backend.open(detach_all)
@@ -84,6 +87,7 @@ class _Rows:
         self._run_many = connection.run_many
         self._sids: dict[str, int] = {}  # the numbers of the sessions that this unit of work has read
         self._changed: dict[str, None] = {}
+        self._count: int | None = None  # of the sessions, after the first count: SQLite walks over all of them
 
     def begin(self) -> None:
         """Start another unit of work."""
@@ -101,6 +105,7 @@ class _Rows:
             self._run(
                 f"INSERT INTO sessions ({COLUMNS}, seal) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)", (*columns, seal)
             )
+            self._count = None if self._count is None else self._count + 1
         else:
             self._run(
                 "UPDATE sessions SET state=?, head=?, acknowledged=?, final=?, fed=?, epoch=?, keep=?, due=?, "
@@ -114,6 +119,7 @@ class _Rows:
             sid = cast("int", self._run("SELECT sid FROM sessions WHERE uuid = ?", (uuid,))[0][0])
         self._run("DELETE FROM messages WHERE key BETWEEN ? AND ?", (sid << 32, (sid + 1 << 32) - 1))
         self._run("DELETE FROM sessions WHERE sid = ?", (sid,))
+        self._count = None if self._count is None else self._count - 1
 
     def add(self, uuid: str, messages: Sequence[Row]) -> None:
         base = self._sids[uuid] << 32
@@ -151,7 +157,9 @@ class _Rows:
         self._run("DELETE FROM messages WHERE key > ? AND key <= ?", (base + above, base + upto))
 
     def count(self) -> int:
-        return cast("int", self._run("SELECT count(*) FROM sessions")[0][0])
+        if self._count is None:
+            self._count = cast("int", self._run("SELECT count(*) FROM sessions")[0][0])
+        return self._count
 
     def page(self, after: str, most: int, now: float) -> list[Session]:
         found = self._run(
@@ -164,13 +172,19 @@ class _Rows:
     def several(self, uuids: Sequence[str]) -> list[Session]:
         return [session for uuid in uuids if (session := self.session(uuid)) is not None]
 
-    def overdue(self, now: float, most: int) -> list[str]:
-        found = self._run("SELECT uuid FROM sessions WHERE due IS NOT NULL AND due <= ? LIMIT ?", (now, most))
-        return [cast("str", uuid) for (uuid,) in found]
+    def overdue(self, now: float, most: int) -> list[Session]:
+        found = self._run(
+            f"SELECT sid, seal, {COLUMNS} FROM sessions WHERE due IS NOT NULL AND due <= ? LIMIT ?", (now, most)
+        )
+        return [self._session(row) for row in found]
 
-    def attached(self) -> list[Session]:
-        """Return the sessions that are attached."""
-        return [self._session(row) for row in self._run(f"SELECT sid, seal, {COLUMNS} FROM sessions WHERE due IS NULL")]
+    def attached(self, position: int, most: int) -> tuple[list[Session], int | None]:
+        """Return some of the attached sessions, and the position to continue from; None if these are the last."""
+        found = self._run(
+            f"SELECT sid, seal, {COLUMNS} FROM sessions WHERE due IS NULL AND sid > ? ORDER BY sid LIMIT ?",
+            (position, most),
+        )
+        return [self._session(row) for row in found], cast("int", found[-1][0]) if len(found) == most else None
 
     def changed(self, uuid: str, *, everywhere: bool) -> None:
         self._changed[uuid] = None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
@@ -26,6 +26,7 @@ from muxkit.protocols.restream.store.rules import (
     IsFinal,
     Rows,
     Rules,
+    SessionExists,
     SessionFinished,
     State,
     Status,
@@ -40,6 +41,8 @@ from muxkit.storage import StoreFull, Waiters
 T = TypeVar("T")
 
 SWEPT_AT_ONCE = 100  # sessions that one unit of work deletes, so that other work is not delayed
+EXPIRED_AT_ONCE = 10_000  # messages of expired sessions that one unit of work deletes
+FULL_DISK_DIVISOR = 8  # by which a unit of work gets smaller when a full disk has no room for its journal
 LONGEST_UUID = 255
 _is_storable = re.compile(rf"[ -~]{{1,{LONGEST_UUID}}}").fullmatch  # printable ASCII characters
 
@@ -47,8 +50,11 @@ _is_storable = re.compile(rf"[ -~]{{1,{LONGEST_UUID}}}").fullmatch  # printable 
 class Backend(Protocol):
     """What holds the rows and runs units of work on them."""
 
-    async def work(self, uuid: str, act: Callable[[Rows], T]) -> T:
-        """Run a unit of work that may write; return when it is durable. `uuid` is its session, "" for all."""
+    async def work(self, uuid: str, act: Callable[[Rows], T], *, grows: bool = False) -> T:
+        """Run a unit of work that may write; return when it is durable. `uuid` is its session, "" for all.
+
+        `grows` marks work that adds rows. All other work has to succeed on a full disk, because it makes room.
+        """
 
     async def look(self, uuid: str, act: Callable[[Rows], T], wants: Wanted | None = None) -> T:
         """Run a unit of work that only reads. `wants` are the messages that it will read."""
@@ -91,7 +97,17 @@ class SessionStore(Generic[State, Data]):
             raise ValueError(f"a uuid is 1 to {LONGEST_UUID} printable ASCII characters")
         stored, asked = self._encode(state), self._encode(params)
         register = partial(self._rules.register, uuid=uuid, state=stored, params=asked)
-        return await self._backend.work(uuid, partial(register, attached=attached, keep=keep, head=head))
+        try:
+            return await self._backend.work(
+                uuid, partial(register, attached=attached, keep=keep, head=head), grows=True
+            )
+        except StoreFull as full:
+            # A program that is started again on a full disk has to learn that its session is there.
+            try:
+                status = await self.status(uuid)
+            except UnknownSession:
+                raise full from None
+            raise SessionExists(status) from None
 
     async def disconnect(self, uuid: str | UUID, *, epoch: int | None = None) -> None:
         """Begin the absence of the client. Harmless from an owner that was superseded."""
@@ -126,8 +142,15 @@ class SessionStore(Generic[State, Data]):
 
         Raises `OutOfOrderAck` below an earlier one and `UnknownMessage` for 0 and above the last message.
         """
-        uuid = _check(uuid)
-        await self._backend.work(uuid, partial(self._rules.ack, uuid=uuid, id=id, epoch=epoch))
+        name = _check(uuid)
+
+        async def ack(upto: int) -> None:
+            await self._backend.work(name, partial(self._rules.ack, uuid=name, id=upto, epoch=epoch))
+
+        try:
+            await ack(id)
+        except StoreFull:
+            await _in_steps(ack, (await self.status(name)).acknowledged, id)
 
     # ------------------------------------------------------------------------ named readers
 
@@ -137,8 +160,19 @@ class SessionStore(Generic[State, Data]):
         While a session has named readers, a message is deleted when all of them are done with it, and plain
         acknowledgements delete nothing. A position never goes back. Raises `UnknownMessage` above the last message.
         """
-        uuid = _check(uuid)
-        return await self._backend.work(uuid, partial(self._rules.advance, uuid=uuid, reader=reader, id=id))
+        name = _check(uuid)
+
+        async def advance(upto: int) -> Status:
+            return await self._backend.work(name, partial(self._rules.advance, uuid=name, reader=reader, id=upto))
+
+        try:
+            return await advance(id)
+        except StoreFull as error:
+            position = (await self.status(name)).readers.get(reader)
+            if not error.passes or position is None:
+                raise
+            await _in_steps(advance, position, id)
+            return await self.status(name)
 
     async def remove_reader(self, uuid: str | UUID, reader: str) -> Status:
         """Forget a named reader: nothing is kept for it any more. Harmless if there is none of that name."""
@@ -174,7 +208,9 @@ class SessionStore(Generic[State, Data]):
         _check_most(most)
         uuid = _check(uuid)
         return await self._backend.work(
-            uuid, partial(self._rules.put, uuid=uuid, transform=transform, most=most, epoch=epoch, is_final=is_final)
+            uuid,
+            partial(self._rules.put, uuid=uuid, transform=transform, most=most, epoch=epoch, is_final=is_final),
+            grows=True,
         )
 
     async def replay(
@@ -210,7 +246,8 @@ class SessionStore(Generic[State, Data]):
             await self.status(uuid)
             return []
         uuid = _check(uuid)
-        first = await self._backend.work(uuid, partial(self._rules.append, uuid=uuid, data=stored, time=time))
+        append = partial(self._rules.append, uuid=uuid, data=stored, time=time)
+        first = await self._backend.work(uuid, append, grows=True)
         return [Message(id, each, time) for id, each in enumerate(data, first)]
 
     async def finish(self, uuid: str | UUID) -> Status:
@@ -236,7 +273,9 @@ class SessionStore(Generic[State, Data]):
     async def wait_room(self, uuid: str | UUID, count: int = 1) -> Status:
         """Sleep until `count` more messages may be added; acknowledgements make room."""
         if count > self._limits.messages:
-            raise StoreFull(f"{count:,} messages never fit into StoreLimits(messages={self._limits.messages})")
+            raise StoreFull(
+                f"{count:,} messages never fit into StoreLimits(messages={self._limits.messages})", passes=False
+            )
         uuid = _check(uuid)
         while True:
             with self._waiters.watching(uuid) as changed:
@@ -276,17 +315,38 @@ class SessionStore(Generic[State, Data]):
         An expired session is refused even before it is deleted. `now` is the store's own clock if None.
         """
         moment = self._rules.now() if now is None else now
-        total = 0
-        swept = SWEPT_AT_ONCE
-        while swept == SWEPT_AT_ONCE:
-            swept = await self._backend.work("", lambda rows: self._rules.expire(rows, moment, SWEPT_AT_ONCE))
-            total += swept
+        total, messages, has_more = 0, EXPIRED_AT_ONCE, True
+        while has_more:
+            expire = partial(self._rules.expire, now=moment, most=SWEPT_AT_ONCE, messages=messages)
+            try:
+                swept, has_more = await self._backend.work("", expire)
+            except StoreFull:
+                if messages == 1:
+                    raise
+                messages = max(1, messages // FULL_DISK_DIVISOR)
+            else:
+                total += swept
         while await self._backend.work("", lambda rows: rows.shrink()):
             pass
         return total
 
     def _encode(self, value: object) -> bytes:
         return self._codec.encode(value, self._limits.message_bytes)
+
+
+async def _in_steps(act: Callable[[int], Awaitable[object]], done: int, id: int) -> None:
+    """Acknowledge messages in several units of work, because a full disk has no room for the journal of one."""
+    step = max(1, (id - done) // FULL_DISK_DIVISOR)
+    while done < id:
+        upto = min(id, done + step)
+        try:
+            await act(upto)
+        except StoreFull:
+            if step == 1:
+                raise
+            step = max(1, step // FULL_DISK_DIVISOR)
+        else:
+            done = upto
 
 
 def _check(uuid: str | UUID) -> str:

@@ -133,7 +133,9 @@ class ErrorCode(Enum):
     BUSY = "busy"
     """Another connection has the session; it may be free later."""
     UNAVAILABLE = "unavailable"
-    """The server or its store is in trouble; the same request may succeed later."""
+    """The server is in trouble that passes; the same request may succeed later."""
+    FAILED = "failed"
+    """The application or the store of the server has failed, and only its operator can change that."""
 
 
 _CODES: Final = {code.value: code for code in ErrorCode}
