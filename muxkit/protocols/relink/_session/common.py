@@ -562,6 +562,8 @@ class CommonChannels:
         """Make the receiver of a channel that a caller asked for by number."""
         receiver = self._make_receiver(channel)
         self.replay(channel)
+        if self._core.engine.has_peer_shut_down:
+            receiver._peer_shut_down()
         return receiver
 
     def _make_receiver(self, channel: int) -> Receiver:
@@ -698,6 +700,6 @@ class CommonChannels:
 
     def peer_shut_down(self) -> None:
         self.ended(None)
-        for channel in [*self.live.values()]:
-            channel._peer_shut_down()
+        for taker in dict.fromkeys([*self.live.values(), *self._core.ins.values()]):
+            taker._peer_shut_down()
         self._on_idle()

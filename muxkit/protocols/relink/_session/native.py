@@ -511,6 +511,15 @@ class Receiver(ReceiveHalf[Message]):
         self._ended(trio.EndOfChannel)
         self._forget_if_over()
 
+    def _peer_shut_down(self) -> None:
+        """End a channel that can bring nothing more after the peer's shutdown.
+
+        That is a channel that is not open, since the peer opens no more. With ids of 0 bytes it is also the only
+        channel: the original program has no close in that form, and sends its shutdown when the channel is drained.
+        """
+        if not self._is_open or not self._core.engine.in_id_size:
+            self._peer_closed()
+
     def _lost(self, error: ErrorMaker) -> None:
         self._unusable = self._error = error
         self.state = Receiving.CLOSED
