@@ -27,6 +27,7 @@ from muxkit.runtime import (
     Session,
     background,
     bare_nursery,
+    may_log,
     peer_of,
     protect_package,
     protected_manager,
@@ -328,7 +329,8 @@ class _Connections:
             if is_loss(error) or error is refused:
                 _log.debug("session lost: %s", error)
             elif isinstance(error, Refused):
-                _log.info("a client was sent away: %s", error)
+                if may_log("clients that were sent away"):
+                    _log.info("a client was sent away: %s", error)
             else:
                 log_failure("the handler of a session failed, the session was closed", error, {"peer": peer_of(link)})
         finally:

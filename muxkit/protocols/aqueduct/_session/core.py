@@ -43,6 +43,7 @@ from muxkit.runtime import (
     StreamPump,
     as_bytes,
     describe,
+    may_log,
     turns,
 )
 from muxkit.runtime import Channel as CommonChannel
@@ -960,7 +961,8 @@ class Core:
                 self.pump.lose(f"nothing was heard for {seconds:.0f} s", by="network")
             case events.Failed(error):
                 what = f"{error}{self.pump.foreign}"
-                _log.warning("%s broke a rule, the connection was closed: %s", self.pump.peer or "a peer", what)
+                if may_log("peers that broke a rule"):
+                    _log.warning("%s broke a rule, the connection was closed: %s", self.pump.peer or "a peer", what)
                 self.lose(str(error), by="peer", cause=error, told=Reason(str(error), PEER_BROKE_A_RULE))
 
     def error_of(self, outcome: Outcome, channel: Channel | None) -> ErrorMaker:

@@ -56,6 +56,7 @@ from muxkit.runtime import (
     background,
     bare_nursery,
     describe,
+    may_log,
     protect_package,
     protected_manager,
     run_interruptible,
@@ -420,7 +421,8 @@ class Session(CommonSession):
                 pump.lose(f"nothing was heard for {event.seconds:.0f} s", by="network")
             case Failed():
                 what = f"{event.error}{pump.foreign}"
-                _log.warning("%s broke a rule, the session was closed: %s", pump.peer or "a peer", what)
+                if may_log("peers that broke a rule"):
+                    _log.warning("%s broke a rule, the session was closed: %s", pump.peer or "a peer", what)
                 told = Reason(str(event.error), PEER_BROKE_A_RULE)
                 self._connection.lose(str(event.error), by="peer", cause=event.error, told=told)
             case HungUp():

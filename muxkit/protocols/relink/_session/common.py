@@ -454,6 +454,8 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         """Close our direction once its end, or the peer's STOP, leaves nothing to send."""
         if self._is_closed or not self._sink._may_close or not (self._peer_is_done or self._sent_stop):
             return
+        if self._core.engine.over:
+            return  # the peer ended the link in the same read, and the channel is about to hear of it
         self._is_closed = True
         if not self._sink._has_sent and self._is_open_there:
             self._sink._send_marker(BEGIN)  # or the peer would wait for an end that never comes
@@ -521,6 +523,9 @@ class CommonChannels:
             for id in [*self._unclaimed]:
                 if self._claim(id):
                     self.replay(id)
+                    taker = self._core.ins.get(id)
+                    if taker is not None and self._core.error is not None:
+                        taker._lost(self._core.error)  # the link ended before anything iterated over its channels
 
     def ended(self, error: ErrorMaker | None) -> None:
         """End `incoming` and `receivers`, and let those who wait to open find out."""

@@ -30,6 +30,7 @@ from muxkit.runtime import (
     StreamPump,
     background,
     describe,
+    may_log,
     protected_manager,
     turns,
 )
@@ -404,7 +405,8 @@ class Link(CommonSession):
         def error() -> LinkRefused:
             return LinkRefused(count, last, peer=peer, unsent=engine.outbox)
 
-        _log.warning("%s", error())
+        if may_log("links that were given up after refusals"):
+            _log.warning("%s", error())
         self._lose(error)
 
     async def _end_connection(self, pump: StreamPump[events.Event]) -> None:
@@ -577,7 +579,8 @@ class Link(CommonSession):
         self._lose_because("the link was shut down by both sides", by="peer")
 
     def _on_failed(self, event: events.Failed) -> None:
-        _log.warning("%s broke a rule, the link was given up: %s", self._peer or "a peer", event.error)
+        if may_log("peers that broke a rule"):
+            _log.warning("%s broke a rule, the link was given up: %s", self._peer or "a peer", event.error)
         self._say_goodbye(Reason(str(event.error), PEER_BROKE_A_RULE))
         self._is_violated = self._core.error is None
         tell_limit(self._facts, event.error)

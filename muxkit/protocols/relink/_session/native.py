@@ -25,6 +25,7 @@ from muxkit.runtime import (
     SendTurn,
     Watermark,
     as_bytes,
+    may_log,
     run_interruptible,
     turns,
 )
@@ -469,7 +470,8 @@ class Receiver(ReceiveHalf[Message]):
                 if not self.has_transactions or self._unusable is not None:
                     raise
                 # A message may hold what a peer sent, so it is for debugging only.
-                _log.info("channel %d: %s, answered with uncommitted", self.channel, type(error).__name__)
+                if may_log("messages that could not be processed"):
+                    _log.info("channel %d: %s, answered with uncommitted", self.channel, type(error).__name__)
                 _log.debug("in full", exc_info=error)
 
     def close(self) -> None:

@@ -39,6 +39,7 @@ from muxkit.runtime import (
     bare_nursery,
     close_at_once,
     looks_like,
+    may_log,
     peer_of,
     protect_package,
     protected_manager,
@@ -352,10 +353,12 @@ class Listener:
         except LinkLost as error:
             _log.debug("link lost: %s", error)
         except Refused as error:
-            _log.info("a client was sent away: %s", error)
+            if may_log("clients that were sent away"):
+                _log.info("a client was sent away: %s", error)
         except Exception as error:
             # Its text may hold what a peer sent, so that is for debugging only.
-            _log.error("the handler of a link failed with %s, the link was given up", type(error).__name__)
+            if may_log("handlers of links that failed"):
+                _log.error("the handler of a link failed with %s, the link was given up", type(error).__name__)
             _log.debug("in full", exc_info=error)
         finally:
             self._links.forget(key)
