@@ -206,7 +206,7 @@ async def ask(session: bpmux.Session, heard: Heard, dice: random.Random) -> None
 class Conversation:
     """How a session is made on a stream, what is done with it, and which bytes at the begin are left as they are."""
 
-    session: Callable[[trio.abc.Stream, Role], AbstractAsyncContextManager[Any]]
+    session: Callable[[Any, Role], AbstractAsyncContextManager[Any]]
     talk: Callable[..., Awaitable[None]] = talk
     spared: int = 0
 
@@ -228,7 +228,7 @@ class Conversation:
             heard.error(error, of_channel=False)
 
 
-def of(protocol: ModuleType, **options: Any) -> Callable[[trio.abc.Stream, Role], AbstractAsyncContextManager[Any]]:
+def of(protocol: ModuleType, **options: Any) -> Callable[[Any, Role], AbstractAsyncContextManager[Any]]:
     settings: dict[str, Any] = {"address": "", "limits": Limits(), "observer": None, "linger": 1.0, **options}
     return lambda stream, role: protocol.protocol.session(stream, role=role, **settings)
 
@@ -267,7 +267,7 @@ class Recorded(trio.abc.HalfCloseableStream):
         await self._inner.aclose()
 
 
-def mutated(data: bytes, dice: random.Random, spared: int) -> bytes:
+def mutated(data: bytes | bytearray, dice: random.Random, spared: int) -> bytes:
     """Return the bytes with one to three changes behind the first ones, which are spared."""
     changed = bytearray(data)
     for _ in range(dice.choice((1, 1, 2, 3))):
@@ -369,7 +369,7 @@ async def test_broken_requests_for_forwards_and_files_cost_a_line_each(
 ) -> None:
     (tmp_path / "file").write_bytes(bytes(30_000))
     files = serve_folder(Folder(tmp_path), upload=True, overwrite=True)
-    handlers = {"": files, "muxkit.forward": forwarding(["127.0.0.1:1"])}
+    handlers: dict[str, Callable[[Channel], Awaitable[None]]] = {"muxkit.forward": forwarding(["127.0.0.1:1"])}
     dice = random.Random(seed)
 
     async def handle(channel: Channel) -> None:

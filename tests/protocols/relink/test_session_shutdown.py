@@ -17,8 +17,9 @@ import trio.testing
 from muxkit.protocols import relink
 from muxkit.protocols.relink import Config
 from muxkit.runtime import background
+from muxkit.testing._pair import drain
 from muxkit_adapters import memory
-from tests.protocols.relink._helpers import connector, drain, fed, listener, quiet, seen
+from tests.protocols.relink._helpers import connector, fed, listener, quiet, seen
 from tests.protocols.relink._session_world import SOON, world
 
 if TYPE_CHECKING:

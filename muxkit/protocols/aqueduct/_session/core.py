@@ -865,7 +865,9 @@ class Core:
         used = [sender for half in self._halves() if isinstance(sender := half, Sender) and sender._sent]
         with trio.move_on_after(linger) as scope:
             self.close_all()
-            while not self.pump.is_lost and any(not sender._given_up for sender in self._live_senders()):
+            while not self.pump.is_lost and any(
+                not self.sender_of(machine)._given_up for machine in self.engine.senders.values()
+            ):
                 await self.changed.park()
             await self.pump.flushed()
             if not any(sender._is_unheard for sender in used):

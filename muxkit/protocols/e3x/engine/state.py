@@ -84,7 +84,8 @@ class State:
         self.acking: dict[int, EngineChannel] = {}
         self.resends: deque[tuple[EngineChannel, Piece]] = deque()
         self.line: deque[EngineChannel] = deque()
-        self.watching: dict[int, EngineChannel] = {}
+        self.drained: dict[int, EngineChannel] = {}  # watched ones that sent something since they were looked at
+        self.crowded: dict[int, EngineChannel] = {}  # watched ones with room of their own, and none in the outbox
         self.resting: set[int] = set()  # ids of channels whose peer has everything, and that are probed rarely
         self.held: int = 0  # bytes received and not processed
         self.waiting: int = 0  # packets received and not processed
@@ -161,7 +162,8 @@ class State:
         self.table.remove(channel.id)
         self.unopened.pop(channel.id, None)
         self.acking.pop(channel.id, None)
-        self.watching.pop(channel.id, None)
+        self.drained.pop(channel.id, None)
+        self.crowded.pop(channel.id, None)
         self.resting.discard(channel.id)
         channel.gone = True
         if channel.incoming is not None:
