@@ -28,6 +28,7 @@ from muxkit.runtime import (
     SessionInfo,
     Unsupported,
     check_options,
+    may_log,
     peer_of,
     protect_package,
     protected_manager,
@@ -184,7 +185,8 @@ class Door:
         if refused is None:
             await handle(link)
             return
-        _log.info("a client was not let in: %s: %s", peer_of(link) or without_secrets(self.address), refused)
+        if may_log("clients that were not let in"):
+            _log.info("a client was not let in: %s: %s", peer_of(link) or without_secrets(self.address), refused)
         if link is not None:
             await handle(link, refused=refused)
 

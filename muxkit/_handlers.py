@@ -25,6 +25,9 @@ from muxkit.runtime import (
     background,
     bare_nursery,
     interruptible,
+    leaves_of,
+    may_log,
+    may_trace,
     meaning_of,
     protect_package,
     run_handler,
@@ -176,7 +179,8 @@ class _Handlers:
                 raise
             if isinstance(error, Refused):
                 channel.abort(error.reason, code=error.code)
-                _log.info("a channel was refused: %s", error, extra=_fields(channel))
+                if may_log("channels that were refused"):
+                    _log.info("a channel was refused: %s", error, extra=_fields(channel))
             elif isinstance(error, LOSSES):
                 channel.abort()
                 _log.debug("the peer ended a channel before its handler was done: %s", error, extra=_fields(channel))
@@ -261,8 +265,16 @@ def is_loss(error: BaseException, *, of_channel: bool = False) -> bool:
 
 
 def log_failure(what: str, error: Exception, fields: Mapping[str, object]) -> None:
-    """Log what a handler raised: its type and traceback, but not its text, which may quote what a peer sent."""
-    _log.error("%s: %s", what, _where(error), extra=fields)
+    """Log what a handler raised: its type and traceback, but not its text, which may quote what a peer sent.
+
+    A peer may be able to make a handler fail again and again. So the traceback is logged once per minute for each
+    place, other failures there take one line each, and no more lines are written than `may_log` allows.
+    """
+    place = _place(error)
+    if may_trace(f"{what} {place}"):
+        _log.error("%s: %s", what, _where(error), extra=fields)
+    elif may_log(what):
+        _log.error("%s: %s again; its traceback was logged before", what, place, extra=fields)
     _log.debug("in full", exc_info=error, extra=fields)
 
 
@@ -276,6 +288,14 @@ def _unknown(name: str, known: list[str]) -> str:
     if close:
         return f"{said}; did you mean {close[0]!r}? There are: {listed}"
     return f"{said}; there are: {listed}" if known else f"{said}; there are none"
+
+
+def _place(error: BaseException) -> str:
+    """Name the type of an error, or of the first one in a group, and the line that raised it."""
+    first = next(leaves_of(error), error)
+    frames = traceback.extract_tb(first.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{type(first).__name__}{where}"
 
 
 def _where(error: BaseException) -> str:

@@ -28,6 +28,7 @@ from muxkit.runtime import (
     Unsupported,
     background,
     bare_nursery,
+    may_log,
     owner,
     peer_of,
     protect_package,
@@ -342,7 +343,8 @@ class _Connections:
             if is_loss(error) or error is refused:
                 _log.debug("session lost: %s", error)
             elif isinstance(error, Refused):
-                _log.info("a client was sent away: %s", error)
+                if may_log("clients that were sent away"):
+                    _log.info("a client was sent away: %s", error)
             else:
                 log_failure("the handler of a session failed, the session was closed", error, {"peer": peer_of(link)})
         finally:

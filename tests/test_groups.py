@@ -243,9 +243,8 @@ async def test_a_loop_over_sessions_goes_on_after_both_tasks_of_its_body_have_lo
             async for session in sessions:
                 try:
                     async with trio.open_nursery() as nursery:
-                        channel = await session.open()
-                        nursery.start_soon(channel.finish)
                         nursery.start_soon(session.ping)
+                        channel = await session.open("work")
                         assert await channel.receive() == b"done"
                 except* muxkit.LinkLost:
                     pass

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import trio
 
 from muxkit import Limits
-from muxkit.runtime import bare_nursery, close_at_once, turned_away
+from muxkit.runtime import bare_nursery, close_at_once, may_log, turned_away
 
 log = logging.getLogger("muxkit.adapters")
 
@@ -65,9 +65,11 @@ async def serve_handshakes(
 def log_failure(kind: str, error: Exception) -> None:
     """Log what a handler raised; its message may hold what a peer sent, so it is logged for debugging only."""
     if isinstance(error, (ConnectionError, trio.BrokenResourceError, trio.ClosedResourceError)):
-        log.info("a %s ended with %s", kind, type(error).__name__)
+        if may_log("connections that broke"):
+            log.info("a %s ended with %s", kind, type(error).__name__)
     else:
-        log.error("a %s's handler failed with %s", kind, type(error).__name__)
+        if may_log("handlers of connections that failed"):
+            log.error("a %s's handler failed with %s", kind, type(error).__name__)
         log.debug("the handler's failure", exc_info=error)
 
 

@@ -34,7 +34,7 @@ from muxkit.forward.wire import (
     decode_request,
     encode,
 )
-from muxkit.runtime import Channel, Session, bare_nursery
+from muxkit.runtime import Channel, Session, bare_nursery, may_log
 
 LOGGED_MOST = 50  # refusals that are logged in a row; a client could fill a disk with them
 LOGGED_EVERY = 0.2  # s until another one may be
@@ -299,13 +299,15 @@ class ForwardHandler:
 
     async def _run_listener(self, channel: Channel, client: _Client, bind: Address, opened: Listeners) -> None:
         number = next(client.numbers)
+        is_logged = may_log("listeners of clients")
         async with bare_nursery() as nursery:
             listener = client.listeners[number] = _Listener(bind, client, nursery.cancel_scope)
             if bind.port == 0 and not bind.path:
                 listener.bind = parse_address(opened.addresses[0])
             try:
                 await channel.send(encode(Done(opened.addresses[0], number)))
-                log.info("listening on %s for %s", listener.bind, client.session.info.peer or "a client")
+                if is_logged:
+                    log.info("listening on %s for %s", listener.bind, client.session.info.peer or "a client")
                 nursery.start_soon(self._accept, channel, listener, opened, nursery)
                 await self._hear(channel, listener)
             finally:
@@ -314,7 +316,8 @@ class ForwardHandler:
                 for pending in listener.pending.values():
                     pending.stream.reset()
                 listener.over.set()
-                log.info("no longer listening on %s", listener.bind)
+                if is_logged:
+                    log.info("no longer listening on %s", listener.bind)
 
     async def _hear(self, channel: Channel, listener: _Listener) -> None:
         """Hear which connections the client drops, until it wants no more of them."""

@@ -46,6 +46,8 @@ from muxkit.runtime._links import Transport as Transport
 from muxkit.runtime._links import WaitableLink as WaitableLink
 from muxkit.runtime._links import check_options as check_options
 from muxkit.runtime._links import peer_of as peer_of
+from muxkit.runtime._log_pace import may_log as may_log
+from muxkit.runtime._log_pace import may_trace as may_trace
 from muxkit.runtime._scope import LOSSES as LOSSES
 from muxkit.runtime._scope import NeedsBlock as NeedsBlock
 from muxkit.runtime._scope import background as background

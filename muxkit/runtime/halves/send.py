@@ -23,6 +23,7 @@ import trio
 
 from muxkit._observer import Blocked, Facts
 from muxkit.core import NO_QUEUE, Outbox, Queued, Reason, Reminder, Sending, Step, advance, counted, queue_of
+from muxkit.runtime._log_pace import may_log
 from muxkit.runtime._thread import Owner, owner, refuse_thread
 from muxkit.runtime.pumps.turns import turns
 
@@ -167,6 +168,8 @@ class SenderWatchdog:
             elif unread := half._unread_beside():
                 half._was_stuck = True
                 del self._waiting[half]
+                if not may_log("channels that could not send"):
+                    continue
                 _log.warning(
                     "%s: nothing could be sent for %.0f s and longer, and %s to be received here: if the other side "
                     "waits likewise, neither goes on; receive in a task of its own",

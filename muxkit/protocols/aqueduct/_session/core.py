@@ -43,6 +43,7 @@ from muxkit.runtime import (
     StreamPump,
     as_bytes,
     describe,
+    may_log,
     turns,
 )
 from muxkit.runtime import Channel as CommonChannel
@@ -874,7 +875,9 @@ class Core:
         used = [sender for half in self._halves() if isinstance(sender := half, Sender) and sender._sent]
         with trio.move_on_after(linger) as scope:
             self.close_all()
-            while not self.pump.is_lost and any(not sender._given_up for sender in self._live_senders()):
+            while not self.pump.is_lost and any(
+                not self.sender_of(machine)._given_up for machine in self.engine.senders.values()
+            ):
                 await self.changed.park()
             await self.pump.flushed()
             if not any(sender._is_unheard for sender in used):
@@ -970,7 +973,8 @@ class Core:
                 self.pump.lose(f"nothing was heard for {seconds:.0f} s", by="network")
             case events.Failed(error):
                 what = f"{error}{self.pump.foreign}"
-                _log.warning("%s broke a rule, the connection was closed: %s", self.pump.peer or "a peer", what)
+                if may_log("peers that broke a rule"):
+                    _log.warning("%s broke a rule, the connection was closed: %s", self.pump.peer or "a peer", what)
                 self.lose(str(error), by="peer", cause=error, told=Reason(str(error), PEER_BROKE_A_RULE))
 
     def error_of(self, outcome: Outcome, channel: Channel | None) -> ErrorMaker:

@@ -55,6 +55,7 @@ from muxkit.runtime import (
     Unclaimed,
     background,
     describe,
+    may_log,
     protect_package,
     protected_manager,
     reason_for_leaving,
@@ -405,7 +406,8 @@ class Session(CommonSession):
                 pump.lose(f"nothing was heard for {event.seconds:.0f} s", by="network")
             case Failed():
                 what = f"{event.error}{pump.foreign}"
-                _log.warning("%s broke a rule, the session was closed: %s", pump.peer or "a peer", what)
+                if may_log("peers that broke a rule"):
+                    _log.warning("%s broke a rule, the session was closed: %s", pump.peer or "a peer", what)
                 told = Reason(str(event.error), PEER_BROKE_A_RULE)
                 self._connection.lose(str(event.error), by="peer", cause=event.error, told=told)
             case HalfClosed():
@@ -461,14 +463,12 @@ class Session(CommonSession):
 
         Raises also for a violation by the peer that came after its orderly end, which no other call reports.
         """
-        pump, engine = self._connection.pump, self._engine
+        pump = self._connection.pump
         pump.phase = "leave"
         told = [half for half in self._halves() if isinstance(half, Sink) and half._needs_confirmation]
         with trio.move_on_after(linger) as scope:
             self._close_all()
-            while not pump.is_lost and engine.live > sum(
-                half._given_up for half in self._halves() if isinstance(half, Sink)
-            ):
+            while not pump.is_lost and self._awaits_confirmation():
                 await self._gone.park()
             await pump.flushed()
             if not any(half._is_unheard for half in told):
@@ -477,6 +477,12 @@ class Session(CommonSession):
             pump.lose(f"the peer did not take leave within {linger} s", by="peer")
         if pump.is_violated or any(half._is_unheard for half in told):
             raise pump.loss()
+
+    def _awaits_confirmation(self) -> bool:
+        """Return True while an entity lives that was not given up. Looks at the first of them, not at all."""
+        engine = self._engine
+        entities = (entity for kind in CLOSING_ORDER for entity in engine.entities(kind).values())
+        return any(not (isinstance(half := entity.half, Sink) and half._given_up) for entity in entities)
 
     def _close_all(self) -> None:
         """Finish all sinks, close all sources, abort all requests; the top level with them."""

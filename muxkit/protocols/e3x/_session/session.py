@@ -351,10 +351,9 @@ class Session(CommonSession):
         told = [channel for channel in self._live.values() if channel._sender._is_undelivered]
         with trio.move_on_after(linger) as scope:
             self._close_all()
-            while not pump.is_lost and any(
-                channel._sender._is_undelivered and not channel._engine_channel.gone for channel in told
-            ):
-                await connection.acked.park()
+            for channel in told:  # one after the other, so that an ack costs one look and not all
+                while not pump.is_lost and channel._sender._is_undelivered and not channel._engine_channel.gone:
+                    await connection.acked.park()
             with trio.move_on_after(FAREWELL_TIMEOUT):
                 while not pump.is_lost and any(channel.is_reliable for channel in self._live.values()):
                     await connection.gone.park()

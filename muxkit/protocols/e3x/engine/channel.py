@@ -22,6 +22,10 @@ SPOKE_UNASKED = 0.2  # s without an ack; the next ack may be a repetition by the
 PROBE_FIRST = 1.0  # s without an ack, after which the oldest and the last packet are sent again
 PROBE_FACTOR = 1.1
 PROBE_MOST = 1.3  # s; eight probes in the ten seconds that a channel lives without an answer
+# A peer that answers a probe, and misses nothing, has everything: its application is at work. The document lets it wait
+# with its ack, so there is no hurry. Only that ack can be lost from then on, and a receiver sends such an ack twice.
+REST_FIRST = 2.0  # s between an answer and the next probe, doubled with each answer
+REST_MOST = 30.0  # s; long enough to cost nothing, and short enough to wait for an ack that was lost twice
 
 # receiving
 ACK_DELAY = 1.0  # s, e3x "ack": "for up to one second"
@@ -79,6 +83,8 @@ class EngineChannel:
         outgoing = self.outgoing
         if outgoing is None or outgoing.probe_at == NEVER:
             return NEVER
+        if outgoing.is_resting:
+            return outgoing.probe_at + timeout  # it owes an answer to the next probe, and none before
         return max(self.heard_at, outgoing.waiting_since) + timeout
 
 
@@ -154,6 +160,9 @@ class Outgoing:
         self.waiting_since: float = 0.0  # since when packets are unacked
         self.probe_at: float = NEVER
         self.probe_pause: float = PROBE_FIRST
+        self._probed = 0  # the last packet that the peer accepts, if it was sent again and no answer has come yet
+        self.is_resting: bool = False  # the peer has everything that was sent, and its application is at work
+        self._rest_pause = REST_FIRST
 
     @property
     def acked(self) -> int:
@@ -200,6 +209,9 @@ class Outgoing:
                 self.waiting_since = now
                 self.probe_pause = PROBE_FIRST
                 self.probe_at = now + PROBE_FIRST
+            elif self.is_resting:
+                self._wake(now)
+                self.probe_at = now + PROBE_FIRST
             self._ceiling.spend(1)
             self.unsent -= len(piece.body)
             self.flying += len(piece.body)
@@ -245,6 +257,8 @@ class Outgoing:
             if not piece.is_queued and (piece.times == 1 or now >= piece.sent_at + RESEND_PAUSE):
                 piece.is_queued = True
                 news.resend.append(piece)
+        if self._probed and not missing and ack == before and self._probed == highest:
+            self._rest(now)
         was_cut, self.is_cut = self.is_cut, len(missing) >= LISTED_MOST - 1
         news.is_cut = self.is_cut
         if was_cut or news.is_cut:
@@ -297,6 +311,7 @@ class Outgoing:
             news.round_trip = now - asked.sent_at
         elif first.times == 2 and first.is_named:
             news.round_trip, news.is_sure = now - first.sent_at, False
+        self._probed, self.is_resting, self._rest_pause = 0, False, REST_FIRST
         self.probe_pause = PROBE_FIRST
         self.waiting_since = now
         self.probe_at = now + PROBE_FIRST if self._ceiling.sent > ack else NEVER
@@ -317,6 +332,9 @@ class Outgoing:
         pieces = [oldest] if oldest is last else [oldest, last]
         rested = [piece for piece in pieces if now >= piece.sent_at + RESEND_PAUSE]
         if rested:
+            if self.is_resting:
+                self._wake(now)
+            self._probed = last.seq if last in rested else self._probed
             self.probe_pause = min(self.probe_pause * PROBE_FACTOR, PROBE_MOST)
             self.probe_at = now + self.probe_pause
         else:
@@ -325,6 +343,20 @@ class Outgoing:
         for piece in probes:
             piece.is_queued = True
         return probes
+
+    def _rest(self, now: float) -> None:
+        """A probe was answered: probe again later, and later each time."""
+        self._probed = 0
+        self.is_resting = True
+        self.probe_at = now + self._rest_pause
+        self._rest_pause = min(2 * self._rest_pause, REST_MOST)
+
+    def _wake(self, now: float) -> None:
+        """End a rest: from now on an answer is due within the timeout."""
+        self._probed = 0
+        self.is_resting = False
+        self.waiting_since = now
+        self.probe_pause = PROBE_FIRST
 
 
 # --- receiving
@@ -361,6 +393,7 @@ class Incoming:
         self._again = False  # the last ack will be sent once more
         self._asked = 0  # the highest seq of a packet that asked for an ack
         self._late = False  # the ack of the next processed packet is not delayed further
+        self._was_asked = False  # the peer has sent a packet again that waits here, and may ask rarely from now on
         self._over_half = False
 
     # --- arrival
@@ -371,6 +404,7 @@ class Incoming:
         if seq <= self.processed or seq in self._waiting:
             # The ack may have been lost, so it is sent again.
             self.ack_now = True
+            self._was_asked = self._was_asked or seq > self.processed
             return Arrival.DUPLICATE
         if seq > self.processed + self.capacity:
             self.ack_now = True
@@ -450,8 +484,7 @@ class Incoming:
         if self.processed > self._acked or self._again or (self.has_gaps and now - self.heard_at < gap_timeout):
             self.ack_now = True
         else:
-            self._late = True
-            self.ack_at = now + ACK_DELAY
+            self._late = True  # there is nothing to tell before the application is done
 
     def ack(self, most: int, *, wants_miss: bool = True) -> tuple[int, list[int] | None] | None:
         """Return the current `ack` and `miss`, with at most `most` deltas; None if the miss needs more."""
@@ -467,8 +500,12 @@ class Incoming:
 
     def mark_acked(self, now: float) -> None:
         """Note that the current ack is sent now."""
-        # An ack of many packets is sent once more: the peer may wait for it, and it may be lost.
-        self._again = (self.processed - self._acked) * ACK_SHARE >= self.capacity
+        # An ack of many packets, or one that the peer has asked for, is sent once more: the peer may wait for it, and
+        # it may be lost.
+        is_news = self.processed > self._acked
+        self._again = is_news and (self._was_asked or (self.processed - self._acked) * ACK_SHARE >= self.capacity)
+        if is_news:
+            self._was_asked = False
         self.ack_now = False
         self._acked = self.processed
         if self.has_gaps or self._again:

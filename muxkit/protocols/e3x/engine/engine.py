@@ -270,7 +270,7 @@ class Engine(State):
         """Report `Writable` when a message of `size` bytes may fit."""
         if channel.outgoing is not None and not channel.gone:
             channel.outgoing.watched = size
-            self.watching[channel.id] = channel
+            self.drained[channel.id] = channel  # to be looked at once, since there may be room already
 
     def send(self, channel: EngineChannel, body: bytes, *, end: bool = False) -> int:
         """Queue a message, with `end` the last one; return its receipt.
@@ -419,7 +419,7 @@ class Engine(State):
             self.congestion.sent(len(packet), now)
             out.append(packet)
         self._write_acks(out, now)
-        if self.unsent < had:
+        if self.unsent < had and (self.drained or self.crowded):
             self._report_writable()
         self.counters["bytes_sent"] += sum(map(len, out))
         self.counters["packets_sent"] += len(out)
@@ -452,8 +452,10 @@ class Engine(State):
         if not self.congestion.may_send(now):
             return None
         self.line.rotate(-1)
-        if piece is not None:
+        if piece is not None and channel.outgoing is not None:
             self.unsent -= len(piece.body)
+            if channel.outgoing.watched:
+                self.drained[channel.id] = channel
             return self._encode(channel, piece, now)
         body, end = channel.datagrams.popleft()
         channel.queued -= len(body)
@@ -528,11 +530,29 @@ class Engine(State):
         return b""
 
     def _report_writable(self) -> None:
-        for channel in tuple(self.watching.values()):
-            if channel.outgoing is not None and self.admits(channel, channel.outgoing.watched):
-                del self.watching[channel.id]
-                channel.outgoing.watched = 0
+        """Report channels that have room again: those that sent something, and then who waits for the outbox, in turn.
+
+        A channel whose own queue is full is not looked at while others send.
+        """
+        drained, self.drained = self.drained, {}
+        for channel in drained.values():
+            self._report_if_writable(channel)
+        while self.crowded:
+            first = next(iter(self.crowded.values()))
+            self._report_if_writable(first)
+            if first.id in self.crowded:
+                break  # the outbox has no room for it, and it is its turn
+
+    def _report_if_writable(self, channel: EngineChannel) -> None:
+        outgoing = channel.outgoing
+        if outgoing is not None and outgoing.watched:
+            if self.admits(channel, outgoing.watched):
+                outgoing.watched = 0
                 self.happened.append(Writable(channel))
+            elif outgoing.unsent + outgoing.watched <= self.limits.channel_first:
+                self.crowded.setdefault(channel.id, channel)
+                return
+        self.crowded.pop(channel.id, None)
 
     def _observe(self, id: int, name: str, size: int) -> None:
         if self.observer is not None:

@@ -48,6 +48,7 @@ ERRS_AT_ONCE = 64
 OVERHEAD = 256  # bytes that a waiting packet counts beside its body
 CLOSE_TIMEOUT: Final = 5.0  # s
 CLOSED: Final = "closed"  # the err of a closed channel
+REST_SHARE: Final = 1.0  # s between two probes of channels that rest, on average over the session
 USED_RANGES = 1024  # gaps in the peer's used ids that are remembered
 
 
@@ -83,7 +84,9 @@ class State:
         self.acking: dict[int, EngineChannel] = {}
         self.resends: deque[tuple[EngineChannel, Piece]] = deque()
         self.line: deque[EngineChannel] = deque()
-        self.watching: dict[int, EngineChannel] = {}
+        self.drained: dict[int, EngineChannel] = {}  # watched ones that sent something since they were looked at
+        self.crowded: dict[int, EngineChannel] = {}  # watched ones with room of their own, and none in the outbox
+        self.resting: set[int] = set()  # ids of channels whose peer has everything, and that are probed rarely
         self.held: int = 0  # bytes received and not processed
         self.waiting: int = 0  # packets received and not processed
         self.unsent: int = 0  # bytes queued, on all channels
@@ -159,7 +162,9 @@ class State:
         self.table.remove(channel.id)
         self.unopened.pop(channel.id, None)
         self.acking.pop(channel.id, None)
-        self.watching.pop(channel.id, None)
+        self.drained.pop(channel.id, None)
+        self.crowded.pop(channel.id, None)
+        self.resting.discard(channel.id)
         channel.gone = True
         if channel.incoming is not None:
             self.held -= channel.incoming.bytes
@@ -363,6 +368,12 @@ class State:
         news = outgoing.acknowledge(ack, window, missing, self.now, congestion.fell_at)
         if news is None:
             return
+        if outgoing.is_resting:
+            # Many channels that rest are probed as rarely as one of them: one probe per `REST_SHARE` for all.
+            self.resting.add(channel.id)
+            outgoing.probe_at = max(outgoing.probe_at, self.now + REST_SHARE * len(self.resting))
+        elif self.resting:
+            self.resting.discard(channel.id)
         congestion.ack_received(news.round_trip, news.lost, self.now, is_sure=news.is_sure, is_cut=news.is_cut)
         self.counters["lost"] += news.named
         self.resends.extend((channel, piece) for piece in news.resend)

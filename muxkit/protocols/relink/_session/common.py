@@ -456,6 +456,8 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         """Close our direction once its end, or the peer's STOP, leaves nothing to send."""
         if self._is_closed or not self._sink._may_close or not (self._peer_is_done or self._sent_stop):
             return
+        if self._core.engine.over:
+            return  # the peer ended the link in the same read, and the channel is about to hear of it
         self._is_closed = True
         if not self._sink._has_sent and self._is_open_there:
             self._sink._send_marker(BEGIN)  # or the peer would wait for an end that never comes
@@ -541,6 +543,9 @@ class CommonChannels:
             for id in [*self._unclaimed]:
                 if self._claim(id):
                     self.replay(id)
+                    taker = self._core.ins.get(id)
+                    if taker is not None and self._core.error is not None:
+                        taker._lost(self._core.error)  # the link ended before anything iterated over its channels
 
     def ended(self, error: ErrorMaker | None) -> None:
         """End `incoming` and `receivers`, and let those who wait to open find out."""
@@ -598,6 +603,8 @@ class CommonChannels:
         """Make the receiver of a channel that a caller asked for by number."""
         receiver = self._make_receiver(channel)
         self.replay(channel)
+        if self._core.engine.has_peer_shut_down:
+            receiver._peer_shut_down()
         return receiver
 
     def _make_receiver(self, channel: int) -> Receiver:
@@ -736,6 +743,6 @@ class CommonChannels:
 
     def peer_shut_down(self) -> None:
         self.ended(None)
-        for channel in [*self.live.values()]:
-            channel._peer_shut_down()
+        for taker in dict.fromkeys([*self.live.values(), *self._core.ins.values()]):
+            taker._peer_shut_down()
         self._on_idle()

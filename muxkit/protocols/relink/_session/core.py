@@ -43,6 +43,9 @@ class In(Protocol):
     def _peer_closed(self) -> None:
         """The peer closed the channel: no more comes in this life of it."""
 
+    def _peer_shut_down(self) -> None:
+        """The peer opens no more channels."""
+
     def _lost(self, error: ErrorMaker) -> None: ...
 
 

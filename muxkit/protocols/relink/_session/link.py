@@ -30,6 +30,7 @@ from muxkit.runtime import (
     StreamPump,
     background,
     describe,
+    may_log,
     protected_manager,
     reason_for_leaving,
     turns,
@@ -414,7 +415,8 @@ class Link(CommonSession):
         def error() -> LinkRefused:
             return LinkRefused(count, last, peer=peer, unsent=engine.outbox)
 
-        _log.warning("%s", error())
+        if may_log("links that were given up after refusals"):
+            _log.warning("%s", error())
         self._lose(error)
 
     async def _end_connection(self, pump: StreamPump[events.Event]) -> None:
@@ -587,7 +589,8 @@ class Link(CommonSession):
         self._lose_because("the link was shut down by both sides", by="peer")
 
     def _on_failed(self, event: events.Failed) -> None:
-        _log.warning("%s broke a rule, the link was given up: %s", self._peer or "a peer", event.error)
+        if may_log("peers that broke a rule"):
+            _log.warning("%s broke a rule, the link was given up: %s", self._peer or "a peer", event.error)
         self._say_goodbye(Reason(str(event.error), PEER_BROKE_A_RULE))
         self._is_violated = self._core.error is None
         tell_limit(self._facts, event.error)
@@ -604,9 +607,20 @@ class Link(CommonSession):
     @property
     def _is_unheard(self) -> bool:
         """True if something was sent that the peer may not have received."""
-        return any(one._is_unheard for one in self._senders()) or any(
-            one._is_unheard for one in self._common.live.values()
-        )
+        return bool(self._unheard())
+
+    def _is_awaited(self, one: Sender | Channel) -> bool:
+        """Return True while the peer may still receive what was sent on a channel of the present link."""
+        if self._core.error is not None or not one._is_unheard:
+            return False
+        if isinstance(one, Channel):
+            return self._common.live.get(one.id) is one
+        return one in (self._core.outs.get(one.channel), self._core.successors.get(one.channel))
+
+    def _unheard(self) -> list[Sender | Channel]:
+        """Return who sent something that the peer may not have received."""
+        senders: list[Sender | Channel] = [*self._senders(), *self._common.live.values()]
+        return [one for one in senders if one._is_unheard]
 
     async def leave(self, linger: float) -> None:
         """Close all channels, wait until the peer has received everything, shut down; at most `linger` seconds."""
@@ -618,8 +632,10 @@ class Link(CommonSession):
             await self._common.close_all()
             for sender in self._senders():
                 sender.close()
-            while core.error is None and self._is_unheard:
-                await core.moved.park()
+            while core.error is None and (unheard := self._unheard()):
+                for one in unheard:  # one after the other, so that a packet of the peer costs one look and not all
+                    while self._is_awaited(one):
+                        await core.moved.park()
             if core.error is None:
                 self._shut_down()
             while core.error is None and (self._common.is_common or not self._owes_the_application):

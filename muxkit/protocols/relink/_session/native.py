@@ -25,6 +25,7 @@ from muxkit.runtime import (
     SendTurn,
     Watermark,
     as_bytes,
+    may_log,
     run_handler,
     turns,
 )
@@ -475,7 +476,8 @@ class Receiver(ReceiveHalf[Message]):
                 if not self.has_transactions or self._unusable is not None:
                     raise
                 # A message may hold what a peer sent, so it is for debugging only.
-                _log.info("channel %d: %s, answered with uncommitted", self.channel, type(error).__name__)
+                if may_log("messages that could not be processed"):
+                    _log.info("channel %d: %s, answered with uncommitted", self.channel, type(error).__name__)
                 _log.debug("in full", exc_info=error)
 
     def close(self) -> None:
@@ -517,6 +519,15 @@ class Receiver(ReceiveHalf[Message]):
         self._has_ended = True
         self._ended(trio.EndOfChannel)
         self._forget_if_over()
+
+    def _peer_shut_down(self) -> None:
+        """End a channel that can bring nothing more after the peer's shutdown.
+
+        That is a channel that is not open, since the peer opens no more. With ids of 0 bytes it is also the only
+        channel: the original program has no close in that form, and sends its shutdown when the channel is drained.
+        """
+        if not self._is_open or not self._core.engine.in_id_size:
+            self._peer_closed()
 
     def _lost(self, error: ErrorMaker) -> None:
         self._unusable = self._error = error

@@ -41,6 +41,7 @@ from muxkit.runtime import (
     bare_nursery,
     close_at_once,
     looks_like,
+    may_log,
     peer_of,
     protect_package,
     protected_manager,
@@ -354,7 +355,8 @@ class Listener:
         except LinkLost as error:
             _log.debug("link lost: %s", error)
         except Refused as error:
-            _log.info("a client was sent away: %s", error)
+            if may_log("clients that were sent away"):
+                _log.info("a client was sent away: %s", error)
         except Exception as error:
             log_failure("the handler of a link failed, the link was given up", error, {"peer": link.info.peer})
         finally:

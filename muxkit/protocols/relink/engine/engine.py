@@ -243,8 +243,14 @@ class LinkEngine(LinkState):
 
     def receive_eof(self, now: float) -> None:
         """Report the end of the stream; `connection_lost` is still to be called."""
-        if self.is_connected and not self.over:
-            self.happened.append(HungUp(clean=not self._parser.is_mid_packet))
+        if not self.is_connected or self.over:
+            return
+        is_clean = not self._parser.is_mid_packet
+        self.happened.append(HungUp(clean=is_clean))
+        # A peer that hangs up after both shutdowns has discarded the link (3.6), and dialling again would make a new
+        # one. Acks and proofs that are still under way concern nobody then; messages that nobody confirmed do.
+        if is_clean and self.has_peer_shut_down and self.shutdown_written and not self._has_unconfirmed_messages:
+            self._finish()
 
     def events(self) -> Sequence[Event]:
         events = self.happened
@@ -291,8 +297,15 @@ class LinkEngine(LinkState):
 
     @property
     def _may_write_shutdown(self) -> bool:
-        """True if shutdown, once it is wanted, can be written: behind the first message of each of our channels."""
-        return not (self.shutdown_written or self._ours.unannounced)
+        """True if shutdown, once it is wanted, can be written: behind the first message of each of our channels.
+
+        With ids of 0 bytes it is written behind the close of the only channel. The original program has no close in
+        that form, so it reads the shutdown as the end of the channel and refuses messages after it.
+        """
+        ours = self._ours
+        if self.shutdown_written or ours.unannounced:
+            return False
+        return self.out_id_size > 0 or all(one.close_written for one in ours.live.values())
 
     @contextmanager
     def last_words(self) -> Iterator[None]:
@@ -310,15 +323,31 @@ class LinkEngine(LinkState):
         self.unparsed = 0
 
     def _check_finished(self) -> None:
-        """Once both sides are shutting down acks do not wait, and when nothing is open the link is over."""
+        """End the link once both shutdowns were sent and every message is confirmed; acks no longer wait for a timer.
+
+        A `closed` for our close is not waited for: both shutdowns are enough (3.6), and with ids of 0 bytes the
+        original program never sends one. Our closes are written before the end, for a peer that does wait for them.
+        """
         ours, theirs = self._ours, self._theirs
         if not (self.has_peer_shut_down and self.is_shutting_down) or self.over:
             return
         if self.is_connected:
             theirs.make_all_due()
-        waits = ours.retained or ours.closing or theirs.bytes or theirs.unanswered or self.probes.ending
-        if self.shutdown_written and theirs.is_clear and not waits:
-            self._stop(Finished())
+        if not (self.shutdown_written and theirs.is_clear) or self._has_unconfirmed_messages or self.probes.ending:
+            return
+        if not ours.closing or all(one.close_written for one in ours.live.values() if one.closing):
+            self._finish()
+
+    @property
+    def _has_unconfirmed_messages(self) -> bool:
+        """True while one of the two applications may still have to process a message of this link."""
+        return bool(self._ours.retained or self._theirs.bytes or self._theirs.unanswered)
+
+    def _finish(self) -> None:
+        """End the link in order. The peer has everything of the channels that we closed, so they are closed."""
+        for outgoing in [one for one in self._ours.live.values() if one.closing]:
+            outgoing.closed()
+        self._stop(Finished())
 
     # --- time
 
@@ -357,6 +386,6 @@ class LinkEngine(LinkState):
         self.probes.pings.append(Purpose.ASKED)
 
     def shutdown(self) -> None:
-        """Open no more channels; `Finished` comes once the peer has done the same and everything is answered."""
+        """Open no more channels; `Finished` follows once the peer has done the same and every message is confirmed."""
         self.check_alive()
         self.is_shutting_down = True

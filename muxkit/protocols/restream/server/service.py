@@ -73,7 +73,16 @@ from muxkit.protocols.restream.wire import (
     format_integer,
     parse_integer,
 )
-from muxkit.runtime import SessionStats, StreamPump, background, close_at_once, describe, owner, protect_package
+from muxkit.runtime import (
+    SessionStats,
+    StreamPump,
+    background,
+    close_at_once,
+    describe,
+    may_log,
+    owner,
+    protect_package,
+)
 from muxkit.trace import traced
 
 Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
@@ -215,7 +224,8 @@ class Service:
             oldest = next(iter(silent))
             del silent[oldest]
             oldest.drop(f"more than Limits(half_open={most}) connections had not said what they want")
-            _log.info("%s was dropped before its first line: Limits(half_open=%d)", oldest.client, most)
+            if may_log("clients that were dropped before their first line"):
+                _log.info("%s was dropped before its first line: Limits(half_open=%d)", oldest.client, most)
             if oldest._facts is not None:
                 oldest._facts.limit("half_open")
 
@@ -489,11 +499,13 @@ class ClientConnection:
                     self._to_store = id
                     self._start_storing()
                 case Failed(error):
-                    _log.info("%s broke a rule: %s", self.client, shown(str(error)))
+                    if may_log("peers that broke a rule"):
+                        _log.info("%s broke a rule: %s", self.client, shown(str(error)))
                     tell_limit(self._facts, error)
                     self._end()
                 case Silent(seconds):
-                    _log.info("%s: nothing came for %g s while a line was unfinished", self.client, seconds)
+                    if may_log("clients that sent nothing"):
+                        _log.info("%s: nothing came for %g s while a line was unfinished", self.client, seconds)
                     self._end()
                 case HungUp():
                     pass  # the pump loses the connection next
@@ -745,7 +757,8 @@ class ClientConnection:
         """Send the client the error, or what it may know of it, and log the rest."""
         match error:
             case RemoteProtocolError():
-                _log.info("%s broke a rule: %s", self.client, shown(str(error)))
+                if may_log("peers that broke a rule"):
+                    _log.info("%s broke a rule: %s", self.client, shown(str(error)))
                 if isinstance(error, RequestRefused):
                     self._fail(error.message, error.code, error.acknowledged)
                 else:
@@ -890,7 +903,8 @@ async def _handle(stream: trio.abc.Stream, handler: Handler, slots: trio.Semapho
         await handler(stream)
     except Exception as error:
         # Its text may quote what a peer sent, so it is for debugging only.
-        _log.error("a connection's handler failed with %s", type(error).__name__)
+        if may_log("handlers of connections that failed"):
+            _log.error("a connection's handler failed with %s", type(error).__name__)
         _log.debug("in full", exc_info=error)
     finally:
         slots.release()
