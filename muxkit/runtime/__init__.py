@@ -21,6 +21,7 @@ from muxkit.runtime._errors import Phase as Phase
 from muxkit.runtime._errors import PlaintextWarning as PlaintextWarning
 from muxkit.runtime._errors import Side as Side
 from muxkit.runtime._errors import Unsupported as Unsupported
+from muxkit.runtime._errors import alert_of as alert_of
 from muxkit.runtime._errors import looks_like as looks_like
 from muxkit.runtime._links import Arrival as Arrival
 from muxkit.runtime._links import ByteLink as ByteLink
@@ -183,6 +184,7 @@ __all__ = [
     "Unsupported",
     "WaitableLink",
     "Watermark",
+    "alert_of",
     "as_bytes",
     "background",
     "bare_nursery",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from functools import partial
 from typing import Literal
 
@@ -23,7 +24,8 @@ class LinkLost(MuxError, trio.BrokenResourceError):
 
     `by` says which side ended it, `peer_reason` and `code` what the peer gave as its reason (None if it gave none),
     `phase` when it was, `hint` what to try. `after` is how long the connection had lived in seconds, `unsent` how many
-    bytes accepted by `send` never reached the transport. The cause, if there is one, is `__cause__`.
+    bytes accepted by `send` never reached the transport. `found` names another protocol that the peer's first bytes
+    look like, such as "an HTTP response". The cause, if there is one, is `__cause__`.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class LinkLost(MuxError, trio.BrokenResourceError):
         code: int | None = None,
         phase: Phase = "open",
         hint: str | None = None,
+        found: str | None = None,
     ) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -49,6 +52,7 @@ class LinkLost(MuxError, trio.BrokenResourceError):
         self.code = code
         self.phase: Phase = phase
         self.hint = hint
+        self.found = found
 
     def __str__(self) -> str:
         who = f"{self.peer}: " if self.peer else ""
@@ -100,7 +104,20 @@ class ExtraNeeded(ImportError):
 
 
 class HandshakeFailed(ConnectionError):
-    """The peer was reached, but one side refused the other; the text names the host and the reason."""
+    """The peer was reached, but one side refused the other; the text names the host and the reason.
+
+    The attributes hold the facts by which `can_heal` decides whether another attempt makes sense. `status` is the
+    status of an HTTP answer, `alert` the TLS alert that one side sent, and `found` the protocol that the peer's bytes
+    look like. Each is None if it doesn't apply.
+    """
+
+    def __init__(
+        self, text: str, *, status: int | None = None, alert: str | None = None, found: str | None = None
+    ) -> None:
+        super().__init__(text)
+        self.status = status
+        self.alert = alert
+        self.found = found
 
 
 class PlaintextWarning(UserWarning):
@@ -110,7 +127,7 @@ class PlaintextWarning(UserWarning):
 class LossRecord:
     """Why a connection ended, from which each task that raises gets an error of its own; made when it begins."""
 
-    __slots__ = ("_began", "_cause", "_make", "_peer", "told")
+    __slots__ = ("_began", "_cause", "_is_recorded", "_make", "_peer", "told")
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
@@ -118,7 +135,15 @@ class LossRecord:
         """What the peer gave as its reason, which may come before the end of the connection."""
         self._began = trio.current_time()
         self._cause: BaseException | None = None
+        self._is_recorded = False
         self._make = partial(LinkLost, "the connection is over", by="local", peer=peer)
+
+    def tell(self, reason: Reason) -> None:
+        """Note why the peer ends the connection, whose end may still be on its way; the first reason counts."""
+        if self.told is None:
+            self.told = reason
+            if not self._is_recorded:
+                self._make = partial(LinkLost, "the peer ends the connection", by="peer", peer=self._peer)
 
     def record(
         self,
@@ -129,13 +154,20 @@ class LossRecord:
         unsent: int,
         phase: Phase = "open",
         hint: str | None = None,
+        found: str | None = None,
     ) -> None:
         """The connection ends now; `unsent` bytes were not taken by the transport."""
         self._cause = cause
+        self._is_recorded = True
         after = trio.current_time() - self._began
         self._make = partial(
-            LinkLost, reason, by=by, peer=self._peer, after=after, unsent=unsent, phase=phase, hint=hint
+            LinkLost, reason, by=by, peer=self._peer, after=after, unsent=unsent, phase=phase, hint=hint, found=found
         )
+
+    @property
+    def is_refusal(self) -> bool:
+        """True if the peer sent this side away: it gave a code from 400 to 499, such as 401."""
+        return self.told is not None and 400 <= self.told.code < 500
 
     @property
     def is_violation(self) -> bool:
@@ -147,6 +179,15 @@ class LossRecord:
         error = self._make(peer_reason=told.text or None, code=told.code or None)
         error.__cause__ = self._cause
         return error
+
+
+_ALERT = re.compile(r"(?:SSLV3|TLSV1|TLSV13)_ALERT_(\w+)")  # OpenSSL's names for the alerts that it received
+
+
+def alert_of(error: ssl.SSLError) -> str | None:
+    """Return the alert that the peer sent, such as "certificate required"; None if the error is another one."""
+    found = _ALERT.fullmatch(error.reason or "")
+    return None if found is None else found[1].replace("_", " ").lower()
 
 
 # ---------------------------------------------------------------------------- hints

@@ -154,6 +154,7 @@ class Pump(ABC, Generic[EventT]):
             unsent=self.unsent + self._queued(),
             phase=self.phase,
             hint=self._hint(by, cause),
+            found=self._found(by, cause),
         )
         self._parting_until = trio.current_time() + PARTING_TIMEOUT
         self._parting = self._last_words(parting)
@@ -171,10 +172,14 @@ class Pump(ABC, Generic[EventT]):
 
     def told(self, reason: Reason) -> None:
         """The peer said why it ends the connection, which follows."""
-        self._loss_record.told = self._loss_record.told or reason
+        self._loss_record.tell(reason)
 
     def _hint(self, by: Side, cause: BaseException | None) -> str | None:
         """Return what may be the reason of a loss, and what to try."""
+        return None
+
+    def _found(self, by: Side, cause: BaseException | None) -> str | None:
+        """Return the name of another protocol that the peer probably speaks, if that is why the connection ended."""
         return None
 
     @property
@@ -188,6 +193,11 @@ class Pump(ABC, Generic[EventT]):
 
     async def _part(self) -> None:
         """Send the last bytes, and let the peer read them."""
+
+    @property
+    def is_refusal(self) -> bool:
+        """True if the peer sent this side away: it gave a code from 400 to 499, such as 401."""
+        return self._loss_record.is_refusal
 
     @property
     def is_violated(self) -> bool:

@@ -16,7 +16,9 @@ from enum import Enum
 import attrs
 import trio
 
+from muxkit._errors import Refused, RemoteProtocolError
 from muxkit._limits import NOT_NEGATIVE
+from muxkit.runtime._errors import HandshakeFailed, LinkLost, alert_of
 from muxkit.runtime._scope import close_at_once
 
 Dial = Callable[[], AbstractAsyncContextManager[trio.abc.Stream]]
@@ -44,8 +46,30 @@ _log = logging.getLogger("muxkit")
 
 HOPELESS_ERRNOS = {errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENAMETOOLONG, errno.ENOTSOCK, errno.EINVAL}
 CAUSES = 10  # of an error to look at
+SHORTEST_SHOWN = 0.05  # s; a shorter pause would be shown as 0.0 s
 BRIEF_CONNECTIONS = 8  # that worked, in a row, before `breath` counts
-RETRIED_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
+RETRIED_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, Refused)
+BROKE_A_RULE = 400
+PASSING_CODES = frozenset({408, 425, 429})  # of 400 to 499: request timeout, too early, too many requests
+FINAL_ALERTS = frozenset(
+    {
+        "access denied",
+        "bad certificate",
+        "certificate expired",
+        "certificate required",
+        "certificate revoked",
+        "certificate unknown",
+        "handshake failure",
+        "insufficient security",
+        "missing extension",
+        "no application protocol",
+        "protocol version",
+        "unknown ca",
+        "unrecognized name",
+        "unsupported certificate",
+    }
+)
+"""The TLS alerts, by the names of RFC 8446, that the same attempt would bring again."""
 
 
 def _seconds(default: float) -> float:
@@ -124,7 +148,7 @@ class OutageLog:
 
     def __init__(self, what: str, *, patience: float | None = None) -> None:
         self._what = what
-        self._patience = "none" if patience is None else f"{patience:g} s"
+        self._limit = "no time limit" if patience is None else f"giving up after {patience:g} s"
         self._began: float | None = None
         self._next = 0.0  # seconds of outage after which the next warning is due
 
@@ -139,12 +163,12 @@ class OutageLog:
             self._next = max(2 * lasted, 1.0)
         _log.log(
             logging.WARNING if is_due else logging.DEBUG,
-            "%s: no connection for %.0f s (%s); trying again in %.1f s (patience: %s)",
+            "%s: %s%s; %s (%s)",
             self._what,
-            lasted,
-            error,
-            pause,
-            self._patience,
+            f"no connection for {lasted:.0f} s: " if lasted >= 1.0 else "",
+            str(error).removeprefix(f"{self._what}: "),
+            "reconnecting now" if pause < SHORTEST_SHOWN else f"trying again in {pause:.1f} s",
+            self._limit,
         )
 
     def over(self) -> None:
@@ -154,22 +178,51 @@ class OutageLog:
         self._began, self._next = None, 0.0
 
 
-def can_heal(error: Exception) -> bool:
+def can_heal(error: BaseException) -> bool:
     """Return True if the same attempt may succeed later.
 
-    Not with a certificate that was refused, nor with an address of a wrong kind; a host that is not found may only be
-    out of reach for now.
+    Everything that dials again asks this function: `redial` and with it Relink and restream, `reconnecting`, forwards,
+    the command line and the pipeline. Waiting doesn't change an address of the wrong kind, a refused certificate, a
+    refused token (401) or path (404), or a server of another protocol. A host that isn't found may only be out of
+    reach for now, and codes such as 429 and 503 ask for another attempt.
     """
+    if isinstance(error, RemoteProtocolError) or not isinstance(error, RETRIED_ERRORS):
+        return False
     link: BaseException | None = error
     for _ in range(CAUSES):
-        if isinstance(link, ssl.SSLCertVerificationError):
-            return False
-        if isinstance(link, OSError) and link.errno in HOPELESS_ERRNOS:
-            return False
         if link is None:
             break
+        if _is_final(link):
+            return False
         link = link.__cause__
     return True
+
+
+def _is_final(error: BaseException) -> bool:
+    """Return True if the facts in one error of a chain show that waiting won't help."""
+    match error:
+        case Refused():
+            return _is_final_code(error.code)
+        case LinkLost():
+            # 400 says that we broke a rule, perhaps after hours. A new session may not do it again.
+            return error.found is not None or (error.code != BROKE_A_RULE and _is_final_code(error.code))
+        case HandshakeFailed():
+            is_answer = error.status is not None and (error.status < 400 or _is_final_code(error.status))
+            return error.found is not None or is_answer or error.alert in FINAL_ALERTS
+        case RemoteProtocolError():
+            return error.offset == 0  # the very first bytes were wrong, so the peer speaks something else
+        case ssl.SSLCertVerificationError():
+            return True
+        case ssl.SSLError():
+            return alert_of(error) in FINAL_ALERTS
+        case OSError():
+            return error.errno in HOPELESS_ERRNOS
+        case _:
+            return False
+
+
+def _is_final_code(code: int | None) -> bool:
+    return code is not None and 400 <= code < 500 and code not in PASSING_CODES
 
 
 async def redial(
@@ -179,16 +232,14 @@ async def redial(
     backoff: Backoff | None = None,
     on_failed: OnFailed | None = None,
     outage: Outage | None = None,
-    heals: Callable[[Exception], bool] = can_heal,
     breath: float = 0.0,
 ) -> None:
     """Dial and `run` one connection after another, until `run` says that all is done.
 
-    It has no deadline of its own: cancel it, or put `outage.fail_after` around it. Attempts that failed with
-    an OSError, a TooSlowError or one of Trio's stream errors are repeated if `heals` says so; every other error of
-    `dial` and all that `run` raises come out as they are. A connection is closed, at the latest, when its `run` is
-    over, and the next is dialled only then. `breath` bounds the random pause, in seconds, that follows each connection
-    that worked when more than 8 in a row were shorter than `Backoff.brief`.
+    It has no deadline of its own: cancel it, or put `outage.fail_after` around it. Failed attempts are repeated if
+    `can_heal` says so. Every other error of `dial` and all that `run` raises come out as they are. A connection is
+    closed, at the latest, when its `run` is over, and the next is dialled only then. `breath` bounds the random pause,
+    in seconds, that follows each connection that worked when more than 8 in a row were shorter than `Backoff.brief`.
     """
     policy = backoff or Backoff()
     trouble = outage or Outage()
@@ -205,11 +256,8 @@ async def redial(
             if short > BRIEF_CONNECTIONS and breath:
                 await trio.sleep(policy.random.uniform(0.0, min(policy.first, breath)))
             continue
-        if isinstance(ended, Exception):
-            failure = ended
-        else:
-            failure = ConnectionError(f"the connection was lost {lived:.2f} s after it began")
-        if not heals(failure):
+        failure = ended if isinstance(ended, Exception) else ConnectionError(f"connection lost after {lived:.2f} s")
+        if not can_heal(failure):
             raise failure
         trouble.failures += 1
         trouble.last = failure

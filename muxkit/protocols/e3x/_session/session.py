@@ -358,7 +358,7 @@ class Session(CommonSession):
         if scope.cancelled_caught:
             late = Reason(f"the other side left without what was not processed within {linger} s")
             connection.lose(f"the peer did not take leave within {linger} s", by="peer", told=late)
-        if any(channel._sender._is_undelivered for channel in told):
+        if pump.is_refusal or any(channel._sender._is_undelivered for channel in told):
             raise pump.loss()
 
     def _close_all(self) -> None:
