@@ -94,6 +94,11 @@ class TLSStream(trio.abc.Stream):
         return self._identity
 
     @property
+    def may_be_refused_late(self) -> bool:
+        """True for a client of TLS 1.3, whose handshake is complete before the server has seen its certificate."""
+        return self._is_1_3 and not self._tls.server_side
+
+    @property
     def hint_if_silent(self) -> str | None:
         """What to try if the connection ends before a byte came: a client hears only then that it was refused."""
         if self._tls.server_side:

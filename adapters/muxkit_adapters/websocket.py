@@ -720,7 +720,7 @@ async def _upgrade(nursery: trio.Nursery, wire: UpgradeStream, upgrade: _Upgrade
             why += f". {hint}"
     if found == "an HTTP response":
         found = None  # WebSocket begins with one, and `status` says what is wrong with it
-    raise HandshakeFailed(f"{upgrade.peer}: {why}", status=status, found=found) from tasks.failure
+    raise HandshakeFailed(f"{upgrade.peer}: {why}", status=status, found=found) from tasks.failure or wire.failure
 
 
 class UpgradeStream(trio.abc.Stream):

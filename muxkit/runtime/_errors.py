@@ -1,7 +1,11 @@
-"""The errors of a live connection: subclasses of Trio's own, so that code written for sockets handles them."""
+"""The errors of a live connection: subclasses of Trio's own, so that code written for sockets handles them.
+
+`can_heal` decides for the whole library whether an error is worth another attempt.
+"""
 
 from __future__ import annotations
 
+import errno
 import re
 import ssl
 from functools import partial
@@ -9,7 +13,7 @@ from typing import Literal
 
 import trio
 
-from muxkit._errors import MuxError, RemoteProtocolError
+from muxkit._errors import MuxError, Refused, RemoteProtocolError
 from muxkit.core import Reason
 
 Side = Literal["peer", "local", "network"]
@@ -188,6 +192,83 @@ def alert_of(error: ssl.SSLError) -> str | None:
     """Return the alert that the peer sent, such as "certificate required"; None if the error is another one."""
     found = _ALERT.fullmatch(error.reason or "")
     return None if found is None else found[1].replace("_", " ").lower()
+
+
+# ---------------------------------------------------------------------------- retries
+
+RETRIED_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, Refused)
+BROKE_A_RULE = 400
+PASSING_CODES = frozenset({408, 425, 429})  # of 400 to 499: request timeout, too early, too many requests
+FINAL_ALERTS = frozenset(
+    {
+        "access denied",
+        "bad certificate",
+        "certificate expired",
+        "certificate required",
+        "certificate revoked",
+        "certificate unknown",
+        "handshake failure",
+        "insufficient security",
+        "missing extension",
+        "no application protocol",
+        "no application protocol in common",  # as QUIC's transport calls it
+        "protocol version",
+        "unknown authority",  # as the transports of QUIC and DTLS call it
+        "unknown ca",
+        "unrecognized name",
+        "unsupported certificate",
+    }
+)
+"""The TLS alerts, by the names of RFC 8446, that the same attempt would bring again."""
+HOPELESS_ERRNOS = {errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENAMETOOLONG, errno.ENOTSOCK, errno.EINVAL}
+CAUSES = 10  # of an error to look at
+
+
+def can_heal(error: BaseException) -> bool:
+    """Return True if the same attempt may succeed later.
+
+    Everything that dials again asks this function: `redial` and with it Relink and restream, `reconnecting`, forwards,
+    the command line and the pipeline. Waiting doesn't change an address of the wrong kind, a refused certificate, a
+    refused token (401) or path (404), or a server of another protocol. A host that isn't found may only be out of
+    reach for now, and codes such as 429 and 503 ask for another attempt.
+    """
+    if isinstance(error, RemoteProtocolError) or not isinstance(error, RETRIED_ERRORS):
+        return False
+    link: BaseException | None = error
+    for _ in range(CAUSES):
+        if link is None:
+            break
+        if _is_final(link):
+            return False
+        link = link.__cause__
+    return True
+
+
+def _is_final(error: BaseException) -> bool:
+    """Return True if the facts in one error of a chain show that waiting won't help."""
+    match error:
+        case Refused():
+            return _is_final_code(error.code)
+        case LinkLost():
+            # 400 says that we broke a rule, perhaps after hours. A new session may not do it again.
+            return error.found is not None or (error.code != BROKE_A_RULE and _is_final_code(error.code))
+        case HandshakeFailed():
+            is_answer = error.status is not None and (error.status < 400 or _is_final_code(error.status))
+            return error.found is not None or is_answer or error.alert in FINAL_ALERTS
+        case RemoteProtocolError():
+            return error.offset == 0  # the very first bytes were wrong, so the peer speaks something else
+        case ssl.SSLCertVerificationError():
+            return True
+        case ssl.SSLError():
+            return alert_of(error) in FINAL_ALERTS
+        case OSError():
+            return error.errno in HOPELESS_ERRNOS
+        case _:
+            return False
+
+
+def _is_final_code(code: int | None) -> bool:
+    return code is not None and 400 <= code < 500 and code not in PASSING_CODES
 
 
 # ---------------------------------------------------------------------------- hints

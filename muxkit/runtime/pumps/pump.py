@@ -13,7 +13,7 @@ import trio
 from muxkit._errors import RemoteProtocolError
 from muxkit._observer import Facts, Observer, tell_limit
 from muxkit.core import Engine, Reason, Reminder
-from muxkit.runtime._errors import LossRecord, Phase, Side
+from muxkit.runtime._errors import LossRecord, Phase, Side, can_heal
 from muxkit.runtime._links import peer_of
 from muxkit.runtime.pumps.turns import turns
 
@@ -196,8 +196,11 @@ class Pump(ABC, Generic[EventT]):
 
     @property
     def is_refusal(self) -> bool:
-        """True if the peer sent this side away: it gave a code from 400 to 499, such as 401."""
-        return self._loss_record.is_refusal
+        """True if the peer sent this side away, by a code from 400 to 499 or in the handshake of the transport.
+
+        A client of TLS 1.3 may begin its session before the server has seen its certificate.
+        """
+        return self._loss_record.is_refusal or (self.is_lost and not can_heal(self.loss()))
 
     @property
     def is_violated(self) -> bool:

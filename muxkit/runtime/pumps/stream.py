@@ -100,7 +100,8 @@ class StreamPump(Pump[EventT]):
     def _hint(self, by: Side, cause: BaseException | None) -> str | None:
         if found := self._found(by, cause):
             return f"These bytes look like {found}"
-        if isinstance(cause, RemoteProtocolError) or self.phase != "handshake" or by == "local":
+        is_early = self.phase == "handshake" or (self.phase == "leave" and not self._head)
+        if isinstance(cause, RemoteProtocolError) or not is_early or by == "local":
             return None
         hint: str | None = getattr(self._stream, "hint_if_silent", None)
         return hint

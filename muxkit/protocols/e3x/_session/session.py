@@ -119,6 +119,7 @@ class Session(CommonSession):
         if role not in ("connector", "listener"):
             raise ValueError(f"role={role!r}: one side is the connector, the other the listener")
         self._info = describe(link, "e3x")
+        self._may_be_refused_late: bool = getattr(link, "may_be_refused_late", False)
         self._draining = False
         self._openers = SlotQueue(self._free_slots)
         self._live: dict[int, Channel] = {}
@@ -348,7 +349,10 @@ class Session(CommonSession):
             self._abort_all(only_reliable=True)  # unreliable channels wait for nothing
             if liveness.peer_left:
                 liveness.answer_goodbye()
-            elif connection.was_heard:
+            elif self._may_be_refused_late and not connection.was_heard:
+                with trio.move_on_after(FAREWELL_TIMEOUT), suppress(LinkLost):
+                    await self.ping()  # the answer is the first word of a server that has let this client in
+            if connection.was_heard and not liveness.peer_left:
                 with trio.move_on_after(FAREWELL_TIMEOUT):
                     await liveness.say_goodbye()
             await pump.flushed()
