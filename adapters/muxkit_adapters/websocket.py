@@ -707,6 +707,8 @@ async def _upgrade(nursery: trio.Nursery, wire: UpgradeStream, upgrade: _Upgrade
     if isinstance(tasks.failure, ConnectionRejected):
         status = tasks.failure.status_code
         told = Reason.decode(tasks.failure.body or b"").text
+        if told.lstrip().startswith("<"):
+            told = ""  # a page for people
         why = f"the upgrade was answered with HTTP {status}{f': {told!r}' if told else ''}"
     elif wire.failure is not None:
         why = f"{wire.failure}{f'; its bytes look like {found}' if found else ''}"

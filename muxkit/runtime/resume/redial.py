@@ -134,15 +134,12 @@ class OutageLog:
         is_due = lasted >= self._next
         if is_due:
             self._next = max(2 * lasted, 1.0)
-        _log.log(
-            logging.WARNING if is_due else logging.DEBUG,
-            "%s: %s%s; %s (%s)",
-            self._what,
-            f"no connection for {lasted:.0f} s: " if lasted >= 1.0 else "",
-            str(error).removeprefix(f"{self._what}: "),
-            "reconnecting now" if pause < SHORTEST_SHOWN else f"trying again in {pause:.1f} s",
-            self._limit,
-        )
+        what = str(error).removeprefix(f"{self._what}: ")
+        if lasted >= 1.0:
+            what = f"no connection for {lasted:.0f} s: {what}"
+        when = "reconnecting now" if pause < SHORTEST_SHOWN else f"trying again in {pause:.1f} s"
+        level = logging.WARNING if is_due else logging.DEBUG
+        _log.log(level, "%s: %s; %s (%s)", self._what, what, when, self._limit)
 
     def over(self) -> None:
         """There is a connection again."""
