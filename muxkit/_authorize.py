@@ -23,7 +23,16 @@ import trio
 from muxkit._errors import Refused, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit.core import Reason, printable
-from muxkit.runtime import HandshakeQueue, LinkLost, SessionInfo, describe, meaning_of, prefixed, protect_package
+from muxkit.runtime import (
+    HandshakeQueue,
+    LinkLost,
+    SessionInfo,
+    describe,
+    looks_like,
+    meaning_of,
+    prefixed,
+    protect_package,
+)
 
 MAGIC = b"muxkit 1 "
 LINE_MOST = 4096  # bytes
@@ -80,6 +89,16 @@ async def show_token(stream: trio.abc.Stream, protocol: str, token: str) -> trio
             while b"\n" not in held:
                 data = await stream.receive_some(LINE_MOST)
                 held += data
+                if not (b"ok\n".startswith(held[:3]) or b"no ".startswith(held[:3])):
+                    # The server doesn't know about tokens: it already speaks its own protocol.
+                    found = looks_like(held)
+                    text = "the server did not answer about the token"
+                    hint = f"Its bytes look like {found or 'another protocol'}"
+                    if found is not None and found.lower() == protocol:
+                        hint = f"It speaks {found} and doesn't ask for a token (no authorize=): leave token= out"
+                    raise LinkLost(
+                        text, by="peer", peer=peer, phase="handshake", hint=hint, found=found or "another protocol"
+                    )
                 if not data or len(held) > 2 * LINE_MOST:
                     text = "the server did not answer about the token"
                     raise LinkLost(text, by="peer", peer=peer, phase="handshake", hint="It may have no authorize=")

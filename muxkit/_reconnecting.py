@@ -44,8 +44,10 @@ def reconnecting(
                 continue
 
     Failed attempts are repeated with the pauses of `backoff`; the first failure and each doubling of the outage is one
-    WARNING in the log. After `patience` seconds without a session, None for ever, the last failure comes out, and so do
-    failures that no later attempt can mend. What the body raises ends the loop, `LinkLost` too if it is not caught. A
+    WARNING in the log. After `patience` seconds without a session, None for ever, the last failure is raised. A failure
+    that waiting can't change is raised immediately, also if the body has caught it: a certificate or a token that was
+    refused, a path that the server doesn't have, a server of another protocol. An error in the body ends the loop,
+    `LinkLost` too if it isn't caught. A
     session that is left with the loop is closed in the background. `on_failed` is called with each failure and the
     seconds until the next attempt, instead of the warnings. A protocol that dials by itself gets all three too, and
     with `patience` its session is given once it has a connection.
@@ -92,13 +94,15 @@ class _Sessions(AsyncIterator[Session]):
         failure: Exception | None = None
         if self._kept is not None:
             await self._kept.end()
-            self._kept = None
             self._lost_at = trio.current_time()
             lived = self._lost_at - self._began
+            lost, self._kept = self._kept.lost, None
+            if lost is not None and not can_heal(lost):
+                raise lost
             if lived >= policy.brief:
                 self._failures = 0
             else:  # a server that hangs up on every client would be dialled without a pause
-                failure = ConnectionError(f"{self._url}: the session was over {lived:.2f} s after it began")
+                failure = ConnectionError(f"{self._url}: connection lost after {lived:.2f} s")
         while True:
             if failure is None:
                 kept = _Kept(self._url, self._open, connected=self._patience is not None)
@@ -116,15 +120,11 @@ class _Sessions(AsyncIterator[Session]):
             self._failures += 1
             pause = policy.wait(self._failures)
             ends = None if self._patience is None else self._lost_at + self._patience
-            if not _can_heal(failure) or (ends is not None and trio.current_time() + pause > ends):
+            if not can_heal(failure) or (ends is not None and trio.current_time() + pause > ends):
                 raise failure
             self._on_failed(failure, pause)
             failure = None
             await trio.sleep(pause)
-
-
-def _can_heal(failure: Exception) -> bool:
-    return isinstance(failure, (OSError, trio.BrokenResourceError, trio.TooSlowError)) and can_heal(failure)
 
 
 class _Kept:
@@ -142,6 +142,9 @@ class _Kept:
         self._scope = trio.CancelScope()
         self.session: Session
         self.failure: Exception | None = None
+        """Why there is no session."""
+        self.lost: LinkLost | None = None
+        """Why the session was lost, if leaving it told."""
 
     async def begin(self) -> None:
         """Wait until there is a session, or why there is none."""
@@ -174,7 +177,9 @@ class _Kept:
                     self._began.set()
                     await self._release.wait()
         except LinkLost as error:
-            if not self._began.is_set():
+            if self._began.is_set():
+                self.lost = error
+            else:
                 self.failure = error
             _log.debug("session lost: %s", error)
         except Exception as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from contextlib import suppress
 
 import pytest
 import trio
@@ -68,9 +70,9 @@ async def test_an_outage_is_told_at_its_begin_and_at_each_doubling(
         nursery.cancel_scope.cancel()
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert 5 <= len(warnings) <= 9
-    assert warnings[0].startswith(f"{MEM}: no connection for 0 s (")
-    assert "trying again in" in warnings[0]
-    assert "patience: none" in warnings[0]
+    when = r"(reconnecting now|trying again in 0\.\d s) \(no time limit\)"
+    assert re.fullmatch(rf"{re.escape(MEM)}: .*; {when}", warnings[0])
+    assert re.match(rf"{re.escape(MEM)}: no connection for \d+ s: ", warnings[-1])
 
 
 async def test_patience_ends(autojump_clock: trio.testing.MockClock) -> None:
@@ -116,6 +118,76 @@ async def test_what_no_later_attempt_can_mend_comes_out_at_once() -> None:
     with pytest.raises(ValueError, match="invalid URL"):
         async for _ in muxkit.reconnecting("bpmux"):
             pass
+
+
+async def _wait(session: muxkit.Session) -> None:
+    """Do what a program does that has nothing to say: wait for channels, whatever becomes of the session."""
+    with suppress(muxkit.LinkLost):
+        with suppress(muxkit.Unsupported):
+            await session.ping()
+        async for _ in session.incoming():
+            pass
+
+
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "relink"])
+async def test_a_loop_whose_token_is_missing_ends_with_the_reason(
+    protocol: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Was: bpmux and e3x dialled for ever, and left each session as though it had ended in order."""
+    only = muxkit.tokens({"a": "a-token-that-is-long"})
+    async with muxkit.open_server(echo, f"{protocol}+mem://wants-a-token", authorize=only) as server:
+        with pytest.raises(muxkit.LinkLost) as caught, trio.fail_after(60):  # noqa: PT012
+            async for session in muxkit.reconnecting(server.url):
+                await _wait(session)
+    assert (caught.value.code, caught.value.peer_reason) == (401, "this server wants a token: connect(…, token=…)")
+
+
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "relink"])
+async def test_a_session_that_was_refused_is_not_left_in_order(
+    protocol: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    only = muxkit.tokens({"a": "a-token-that-is-long"})
+    async with muxkit.open_server(echo, f"{protocol}+mem://wants-a-token", authorize=only) as server:
+        with pytest.raises(muxkit.LinkLost, match="wants a token"):
+            async with muxkit.connect(server.url) as session:
+                await _wait(session)
+
+
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "relink"])
+async def test_a_loop_to_a_path_that_is_not_there_ends_with_the_answer(protocol: str) -> None:
+    """Was: the upgrade was tried again for ever."""
+    async with muxkit.open_server(echo, f"{protocol}+ws://127.0.0.1:0/here") as server:
+        with pytest.raises((OSError, muxkit.LinkLost), match="HTTP 404"), trio.fail_after(60):  # noqa: PT012
+            async for session in muxkit.reconnecting(server.url.replace("/here", "/there")):
+                await _wait(session)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("aqueduct", "bpmux"), ("bpmux", "aqueduct"), ("relink", "bpmux")])
+async def test_a_loop_to_a_server_of_another_protocol_ends_with_its_name(
+    ours: str, theirs: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Was: each of them dialled again for ever, though the text of the failure named the other protocol."""
+    async with muxkit.open_server(echo, f"{theirs}+mem://another-protocol") as server:
+        with pytest.raises(muxkit.LinkLost, match=f"(?i)look like {theirs}"), trio.fail_after(60):  # noqa: PT012
+            async for session in muxkit.reconnecting(server.url.replace(theirs, ours, 1)):
+                await _wait(session)
+
+
+async def test_a_server_that_asks_for_another_attempt_gets_one(autojump_clock: trio.testing.MockClock) -> None:
+    attempts = 0
+
+    def not_now(info: muxkit.SessionInfo, token: str | None) -> str:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            raise muxkit.Refused("too many clients", code=429)
+        return "a"
+
+    async with muxkit.open_server(echo, MEM, authorize=not_now) as server:
+        async for session in muxkit.reconnecting(server.url, token="a-token"):
+            assert await call(session, b"x") == b"x"
+            break
+    assert attempts == 3
 
 
 async def test_what_the_body_raises_ends_the_loop_and_the_session() -> None:

@@ -23,6 +23,9 @@ _warned: set[str] = set()  # kinds of transports that have warned in this proces
 
 NOT_OPTIONS = {"limits", "task_status", "host", "path"}  # they come by another way, or in the address
 CERTIFICATE_NEEDED = "a server needs its certificate and key: tls=muxkit.TLS(cert='cert.pem', key='key.pem')"
+CERTIFICATE_REQUIRED = (
+    "the peer refused the connection: certificate required; give it one: tls=muxkit.TLS(cert=…, key=…)"
+)
 FORM = "expected host:port, such as 127.0.0.1:7000, [::1]:7000 or localhost:7000"
 
 

@@ -98,7 +98,8 @@ async def connect(
             hostname=(server_hostname or host) if is_verified else None,
         )
         within = handshake_timeout if connect_timeout is None else connect_timeout
-        await link.shake_hands(within=within, retransmit=retransmit)
+        shows_nothing = ssl_context is None if tls is None else tls.cert is None
+        await link.shake_hands(within=within, retransmit=retransmit, heeds_alerts=True, shows_nothing=shows_nothing)
         try:
             yield link
         finally:

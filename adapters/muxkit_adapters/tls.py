@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -13,7 +12,7 @@ from typing import Final
 import trio
 
 from muxkit import TLS, Identity, Limits
-from muxkit.runtime import Reason, close_at_once, protect_package, protected_manager
+from muxkit.runtime import Reason, alert_of, close_at_once, protect_package, protected_manager
 
 from ._addresses import CERTIFICATE_NEEDED, Transport, join_host_port, one_of, one_place, several_places
 from ._errors import HandshakeFailed
@@ -28,7 +27,6 @@ CLOSE_TIMEOUT = 5.0  # s, for close_notify to leave when the peer does not read
 RECORD_SIZE = 16_384  # bytes of plaintext in a record, at most
 ALERT_TIMEOUT = 1.0  # s, for a peer to read why it was refused
 FOREIGN_PROTOCOL = "It may speak another protocol"
-ALERT = re.compile(r"(?:SSLV3|TLSV1|TLSV13)_ALERT_(\w+)")  # as OpenSSL names what it received
 CLIENT_CERTIFICATE = "If the server wants a client certificate: tls=muxkit.TLS(cert=…, key=…)"
 FOREIGN = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"}
 NO_TLS = "; what the peer sends is not TLS: is this a plaintext port?"
@@ -94,6 +92,11 @@ class TLSStream(trio.abc.Stream):
             proved = self._tls.getpeercert(binary_form=True)
             self._identity = None if proved is None else of_certificate(proved, self._tls.getpeercert() or {})
         return self._identity
+
+    @property
+    def may_be_refused_late(self) -> bool:
+        """True for a client of TLS 1.3, whose handshake is complete before the server has seen its certificate."""
+        return self._is_1_3 and not self._tls.server_side
 
     @property
     def hint_if_silent(self) -> str | None:
@@ -482,7 +485,8 @@ async def _trusted(stream: TLSStream, within: float, alpn: Sequence[str]) -> Asy
     try:
         await _shake_hands(stream, within)
         if alpn and stream.alpn is None:
-            raise HandshakeFailed(f"{stream.peer}: the peer agrees to none of the protocols {', '.join(alpn)} (ALPN)")
+            text = f"{stream.peer}: the peer agrees to none of the protocols {', '.join(alpn)} (ALPN)"
+            raise HandshakeFailed(text, alert="no application protocol")
         yield stream
     except BaseException:
         await close_at_once(stream)
@@ -502,7 +506,8 @@ async def _shake_hands(stream: TLSStream, within: float) -> None:
     except ssl.SSLError as error:
         if not _is_cut_off(error):
             await _send_alert(stream)
-            raise HandshakeFailed(f"{stream.peer}: {reason_of(error)}") from error
+            found = "a protocol without TLS" if error.reason in FOREIGN else None
+            raise HandshakeFailed(f"{stream.peer}: {reason_of(error)}", alert=alert_of(error), found=found) from error
         cause = error
     except trio.BrokenResourceError as error:
         cause = error
@@ -556,12 +561,6 @@ def reason_of(error: ssl.SSLError) -> str:
         return f"the peer refused the connection: {alert}{f'; {told}' if alert == 'certificate required' else ''}"
     reason = (error.reason or type(error).__name__).replace("_", " ").lower()
     return f"TLS failed: {reason}{NO_TLS if error.reason in FOREIGN else ''}"
-
-
-def alert_of(error: ssl.SSLError) -> str | None:
-    """Return the alert that the peer sent: `certificate required`; None if the error is another one."""
-    found = ALERT.fullmatch(error.reason or "")
-    return None if found is None else found[1].replace("_", " ").lower()
 
 
 def _is_cut_off(error: ssl.SSLError) -> bool:

@@ -139,7 +139,8 @@ async def connect(
         asked: dict[str, Any] = {"subprotocols": subprotocols or None, "extra_headers": extra_headers or None}
         websocket = await wrap_client_stream(nursery, stream, place.host_header, place.resource, **asked, **sizes)
         if subprotocols and websocket.subprotocol is None:
-            raise HandshakeFailed(f"{peer}: the server takes none of the subprotocols {', '.join(subprotocols)}")
+            text = f"{peer}: the server takes none of the subprotocols {', '.join(subprotocols)}"
+            raise HandshakeFailed(text, status=101)
         return websocket, None
 
     upgrade = _Upgrade(start, peer, handshake_timeout, close_timeout, message_most)
@@ -701,20 +702,27 @@ async def _upgrade(nursery: trio.Nursery, wire: UpgradeStream, upgrade: _Upgrade
         upgraded = await upgrade.start(tasks, wire, receive_buffer_size=RECEIVE_SIZE)
         tasks.cancel()
         return upgraded
+    status: int | None = None
+    found = looks_like(wire.head)
     if isinstance(tasks.failure, ConnectionRejected):
+        status = tasks.failure.status_code
         told = Reason.decode(tasks.failure.body or b"").text
-        why = f"the upgrade was answered with HTTP {tasks.failure.status_code}{f': {told!r}' if told else ''}"
+        if told.lstrip().startswith("<"):
+            told = ""  # a page for people
+        why = f"the upgrade was answered with HTTP {status}{f': {told!r}' if told else ''}"
     elif wire.failure is not None:
-        why = str(wire.failure)
+        why = f"{wire.failure}{f'; its bytes look like {found}' if found else ''}"
     elif trio.current_time() >= tasks.waiting.deadline:
         why = f"the upgrade was not over within {upgrade.handshake_timeout:g} s (handshake_timeout=)"
     else:
         why = "the peer hung up during the upgrade, or does not speak WebSocket"
-        if found := looks_like(wire.head):
+        if found:
             why += f"; its bytes look like {found}"
         elif hint := wire.hint_if_silent:
             why += f". {hint}"
-    raise HandshakeFailed(f"{upgrade.peer}: {why}") from tasks.failure
+    if found == "an HTTP response":
+        found = None  # WebSocket begins with one, and `status` says what is wrong with it
+    raise HandshakeFailed(f"{upgrade.peer}: {why}", status=status, found=found) from tasks.failure or wire.failure
 
 
 class UpgradeStream(trio.abc.Stream):

@@ -11,6 +11,7 @@ import click
 import trio
 
 from muxkit.cli.terminal import CommandFailed, Exit, printable, say
+from muxkit.core import counted
 from muxkit.testing import ChaosPlan, ChaosRelay, ChaosStats, Cut, CutReport, Way, chaos_relay, parse_place
 
 SHARE = click.FloatRange(0.0, 1.0)
@@ -28,7 +29,8 @@ SECONDS = _Seconds(0.0, 1e6)
 SEEDS = 1_000_000  # seeds to draw from: short enough to be typed again
 
 WORDS = {Cut.END: "ended", Cut.RESET: "reset", Cut.STALL: "stalled"}
-DIRECTIONS = {Way.THERE: "to the target", Way.BACK: "to the client"}
+DIRECTIONS = {Way.THERE: "to the target", Way.BACK: "to the client", Way.BOTH: "in both directions"}
+EITHER = "either"
 
 
 def _address(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -56,13 +58,21 @@ def _range(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option("--delay", type=SECONDS, default=0.0, help="Delay each byte by so many seconds.")
 @click.option("--jitter", type=SECONDS, default=0.0, help="Delay it by up to so many more seconds.")
 @click.option("--rate", type=click.FloatRange(1.0, 1e12), help="Bytes per second, for each direction of a connection.")
-@click.option("--cut-after", callback=_range, metavar="MIN-MAX", help="Cut each connection after a byte in this range.")
+@click.option(
+    "--cut-after",
+    callback=_range,
+    metavar="MIN-MAX",
+    help="Cut each connection after a number of bytes that is drawn from this range.",
+)
 @click.option(
     "--way",
-    type=click.Choice([*(way.value for way in Way), "either"]),
-    default="either",
+    type=click.Choice([*(way.value for way in Way), EITHER]),
+    default=Way.BOTH.value,
     show_default=True,
-    help="Count these bytes to the target, on the way back, or in either direction.",
+    help=(
+        "Count these bytes to the target (there), to the client (back), in both directions together, or in one "
+        "direction that is drawn for each connection (either)."
+    ),
 )
 @click.option("--reset", type=SHARE, default=0.0, help="The share of cuts that are resets.")
 @click.option("--stall", type=SHARE, default=0.0, help="The share of cuts that deliver nothing and close nothing.")
@@ -82,10 +92,10 @@ def chaos(
     reaches LISTEN reaches TARGET.
     """
     try:
-        plan = ChaosPlan(cut_ways=tuple(Way) if way == "either" else (Way(way),), **given)
+        plan = ChaosPlan(cut_ways=(Way.THERE, Way.BACK) if way == EITHER else (Way(way),), **given)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    report = _Report(random.randrange(SEEDS) if seed is None else seed, as_json)
+    report = _Report(random.randrange(SEEDS) if seed is None else seed, plan, as_json)
     try:
         trio.run(_relay, listen, target, plan, report, math.inf if duration is None else duration)
     finally:
@@ -109,8 +119,9 @@ async def _relay(listen: str, target: str, plan: ChaosPlan, report: _Report, dur
 class _Report:
     """Prints events as they happen."""
 
-    def __init__(self, seed: int, as_json: bool) -> None:
+    def __init__(self, seed: int, plan: ChaosPlan, as_json: bool) -> None:
         self.seed = seed
+        self._plan = plan
         self.relay: ChaosRelay | None = None
         self._as_json = as_json
 
@@ -126,7 +137,8 @@ class _Report:
     def cut(self, report: CutReport) -> None:
         where = ""
         if report.way is not None:
-            count = report.bytes_there if report.way is Way.THERE else report.bytes_back
+            counts = {Way.THERE: report.bytes_there, Way.BACK: report.bytes_back}
+            count = counts.get(report.way, report.bytes_there + report.bytes_back)
             where = f" after byte {count:,} {DIRECTIONS[report.way]}"
         say(
             f"connection {report.number}: {WORDS[report.how]}{where}, {report.after:.2f} s after it began",
@@ -147,9 +159,16 @@ class _Report:
             return
         stats: ChaosStats = self.relay.stats()
         say(
-            f"{stats.connections:,} connections, {stats.unreachable:,} of them without a target; {stats.cuts:,} cuts "
-            f"({stats.ends:,} ended, {stats.resets:,} reset, {stats.stalls:,} stalled); "
-            f"{stats.bytes_there:,} bytes there, {stats.bytes_back:,} back",
+            f"{counted(stats.connections, 'connection')}, {stats.unreachable:,} of them without a target; "
+            f"{counted(stats.cuts, 'cut')} ({stats.ends:,} ended, {stats.resets:,} reset, {stats.stalls:,} stalled); "
+            f"{counted(stats.bytes_there, 'byte')} there, {stats.bytes_back:,} back",
             {"event": "total", **attrs.asdict(stats), "cuts": stats.cuts},
             as_json=self._as_json,
         )
+        if self._plan.cut_after is not None and stats.connections and not stats.cuts:
+            least, most = self._plan.cut_after
+            click.echo(
+                f"muxkit: nothing was cut: no connection carried as many bytes as --cut-after {least}-{most} drew for "
+                "it, counted as --way says",
+                err=True,
+            )

@@ -19,10 +19,12 @@ import click
 import trio
 
 import muxkit
+from muxkit._door import Door
 from muxkit.cli.terminal import CommandFailed, Exit, in_options, printable, say
+from muxkit.core import counted, without_secrets
 from muxkit.forward import Address
 from muxkit.metrics import Metrics, endpoint
-from muxkit.runtime import ExtraNeeded, leaves_of
+from muxkit.runtime import ExtraNeeded, can_heal, leaves_of, looks_like
 from muxkit.trace import FOLDER
 
 if sys.platform != "win32":
@@ -31,6 +33,7 @@ if sys.platform != "win32":
 TOKEN: Final = "MUXKIT_TOKEN"
 FILE: Final = click.Path(exists=True, dir_okay=False)
 UNAUTHORISED: Final = muxkit.Refused().code  # some protocols learn of it after they have begun
+PROBE_SECONDS: Final = 2.0  # for what answers at a port where no session came about
 CONNECT_SECONDS: Final = 10.0
 TIMEOUT: Final = "MUXKIT_TIMEOUT"
 FIRST_SOCKET: Final = 3  # the descriptor of the first socket that a service manager passes on
@@ -270,6 +273,27 @@ def raise_in_options(error: BaseException) -> None:
         raise CommandFailed(in_options(str(first)), Exit.NOT_CONNECTED) from error
 
 
+def check_url(url: str, options: LinkOptions) -> None:
+    """Raise the error of a command for a URL that no attempt could use, before anything listens or connects."""
+    try:
+        door = Door(url, limits=None, observer=None, linger=1.0, tls=options.tls, options={}, token=options.token())
+        read: Callable[[str], object] | None = getattr(door.transport, "client", None)
+        if read is not None:
+            read(door.address)
+    except (ValueError, muxkit.Unsupported, muxkit.PluginError) as error:
+        text = in_options(str(error)).replace(repr(without_secrets(url)), repr(_as_typed(url)))
+        raise click.UsageError(printable(text)) from error
+
+
+def _as_typed(url: str) -> str:
+    """Return a URL as its user typed it, but for a password and a query."""
+    shown = without_secrets(url)
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    user, at, _ = rest.partition("?")[0].partition("/")[0].rpartition("@")
+    name, colon, _ = user.partition(":")
+    return shown.replace(f"{scheme}{separator}", f"{scheme}{separator}{name}{colon}{'…' * bool(colon)}{at}", 1)
+
+
 class NotConnected(CommandFailed):
     """No session came about; `may_heal` says whether another attempt could do better."""
 
@@ -283,6 +307,7 @@ async def session_with(
     url: str, options: LinkOptions, *, within: float = CONNECT_SECONDS, linger: float = 5.0
 ) -> AsyncIterator[muxkit.Session]:
     """Open a session whose server has answered; raises `NotConnected` if none has within so many seconds."""
+    check_url(url, options)
     stands = False
     try:
         with trio.CancelScope(deadline=trio.current_time() + within) as scope:
@@ -295,12 +320,33 @@ async def session_with(
                 stands = True
                 yield session
     except (OSError, muxkit.LinkLost) as error:
-        is_refusal = isinstance(error, muxkit.LinkLost) and error.code == UNAUTHORISED
-        if (stands and not is_refusal) or isinstance(error.__cause__, muxkit.RemoteProtocolError):
+        may_heal = can_heal(error)
+        if (stands and may_heal) or isinstance(error.__cause__, muxkit.RemoteProtocolError):
             raise
-        raise NotConnected(str(error), may_heal=not is_refusal) from error
+        raise NotConnected(str(error), may_heal=may_heal) from error
     if scope.cancelled_caught:
-        raise NotConnected(f"{url}: no answer within {within:g} s")
+        found = await _found_at(url)
+        hint = "" if found is None else f"; what answers there looks like {found}"
+        raise NotConnected(f"{url}: no answer within {within:g} s{hint}")
+
+
+async def _found_at(url: str) -> str | None:
+    """Return what answers at a TCP port where no session came about, if it can be told.
+
+    Most servers of other kinds wait for a request before they say anything, so this sends one of HTTP.
+    """
+    scheme, _, address = url.partition("://")
+    if scheme.partition("+")[2] != "tcp":
+        return None
+    try:
+        parts = urlsplit(f"//{address.partition(',')[0]}")
+        with trio.move_on_after(PROBE_SECONDS):
+            async with await trio.open_tcp_stream(parts.hostname or "", parts.port or 0) as stream:
+                await stream.send_all(b"GET / HTTP/1.0\r\n\r\n")
+                return looks_like(bytes(await stream.receive_some(64)))
+    except (OSError, ValueError, trio.BrokenResourceError):
+        pass
+    return None
 
 
 # ---------------------------------------------------------------------------- servers
@@ -330,7 +376,7 @@ def serve_until_signal(
     def ending(server: muxkit.Server) -> None:
         notify("STOPPING=1")
         count = len(server.sessions())
-        text = f"ending; {grace:g} s for what is left of {count} session{'' if count == 1 else 's'}"
+        text = f"ending; {grace:g} s for what is left of {counted(count, 'session')}"
         say(text, {"event": "ending", "sessions": count}, as_json=options.as_json)
 
     try:

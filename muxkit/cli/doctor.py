@@ -30,7 +30,7 @@ from muxkit._door import Door
 from muxkit._plugins import PROTOCOLS, STREAMS, Plugin, installed, load, load_transport
 from muxkit.cli.common import UNAUTHORISED, LinkOptions, client_options, run
 from muxkit.cli.serve import send_back
-from muxkit.cli.terminal import CommandFailed, Exit, in_options, printable, say
+from muxkit.cli.terminal import CommandFailed, Exit, in_options, printable, say, why_not
 from muxkit.protocols import restream
 from muxkit.runtime import HandshakeFailed, leaves_of, looks_like
 from muxkit.runtime.pumps.quota import cpu_quota
@@ -357,15 +357,14 @@ class _Check:
         try:
             await (await trio.open_unix_socket(path)).aclose()
         except OSError as error:
-            raise StepFailed("socket", f"{path}: {error.strerror or error}") from error
+            raise StepFailed("socket", f"{path}: {why_not(error)}") from error
         return f"{path} accepts"
 
     async def _dial(self, step: str) -> trio.SocketStream:
         try:
             return await trio.open_tcp_stream(self._host, self._port)
         except OSError as error:
-            causes = [str(getattr(leaf, "strerror", None) or leaf) for leaf in leaves_of(error.__cause__ or error)]
-            raise StepFailed(step, f"{self._host}:{self._port}: {'; '.join(sorted({*causes}))}") from error
+            raise StepFailed(step, f"{self._host}:{self._port}: {why_not(error)}") from error
 
     async def _connect(self) -> str:
         async with await self._dial("tcp") as stream:

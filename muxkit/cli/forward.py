@@ -21,6 +21,7 @@ from muxkit.cli.common import (
     FILE,
     LinkOptions,
     allow_files,
+    check_url,
     either_options,
     names_and_secrets,
     notify,
@@ -29,6 +30,7 @@ from muxkit.cli.common import (
     shown_metrics,
 )
 from muxkit.cli.terminal import CommandFailed, Exit, printable, say
+from muxkit.core import counted
 from muxkit.runtime import background
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -115,7 +117,7 @@ class _Options:
         return self.link.as_json
 
 
-@click.command(no_args_is_help=True)
+@click.command()
 @click.argument("url", required=False)
 @click.option(
     "--local",
@@ -232,6 +234,7 @@ def forward(
     allow_files()
     if serve:
         return serve_forwards(link, [url], allow, allow_listen, connections=connections, grace=grace)
+    check_url(url, link)
     options = _Options(url=url, link=link, grace=grace, limits=forwards.ForwardLimits(connections=connections))
     users = None if socks_users is None else names_and_secrets(socks_users)
     wanted = _Wanted(local=local, remote=remote, socks=socks, users=users, allow=allow or None, patience=patience)
@@ -303,7 +306,7 @@ async def _forward(options: _Options, wanted: _Wanted, token: str | None) -> int
             number = await anext(signals)
             notify("STOPPING=1")
             live = sum(each.stats().connections for each in opened.values())
-            text = f"ending, {live} connections have {options.grace:g} s"
+            text = f"ending, {counted(live, 'connection')} may go on for {options.grace:g} s"
             say(text, {"event": "ending", "connections": live}, as_json=options.as_json)
             async with background() as nursery:
                 nursery.start_soon(_cancel_at_the_next, signals, nursery.cancel_scope)
@@ -346,8 +349,8 @@ def _say_listening(kind: str, opened: forwards.Forward, target: str, options: _O
 
 def _say_total(what: str, stats: forwards.ForwardStats, options: _Options) -> None:
     text = (
-        f"{what}: {stats.total:,} connections, {stats.refused:,} refused; "
-        f"{stats.bytes_in:,} bytes taken here, {stats.bytes_out:,} given"
+        f"{what}: {counted(stats.total, 'connection')}, {stats.refused:,} refused; "
+        f"{counted(stats.bytes_in, 'byte')} taken here, {stats.bytes_out:,} given"
     )
     say(text, {"event": "total", "forward": what, **attrs.asdict(stats)}, as_json=options.as_json)
 

@@ -15,6 +15,7 @@ import muxkit
 from muxkit.cli.common import LinkOptions, client_options, run, session_with, timeout_option
 from muxkit.cli.pipe import read_input
 from muxkit.cli.terminal import CommandFailed, Exit, printable, say
+from muxkit.core import counted
 from muxkit.runtime import background
 
 LINE_MOST: Final = 1 << 20  # bytes
@@ -71,7 +72,7 @@ def open_(link: LinkOptions, url: str, as_hex: bool, wait: float, timeout: float
     """Open a session with the server at URL and talk to it by hand, on several channels.
 
     Each line is a message, and `:help` lists the commands. At the end of the input all channels are closed, and what
-    still comes is shown. The input may be a script; the exit code is then 1 if a line of it could not be done.
+    still comes is shown. The input may be a script; the exit code is then 1 if a command in it failed.
     """
     code: int = run(partial(_open, url, link, as_hex, wait, within=timeout))
     return code
@@ -87,7 +88,7 @@ async def _open(url: str, link: LinkOptions, as_hex: bool, wait: float, *, withi
         say(f"connected to {info.peer} by {info.protocol}{help}", fields, as_json=link.as_json)
         mistakes = await shell.run(_lines(), wait)
     if mistakes and not is_terminal:
-        raise CommandFailed(f"{mistakes} line{'' if mistakes == 1 else 's'} could not be done")
+        raise CommandFailed(f"{counted(mistakes, 'command')} failed")
     return Exit.OK
 
 
@@ -130,7 +131,7 @@ class _Shell:
         }
 
     async def run(self, lines: AsyncIterator[str], wait: float) -> int:
-        """Do each line; return how many could not be done. Raises `LinkLost` if the session was lost."""
+        """Execute each line and return how many failed. Raises `LinkLost` if the session was lost."""
         mistakes = 0
         with trio.CancelScope() as self._scope:
             async with background() as self._nursery:
@@ -179,7 +180,7 @@ class _Shell:
         except muxkit.LinkLost as error:
             self._end_with(error)
             return
-        say("the other side takes leave", {"event": "leave"}, as_json=self._as_json)
+        say("the other side closed the session", {"event": "leave"}, as_json=self._as_json)
         for each in [*self._opened.values()]:
             await each.ended.wait()
         self._scope.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 
 import click
@@ -32,10 +33,12 @@ def _command(context: click.Context, parameter: click.Parameter, value: str | No
         raise click.BadParameter(f"{printable(value)}: {error}") from None
     if not words:
         raise click.BadParameter("there is no command")
+    if shutil.which(words[0]) is None:
+        raise click.BadParameter(f"{printable(words[0])}: there is no such command, or it cannot be run")
     return words
 
 
-@click.command(no_args_is_help=True)
+@click.command()
 @click.argument("urls", nargs=-1, required=True, metavar="URL...")
 @click.option("--echo", is_flag=True, help="Send back each message.")
 @click.option(

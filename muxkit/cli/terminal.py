@@ -5,6 +5,8 @@ There are no colours in a pipe, and no text that a terminal would obey.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Mapping
 from enum import IntEnum
@@ -14,8 +16,8 @@ import msgspec
 import trio
 from rich.console import Console
 
-from muxkit import LinkLost, MuxError, RemoteProtocolError
-from muxkit.runtime import leaves_of
+from muxkit import HandshakeFailed, LinkLost, MuxError, Refused, RemoteProtocolError
+from muxkit.runtime import can_heal, leaves_of
 
 WIDE = 200  # columns without a terminal: tables in a pipe are not folded
 
@@ -64,6 +66,8 @@ def _failure(error: BaseException) -> CommandFailed | None:
             return CommandFailed(str(error), Exit.VIOLATION)
         case LinkLost() if isinstance(error.__cause__, RemoteProtocolError):
             return CommandFailed(str(error), Exit.VIOLATION)
+        case LinkLost() | HandshakeFailed() | Refused() if not can_heal(error):
+            return CommandFailed(in_options(str(error)), Exit.NOT_CONNECTED)
         case trio.TooSlowError() | TimeoutError():
             return CommandFailed(str(error) or "it took too long", Exit.TIMED_OUT)
         case MuxError() | OSError() | trio.BrokenResourceError():
@@ -94,6 +98,19 @@ def in_options(text: str) -> str:
     for keyword, option in _OPTIONS_OF_KEYWORDS.items():
         text = text.replace(keyword, option)
     return text
+
+
+def why_not(error: OSError) -> str:
+    """Say why a connection was refused, in the words that the transports use: Trio hides it in a group of attempts."""
+    advice = {errno.ECONNREFUSED: "nothing listens there", errno.ENOENT: "there is no such socket"}
+    causes = [each for each in leaves_of(error.__cause__ or error) if isinstance(each, OSError)]
+    texts: dict[str, None] = {}
+    for cause in causes or [error]:
+        number = cause.errno or 0
+        text = os.strerror(number) if number > 0 else cause.strerror or str(cause)
+        hint = f" ({advice[number]})" if number in advice else ""
+        texts[f"{text[:1].lower()}{text[1:]}{hint}"] = None
+    return "; ".join(texts)
 
 
 def console() -> Console:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import trio
@@ -20,7 +21,9 @@ from muxkit.runtime import (
     ChannelStopped,
     LinkLost,
     Session,
+    Unsupported,
     background,
+    can_heal,
     protect_package,
     protected_manager,
 )
@@ -28,6 +31,7 @@ from muxkit.runtime import (
 PATIENCE = 30.0  # s that a new connection waits for a session
 LONGEST_PAUSE = 5.0  # s between attempts, since connections wait
 AGAIN = 0.2  # s until a session that has failed is tried again, if no other one has come
+FIRST_ANSWER = 10.0  # s for the answer to the ping that begins a session
 ANSWER_SLACK = 5.0  # s that an answer may take beside the time of the server's connecting
 
 LOST = (LinkLost, ChannelStopped, trio.ClosedResourceError)
@@ -76,7 +80,7 @@ class Line:
         self._users.leave()
 
     async def run(self, sessions: AsyncIterator[Session]) -> None:
-        """Keep a session until cancelled; raises what no later attempt can mend."""
+        """Keep a session until cancelled; raises a failure that waiting can't change."""
         async with background() as nursery:
             self._nursery = nursery
             async for session in sessions:
@@ -93,15 +97,22 @@ class Line:
             connected = getattr(session, "connected", None)  # of a session that outlives its connections
             if connected is not None:
                 await connected()
+            # Some protocols begin before the server has let this client in, or without a server that speaks them.
+            with trio.move_on_after(FIRST_ANSWER) as scope, suppress(Unsupported):
+                await session.ping()
+            if scope.cancelled_caught:
+                return f"the server did not answer within {FIRST_ANSWER:g} s; does it speak {session.info.protocol}?"
             self._note_up()
             async for channel in session.incoming():
                 channel.abort("this side takes no channels", code=404)
         except LinkLost as error:
             if isinstance(error.__cause__, Refused):
                 raise error.__cause__ from None
+            if not can_heal(error):
+                raise
             return str(error)
         await self._users.wait_idle()  # they may end in order as long as the server waits for them
-        return "the server takes leave"
+        return "the server closed the session"
 
     def failed(self, error: Exception, pause: float) -> None:
         """Note a failed attempt to connect."""
@@ -122,9 +133,7 @@ class Line:
     def _note_down(self, reason: str) -> None:
         if self._down_since is None:
             self._down_since = trio.current_time()
-            log.warning(
-                "no connection to %s: %s; trying until there is one", self.url, reason, extra={"event": "disconnected"}
-            )
+            log.warning("no connection to %s: %s; retrying", self.url, reason, extra={"event": "disconnected"})
 
     def _note_up(self) -> None:
         if self._down_since is not None:
@@ -150,9 +159,9 @@ async def line(
 ) -> AsyncGenerator[Line, None]:
     """Keep a session with the server at `url` while the block runs, opened again whenever it was lost.
 
-    Entering does not wait for the first one. The arguments are those of `muxkit.reconnecting`; after `patience` seconds
-    without a session, and for a failure that no later attempt can mend, the block is cancelled and raises it. Each
-    outage is one WARNING of the logger `muxkit.forward`.
+    Entering does not wait for the first one. The arguments are those of `muxkit.reconnecting`. After `patience` seconds
+    without a session, and after a failure that waiting can't change, the block is cancelled and raises that failure.
+    Each outage is one WARNING of the logger `muxkit.forward`.
     """
     kept = Line(url)
     sessions = reconnecting(

@@ -22,6 +22,8 @@ from muxkit.runtime._errors import Phase as Phase
 from muxkit.runtime._errors import PlaintextWarning as PlaintextWarning
 from muxkit.runtime._errors import Side as Side
 from muxkit.runtime._errors import Unsupported as Unsupported
+from muxkit.runtime._errors import alert_of as alert_of
+from muxkit.runtime._errors import can_heal as can_heal
 from muxkit.runtime._errors import looks_like as looks_like
 from muxkit.runtime._links import Arrival as Arrival
 from muxkit.runtime._links import ByteLink as ByteLink
@@ -111,7 +113,6 @@ from muxkit.runtime.resume.redial import Ended as Ended
 from muxkit.runtime.resume.redial import OnFailed as OnFailed
 from muxkit.runtime.resume.redial import Outage as Outage
 from muxkit.runtime.resume.redial import OutageLog as OutageLog
-from muxkit.runtime.resume.redial import can_heal as can_heal
 from muxkit.runtime.resume.redial import redial as redial
 
 protect_package(__name__)
@@ -201,6 +202,7 @@ __all__ = [
     "Unsupported",
     "WaitableLink",
     "Watermark",
+    "alert_of",
     "as_bytes",
     "background",
     "bare_nursery",

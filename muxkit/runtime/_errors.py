@@ -1,14 +1,19 @@
-"""The errors of a live connection: subclasses of Trio's own, so that code written for sockets handles them."""
+"""The errors of a live connection: subclasses of Trio's own, so that code written for sockets handles them.
+
+`can_heal` decides for the whole library whether an error is worth another attempt.
+"""
 
 from __future__ import annotations
 
+import errno
 import re
+import ssl
 from functools import partial
 from typing import Final, Literal
 
 import trio
 
-from muxkit._errors import MuxError, RemoteProtocolError
+from muxkit._errors import MuxError, Refused, RemoteProtocolError
 from muxkit.core import Reason
 
 Side = Literal["peer", "local", "network"]
@@ -26,7 +31,8 @@ class LinkLost(MuxError, trio.BrokenResourceError):
 
     `by` says which side ended it, `peer_reason` and `code` what the peer gave as its reason (None if it gave none),
     `phase` when it was, `hint` what to try. `after` is how long the connection had lived in seconds, `unsent` how many
-    bytes accepted by `send` never reached the transport. The cause, if there is one, is `__cause__`.
+    bytes accepted by `send` never reached the transport. `found` names another protocol that the peer's first bytes
+    look like, such as "an HTTP response". The cause, if there is one, is `__cause__`.
     """
 
     _in_repr = ("by", "peer_reason", "code")
@@ -43,6 +49,7 @@ class LinkLost(MuxError, trio.BrokenResourceError):
         code: int | None = None,
         phase: Phase = "open",
         hint: str | None = None,
+        found: str | None = None,
     ) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -54,6 +61,7 @@ class LinkLost(MuxError, trio.BrokenResourceError):
         self.code = code
         self.phase: Phase = phase
         self.hint = hint
+        self.found = found
 
     def __str__(self) -> str:
         who = f"{self.peer}: " if self.peer else ""
@@ -105,7 +113,20 @@ class ExtraNeeded(ImportError):
 
 
 class HandshakeFailed(ConnectionError):
-    """The peer was reached, but one side refused the other; the text names the host and the reason."""
+    """The peer was reached, but one side refused the other; the text names the host and the reason.
+
+    The attributes hold the facts by which `can_heal` decides whether another attempt makes sense. `status` is the
+    status of an HTTP answer, `alert` the TLS alert that one side sent, and `found` the protocol that the peer's bytes
+    look like. Each is None if it doesn't apply.
+    """
+
+    def __init__(
+        self, text: str, *, status: int | None = None, alert: str | None = None, found: str | None = None
+    ) -> None:
+        super().__init__(text)
+        self.status = status
+        self.alert = alert
+        self.found = found
 
 
 class PlaintextWarning(UserWarning):
@@ -115,7 +136,7 @@ class PlaintextWarning(UserWarning):
 class LossRecord:
     """Why a connection ended, from which each task that raises gets an error of its own; made when it begins."""
 
-    __slots__ = ("_began", "_cause", "_make", "_peer", "told")
+    __slots__ = ("_began", "_cause", "_is_recorded", "_make", "_peer", "told")
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
@@ -123,7 +144,15 @@ class LossRecord:
         """What the peer gave as its reason, which may come before the end of the connection."""
         self._began = trio.current_time()
         self._cause: BaseException | None = None
+        self._is_recorded = False
         self._make = partial(LinkLost, "the connection is over", by="local", peer=peer)
+
+    def tell(self, reason: Reason) -> None:
+        """Note why the peer ends the connection, whose end may still be on its way; the first reason counts."""
+        if self.told is None:
+            self.told = reason
+            if not self._is_recorded:
+                self._make = partial(LinkLost, "the peer ends the connection", by="peer", peer=self._peer)
 
     def record(
         self,
@@ -134,13 +163,20 @@ class LossRecord:
         unsent: int,
         phase: Phase = "open",
         hint: str | None = None,
+        found: str | None = None,
     ) -> None:
         """The connection ends now; `unsent` bytes were not taken by the transport."""
         self._cause = cause
+        self._is_recorded = True
         after = trio.current_time() - self._began
         self._make = partial(
-            LinkLost, reason, by=by, peer=self._peer, after=after, unsent=unsent, phase=phase, hint=hint
+            LinkLost, reason, by=by, peer=self._peer, after=after, unsent=unsent, phase=phase, hint=hint, found=found
         )
+
+    @property
+    def is_refusal(self) -> bool:
+        """True if the peer sent this side away: it gave a code from 400 to 499, such as 401."""
+        return self.told is not None and 400 <= self.told.code < 500
 
     @property
     def is_violation(self) -> bool:
@@ -152,6 +188,92 @@ class LossRecord:
         error = self._make(peer_reason=told.text or None, code=told.code or None)
         error.__cause__ = self._cause
         return error
+
+
+_ALERT = re.compile(r"(?:SSLV3|TLSV1|TLSV13)_ALERT_(\w+)")  # OpenSSL's names for the alerts that it received
+
+
+def alert_of(error: ssl.SSLError) -> str | None:
+    """Return the alert that the peer sent, such as "certificate required"; None if the error is another one."""
+    found = _ALERT.fullmatch(error.reason or "")
+    return None if found is None else found[1].replace("_", " ").lower()
+
+
+# ---------------------------------------------------------------------------- retries
+
+RETRIED_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, Refused)
+BROKE_A_RULE = 400
+PASSING_CODES = frozenset({408, 425, 429})  # of 400 to 499: request timeout, too early, too many requests
+FINAL_ALERTS = frozenset(
+    {
+        "access denied",
+        "bad certificate",
+        "certificate expired",
+        "certificate required",
+        "certificate revoked",
+        "certificate unknown",
+        "handshake failure",
+        "insufficient security",
+        "missing extension",
+        "no application protocol",
+        "no application protocol in common",  # as QUIC's transport calls it
+        "protocol version",
+        "unknown authority",  # as the transports of QUIC and DTLS call it
+        "unknown ca",
+        "unrecognized name",
+        "unsupported certificate",
+    }
+)
+"""The TLS alerts, by the names of RFC 8446, that the same attempt would bring again."""
+HOPELESS_ERRNOS = {errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENAMETOOLONG, errno.ENOTSOCK, errno.EINVAL}
+CAUSES = 10  # of an error to look at
+
+
+def can_heal(error: BaseException) -> bool:
+    """Return True if the same attempt may succeed later.
+
+    Everything that dials again asks this function: `redial` and with it Relink and restream, `reconnecting`, forwards,
+    the command line and the pipeline. Waiting doesn't change an address of the wrong kind, a refused certificate, a
+    refused token (401) or path (404), or a server of another protocol. A host that isn't found may only be out of
+    reach for now, and codes such as 429 and 503 ask for another attempt.
+    """
+    if isinstance(error, RemoteProtocolError) or not isinstance(error, RETRIED_ERRORS):
+        return False
+    link: BaseException | None = error
+    for _ in range(CAUSES):
+        if link is None:
+            break
+        if _is_final(link):
+            return False
+        link = link.__cause__
+    return True
+
+
+def _is_final(error: BaseException) -> bool:
+    """Return True if the facts in one error of a chain show that waiting won't help."""
+    match error:
+        case Refused():
+            return _is_final_code(error.code)
+        case LinkLost():
+            # 400 says that we broke a rule, perhaps after hours. A new session may not do it again.
+            return error.found is not None or (error.code != BROKE_A_RULE and _is_final_code(error.code))
+        case HandshakeFailed():
+            is_answer = error.status is not None and (error.status < 400 or _is_final_code(error.status))
+            return error.found is not None or is_answer or error.alert in FINAL_ALERTS
+        case RemoteProtocolError():
+            return error.offset == 0  # the very first bytes were wrong, so the peer speaks something else
+        case ssl.SSLCertVerificationError():
+            return True
+        case ssl.SSLError():
+            return alert_of(error) in FINAL_ALERTS
+        case OSError():
+            return error.errno in HOPELESS_ERRNOS
+        case _:
+            return False
+
+
+def _is_final_code(code: int | None) -> bool:
+    return code is not None and 400 <= code < 500 and code not in PASSING_CODES
 
 
 # ---------------------------------------------------------------------------- hints

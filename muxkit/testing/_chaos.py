@@ -53,12 +53,14 @@ class Cut(Enum):
 
 
 class Way(Enum):
-    """A direction."""
+    """A direction, or both of them."""
 
     THERE = "there"
     """From the client to the target."""
     BACK = "back"
     """From the target to the client."""
+    BOTH = "both"
+    """In both directions together, for counting bytes."""
 
 
 BOTH_WAYS = (Way.THERE, Way.BACK)
@@ -80,9 +82,10 @@ class ChaosPlan:
     buffer: int = attrs.field(default=64 * KIB, validator=attrs.validators.ge(1))
     """Bytes under way in each direction; more wait with the sender. With a delay this bounds the rate."""
     cut_after: tuple[int, int] | None = attrs.field(default=None, validator=attrs.validators.optional(RANGE))
-    """A connection is cut behind a byte between these two, counted in one direction."""
+    """A connection is cut after a byte between these two, counted as `cut_ways` says."""
     cut_ways: tuple[Way, ...] = attrs.field(default=BOTH_WAYS, validator=attrs.validators.min_len(1))
-    """The directions that may be chosen to count in."""
+    """One of these is drawn for each connection, and the bytes are counted in that direction. A connection that carries
+    fewer bytes there isn't cut. `(Way.BOTH,)` counts both directions together."""
     cut_share: float = attrs.field(default=1.0, validator=SHARE)
     """The share of connections that are cut at all."""
     reset: float = attrs.field(default=0.0, validator=SHARE)
@@ -135,7 +138,7 @@ class Fate:
     cut_at: int | None
     """The byte behind which it is cut; None if it is not."""
     way: Way
-    """In which direction these bytes are counted."""
+    """In which direction these bytes are counted, or `Way.BOTH`."""
     how: Cut
     stalled: tuple[Way, ...]
     """The directions in which a stall delivers nothing more."""
@@ -156,7 +159,7 @@ class CutReport:
     """Of the connection."""
     how: Cut
     way: Way | None
-    """The direction in which the bytes were counted; None if it was cut by hand."""
+    """The direction in which the bytes were counted, or `Way.BOTH`; None if it was cut by hand."""
     bytes_there: int
     bytes_back: int
     after: float
@@ -220,6 +223,7 @@ class Passage:
         self._began = trio.current_time()
         self._life = trio.CancelScope()
         self._was_cut = False
+        self._taken = 0  # bytes that were delivered, or are being delivered, in both directions
         self._is_orderly = False
 
     async def run(self) -> None:
@@ -253,6 +257,8 @@ class Passage:
         if how is Cut.STALL:
             for each in BOTH_WAYS if way is None else self._fate.stalled:
                 self._directions[each].is_stalled = True
+            for direction in self._directions.values():
+                direction.changed.unpark_all()  # one of them may have waited for the cut
             self._life.deadline = trio.current_time() + self._plan.stall_for
         else:
             self._finish(orderly=how is Cut.END)
@@ -316,12 +322,19 @@ class Passage:
             await trio.sleep_until(due)
             if direction.is_stalled:
                 return
-        fated = self._fate.cut_at if self._fate.way is direction.way and not self._was_cut else None
-        data = direction.take(READ if fated is None else min(READ, fated - direction.delivered))
+        is_counted = self._fate.way in (direction.way, Way.BOTH) and not self._was_cut
+        fated = self._fate.cut_at if is_counted else None
+        is_both = self._fate.way is Way.BOTH
+        left = READ if fated is None else fated - (self._taken if is_both else direction.delivered)
+        if not left:
+            await direction.changed.park()  # the other direction delivers the last byte before the cut
+            return
+        data = direction.take(min(READ, left))
+        self._taken += len(data)
         await direction.target.send_all(data)
         direction.delivered += len(data)
         direction.changed.unpark_all()
-        if direction.delivered == fated:
+        if fated == (self.there.delivered + self.back.delivered if is_both else direction.delivered):
             self.cut(self._fate.how, self._fate.way)
 
     async def _pass_the_end_on(self, direction: _Direction) -> None:

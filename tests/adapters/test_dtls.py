@@ -202,12 +202,12 @@ async def test_a_client_without_the_certificate_that_is_asked_for_does_not_come_
     async def ask(name: str, client: dtls.Context) -> None:
         reasons[name] = await refused(server, client, handshake_timeout=8.0)
 
-    with at_most(9.0, mock_clock):
+    with at_most(4.0, mock_clock):  # was: after all of the 8 seconds
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, "none", good.client())
             nursery.start_soon(ask, "a stranger's", wrong)
-    assert all("not over within 8 s; the peer says: " in reason for reason in reasons.values())
-    assert "unknown authority" in reasons["a stranger's"]
+    assert reasons["none"].endswith("the peer refused the connection: handshake failure")
+    assert reasons["a stranger's"].endswith("the peer refused the connection: unknown authority")
 
 
 async def test_each_side_knows_who_the_other_is_if_it_was_verified(good: Authority) -> None:

@@ -53,6 +53,32 @@ def test_it_tells_its_address_each_cut_and_the_total() -> None:
     assert (process.returncode, errors.strip()) == (130, "muxkit: interrupted")
 
 
+def test_by_default_the_bytes_of_both_directions_are_counted_together() -> None:
+    """Was: one direction was drawn for each connection, often the one in which next to nothing goes."""
+    with sending(bytes(10_000)) as target:
+        with running("chaos", "127.0.0.1:0", target, "--cut-after", "100-200", "--seed", "7") as process:
+            said = re.fullmatch(rf"listening on (127\.0\.0\.1:\d+) for {target}, seed 7\n", line_of(process))
+            assert said is not None
+            counts = [received_from(said[1])[0] for _ in range(8)]
+            cuts = [line_of(process) for _ in counts]
+    assert all(100 <= count <= 200 for count in counts)
+    assert [cut.split(", ")[0] for cut in cuts] == [
+        f"connection {number}: ended after byte {count} in both directions" for number, count in enumerate(counts)
+    ]
+
+
+def test_a_run_that_cut_nothing_says_so() -> None:
+    with sending(bytes(10_000)) as target:
+        arguments = ["chaos", "127.0.0.1:0", target, "--cut-after", "50000-60000", "--for", "3"]
+        with running(*arguments) as process:
+            said = re.search(r"on (127\.0\.0\.1:\d+) ", line_of(process))
+            assert said is not None
+            assert received_from(said[1]) == (10_000, True)
+            rest, errors = process.communicate(timeout=PATIENCE)
+    assert rest.startswith("1 connection, 0 of them without a target; 0 cuts ")
+    assert errors.startswith("muxkit: nothing was cut: no connection carried as many bytes as --cut-after 50000-60000 ")
+
+
 def test_json_is_an_object_a_line() -> None:
     with sending(bytes(10_000)) as target:
         arguments = ["chaos", "127.0.0.1:0", target, "--cut-after", "150", "--way", "back", "--reset", "1", "--json"]

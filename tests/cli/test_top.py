@@ -202,6 +202,50 @@ def test_more_rows_than_there_is_room_for_are_counted() -> None:
     assert "and 90 more channels" in text
 
 
+HEADS = {
+    "#",
+    "protocol",
+    "peer",
+    "user",
+    "channels",
+    "in/s",
+    "out/s",
+    "msgs in/s",
+    "msgs out/s",
+    "queued",
+    "round trip",
+}
+HEADS |= {"blocked", "channel", "unread", "credit in", "credit out"}
+
+
+def drawn(width: int) -> list[str]:
+    busy = session(7, 123_456_789)
+    busy.user, busy.round_trip, busy.peer = "alice", 0.0123, "wss 2001:db8::17:443/a/path/that/is/rather/long"
+    busy.open = [ToldChannel("greetings", 12_345, 6, 65_536, 65_536, 4.5)]
+    out = Console(width=width, height=30, record=True, file=io.StringIO())
+    out.print(picture(told(busy), None, out))
+    return out.export_text().splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
+def test_headings_are_whole_words_at_each_width(width: int) -> None:
+    """Was: at 80 columns `user` was headed "u…" and the last columns "…"."""
+    lines = drawn(width)
+    heads = [line for line in lines if line.startswith("#")]
+    assert len(heads) == 2
+    for line in heads:
+        assert {*re.split(r" {2,}", line.strip())} <= HEADS
+    assert all(len(line) <= width for line in lines)
+    assert any("4.5 s" in line for line in lines)  # the number for which people look here
+
+
+def test_a_wide_terminal_shows_all_columns_and_a_narrow_one_the_most_telling() -> None:
+    assert all(head in "\n".join(drawn(200)) for head in HEADS)
+    narrow = "\n".join(drawn(60))
+    assert all(head in narrow for head in ("peer", "channels", "in/s", "out/s", "channel ", "unread", "blocked"))
+    assert "msgs" not in narrow
+
+
 @pytest.mark.parametrize(
     ("number", "text"), [(0, "0"), (999, "999"), (1000, "1k"), (1540, "1.54k"), (23_000_000, "23M"), (0.5, "0.5")]
 )

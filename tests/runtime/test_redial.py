@@ -8,13 +8,14 @@ import socket
 import ssl
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
 import trio
 import trio.testing
 
+from muxkit import LinkLost, Refused, RemoteProtocolError
 from muxkit.runtime import Backoff, Ended, Outage, can_heal, redial
 from muxkit_adapters import memory, tcp
 from muxkit_adapters.tls import HandshakeFailed
@@ -163,7 +164,7 @@ async def test_connections_that_die_at_once_count_as_failures(autojump_clock: Mo
     story = Story([Ended.LOST] * 30, held=0.01)
     await redial(network.dial, story.run, on_failed=lambda error, _: failures.append(error))
     assert network.at[-1] - network.at[0] > 60
-    assert str(failures[0]) == "the connection was lost 0.01 s after it began"
+    assert str(failures[0]) == "connection lost after 0.01 s"
 
 
 async def test_a_connection_can_say_why_it_failed(autojump_clock: MockClock) -> None:
@@ -254,6 +255,51 @@ def test_a_refused_certificate_is_seen_below_the_error_of_an_adapter() -> None:
     assert not can_heal(failure)
     assert can_heal(HandshakeFailed("the peer hung up during the TLS handshake"))
     assert can_heal(REFUSED)
+
+
+def _caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def _lost(**more: Any) -> LinkLost:
+    return LinkLost("it is lost", by="peer", **more)
+
+
+FINAL = {
+    "no token": _lost(code=401),
+    "no such path": HandshakeFailed("404", status=404),
+    "a web page": HandshakeFailed("200", status=200),
+    "another protocol": _lost(found="bpmux"),
+    "another protocol in the handshake": HandshakeFailed("SSH", found="SSH"),
+    "no certificate": HandshakeFailed("certificate required", alert="certificate required"),
+    "no certificate, known later": _caused(_lost(), ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED]")),
+    "refused": _caused(_lost(), Refused()),
+    "refused by a listener": Refused(),
+    "a rule broken by the first byte": _caused(_lost(), RemoteProtocolError("nonsense", offset=0)),
+    "a rule broken in the handshake": RemoteProtocolError("nonsense"),
+}
+FINAL["no certificate, known later"].__cause__.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"  # type: ignore[union-attr]
+
+PASSING = {
+    "lost": _lost(),
+    "an error of the server": _lost(code=500),
+    "we broke a rule": _lost(code=400),
+    "too many requests": Refused(code=429),
+    "too many connections": HandshakeFailed("503", status=503),
+    "a rule broken later": _caused(_lost(), RemoteProtocolError("nonsense", offset=7000)),
+    "an internal error": HandshakeFailed("internal error", alert="internal error"),
+}
+
+
+@pytest.mark.parametrize("error", FINAL.values(), ids=FINAL)
+def test_what_waiting_cannot_change_is_final(error: Exception) -> None:
+    assert not can_heal(error)
+
+
+@pytest.mark.parametrize("error", PASSING.values(), ids=PASSING)
+def test_what_waiting_can_change_is_not_final(error: Exception) -> None:
+    assert can_heal(error)
 
 
 async def test_what_run_raises_comes_out_as_it_is(autojump_clock: MockClock) -> None:

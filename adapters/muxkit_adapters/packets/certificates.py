@@ -34,6 +34,7 @@ Path = str | os.PathLike[str]
 DTLS_1_2 = 0xFEFD  # versions of DTLS count downwards
 CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20"
 ALERT = 21  # the record type
+FATAL = 2  # the level of an alert
 
 REFUSED = {
     9: "certificate is not yet valid",
@@ -174,7 +175,7 @@ class Verdict:
         self.reason: str | None = None
         """Why the certificate was refused."""
         self.alert: int | None = None
-        """The peer's last alert. It comes unprotected, so it explains a failure and never causes one."""
+        """The peer's last fatal alert. It comes unprotected, so it may be forged."""
 
     def watch(self, connection: SSL.Connection, mode: int) -> None:
         """Verify the peer of this connection here."""
@@ -185,7 +186,7 @@ class Verdict:
             connection.set_tlsext_host_name(name.encode("idna"))
 
     def heard(self, packet: bytes) -> None:
-        if len(packet) == 15 and packet[0] == ALERT and packet[3:5] == b"\0\0":
+        if len(packet) == 15 and packet[0] == ALERT and packet[3:5] == b"\0\0" and packet[13] == FATAL:
             self.alert = packet[14]
 
     def _verify(self, connection: SSL.Connection, certificate: crypto.X509, code: int, depth: int, ok: int) -> bool:

@@ -15,7 +15,7 @@ import trio
 from muxkit import Identity
 from muxkit.runtime import turns
 
-from .._addresses import join_host_port
+from .._addresses import CERTIFICATE_REQUIRED, join_host_port
 from .._errors import HandshakeFailed, failed
 from .certificates import ALERTS, DTLS_1_2, SSL, Context, Verdict, identity_of, reason_of, verifies
 from .links import CLOSED, PacketLink
@@ -25,6 +25,7 @@ from .sockets import PacketSocket
 
 BURST = 32  # packets encrypted before the kernel is asked to take them
 INBOX = 256  # packets that wait for the handler of one peer
+ALERT_GRACE = 1.0  # s
 LARGEST_RECORD = 18_500  # bytes: above any DTLS record; larger packets are dropped
 
 
@@ -52,13 +53,22 @@ class DtlsLink(PacketLink):
         self._heard_at = trio.current_time()
         self._verdict = Verdict(hostname)
         self._handshake = trio.CancelScope()
+        self._heeds_alerts = False
         self._identity: Identity | None = None
         self._is_over = False
         self._early: deque[bytes] = deque()
         channel.set_ciphertext_mtu(self._room())
 
-    async def shake_hands(self, *, within: float, retransmit: float) -> None:
-        """Do the handshake; raises `HandshakeFailed` with the reason, or ConnectionError if the peer is unreachable."""
+    async def shake_hands(
+        self, *, within: float, retransmit: float, heeds_alerts: bool = False, shows_nothing: bool = False
+    ) -> None:
+        """Do the handshake; raises `HandshakeFailed` with the reason, or ConnectionError if the peer is unreachable.
+
+        With `heeds_alerts` a fatal alert of the peer leaves the handshake `ALERT_GRACE` seconds to succeed in spite of
+        it. Alerts come unprotected, so anybody could have forged it, and a handshake that succeeds shows that somebody
+        did. `shows_nothing` is True if this side has no certificate to show.
+        """
+        self._heeds_alerts = heeds_alerts
         verdict, peer, context = self._verdict, self._peer, self._ssl.get_context()
         verdict.watch(self._ssl, context.get_verify_mode())
         self._handshake.deadline = trio.current_time() + within
@@ -71,7 +81,15 @@ class DtlsLink(PacketLink):
         if isinstance(self._broken, OSError):
             raise failed(peer, self._broken) from self._broken
         if verdict.reason is not None:
-            raise HandshakeFailed(f"{peer}: the certificate was refused: {verdict.reason}")
+            text = f"{peer}: the certificate was refused: {verdict.reason}"
+            raise HandshakeFailed(text, alert="bad certificate")
+        if self._handshake.cancelled_caught and self._heeds_alerts and verdict.alert is not None:
+            alert = ALERTS.get(verdict.alert, f"alert {verdict.alert}")
+            # DTLS 1.2 has no alert of its own for a missing certificate. Once the server has shown its certificate,
+            # both sides have agreed on a cipher, so "handshake failure" is about ours.
+            is_missing = shows_nothing and alert == "handshake failure" and self._ssl.get_peer_certificate() is not None
+            text = CERTIFICATE_REQUIRED if is_missing else f"the peer refused the connection: {alert}"
+            raise HandshakeFailed(f"{peer}: {text}", alert="certificate required" if is_missing else alert)
         if self._handshake.cancelled_caught:
             said = "" if verdict.alert is None else f"; the peer says: {ALERTS.get(verdict.alert, verdict.alert)}"
             said = said or " (handshake_timeout=)"
@@ -109,6 +127,9 @@ class DtlsLink(PacketLink):
         if not self._limit:
             for packet in packets:
                 self._verdict.heard(packet)
+            if self._heeds_alerts and self._verdict.alert is not None:
+                soon = trio.current_time() + ALERT_GRACE
+                self._handshake.deadline = min(self._handshake.deadline, soon)
 
     def handshake_sent(self) -> None:
         """Note that a packet of the handshake has been sent; if it was the alert, the handshake is over."""

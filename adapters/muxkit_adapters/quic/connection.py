@@ -98,6 +98,15 @@ class LimitedConnection(QuicConnection):
         return self._close_event
 
     @property
+    def awaits_verdict(self) -> bool:
+        """True while a server that asked this client for a certificate has not said that it accepts the client.
+
+        A client of TLS 1.3 completes its handshake before the server has seen the client's certificate. HANDSHAKE_DONE
+        (RFC 9001, 4.1.2) is the first word of the server after it has.
+        """
+        return self._is_client and self.tls._certificate_request is not None and not self._handshake_confirmed
+
+    @property
     def is_ended_by_peer(self) -> bool:
         return self._is_ended_by_us is False
 

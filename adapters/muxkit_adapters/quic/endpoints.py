@@ -19,12 +19,20 @@ except ModuleNotFoundError as _error:
     raise ExtraNeeded("quic", "quic", link="multistream") from _error
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from .._addresses import CERTIFICATE_NEEDED, Transport, join_host_port, one_of, one_place, several_places
+from .._addresses import (
+    CERTIFICATE_NEEDED,
+    CERTIFICATE_REQUIRED,
+    Transport,
+    join_host_port,
+    one_of,
+    one_place,
+    several_places,
+)
 from .._errors import HandshakeFailed, failed
 from ..packets.options import Address, PacketOptions
 from ..packets.sockets import PacketSocket, bind_all, open_socket, resolve
 from ..tcp import Hosts, each_host
-from .link import ConnectionEnded, QuicLink
+from .link import ConnectionEnded, QuicLink, alert_name
 from .options import IssuedTickets, QuicKeywords, QuicOptions, Renewed, Source, Tickets, identify, trust, trust_clients
 from .server import Server
 
@@ -238,14 +246,18 @@ class _Client:
             if handshake.cancelled_caught:
                 raise HandshakeFailed(f"{self._name}: no handshake within {within:g} s (handshake_timeout=)")
             if self._link.alpn is None:
-                raise HandshakeFailed(f"{self._name}: {self._reason()}")
+                ended = self._link.ended
+                alert = None if ended is None or ended.is_application else alert_name(ended.code)
+                raise HandshakeFailed(f"{self._name}: {self._reason(alert)}", alert=alert)
         except BaseException:
             scope.cancel()
             raise
         return self._link
 
-    def _reason(self) -> str:
+    def _reason(self, alert: str | None) -> str:
         ended = self._link.ended
+        if alert == "certificate required" and ended is not None and ended.by == "peer":
+            return CERTIFICATE_REQUIRED
         if ended is not None and ended.reason:
             return ended.reason
         return str(ended).partition(": ")[2] if ended is not None else "the peer hung up during the handshake"

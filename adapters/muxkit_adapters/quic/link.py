@@ -65,6 +65,7 @@ class QuicLink(MultistreamLink):
         self._trace = quic.trace if isinstance(quic.trace, Trace) else None
         self._on_id = on_id
         self.established: trio.Event = trio.Event()
+        self._completed: quic_events.HandshakeCompleted | None = None  # while a client may still be refused
         self.alpn: str | None = None
         """The protocol that both sides agreed on."""
         self.is_resumed: bool = False
@@ -456,13 +457,16 @@ class QuicLink(MultistreamLink):
                 case quic_events.DatagramFrameReceived(data=data):
                     self._arrivals.add_datagram(data)
                 case quic_events.HandshakeCompleted() as handshake:
-                    self.alpn, self.is_resumed = handshake.alpn_protocol, handshake.session_resumed
-                    self.had_early_data = handshake.early_data_accepted
-                    self.established.set()
+                    self._completed = handshake
                 case quic_events.ConnectionIdIssued(connection_id=connection_id):
                     self._on_id(connection_id, True)
                 case quic_events.ConnectionIdRetired(connection_id=connection_id):
                     self._on_id(connection_id, False)
+        if self._completed is not None and not self._quic.awaits_verdict:
+            handshake, self._completed = self._completed, None
+            self.alpn, self.is_resumed = handshake.alpn_protocol, handshake.session_resumed
+            self.had_early_data = handshake.early_data_accepted
+            self.established.set()
 
 
 # --- what was received
@@ -620,6 +624,11 @@ class ConnectionEnded(trio.BrokenResourceError):
         self.is_application = is_application
         self.reason = reason
         self.by: Literal["peer", "local", "network"] = by
+
+
+def alert_name(code: int) -> str | None:
+    """Return the TLS alert that the code of a goodbye of QUIC stands for, such as "certificate required", or None."""
+    return ALERTS.get(code - TLS_ALERTS)
 
 
 def clipped(text: str) -> str:

@@ -21,7 +21,7 @@ from muxkit.cli.common import LinkOptions, NotConnected, client_options, run, se
 from muxkit.cli.terminal import CommandFailed, Exit, console, is_live, printable, say
 from muxkit.cli.transfer import files
 from muxkit.cli.transfer.files import Entry, FileRefused, Folder, Transferred
-from muxkit.runtime import background
+from muxkit.runtime import background, can_heal
 
 PATIENCE: Final = 60.0  # s
 LINE_EVERY: Final = 1.0  # s
@@ -232,7 +232,7 @@ class _Line:
 
     async def _pause(self, error: muxkit.LinkLost | NotConnected) -> None:
         """Wait before the next attempt; raises the error if there should be none."""
-        may_heal = not isinstance(error, NotConnected) or error.may_heal
+        may_heal = error.may_heal if isinstance(error, NotConnected) else can_heal(error)
         if not may_heal or self._stood_at is None:  # the first connection has to stand at once
             raise error
         self._failures += 1

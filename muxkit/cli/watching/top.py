@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muxkit.cli.common import run
-from muxkit.cli.terminal import CommandFailed, Exit, console, is_live, printable
+from muxkit.cli.terminal import WIDE, CommandFailed, Exit, console, is_live, printable, why_not
 from muxkit.core import counted
 
 ANSWER_MOST: Final = 64 * 1024 * 1024  # bytes
@@ -116,7 +116,7 @@ async def _watch(target: str, interval: float, once: bool, as_json: bool) -> Non
     if once or not is_live(out):
         await trio.sleep(interval)
         later = await look(target)
-        out.print(picture(later, told, None))
+        out.print(picture(later, told, None, width=out.width))
         return
     before: Told | None = None
     with Live(console=out, auto_refresh=False, screen=True) as live:
@@ -143,8 +143,10 @@ async def look(target: str) -> Told:
     with trio.move_on_after(ANSWER_SECONDS):
         try:
             status, body = await _get(target, "/sessions")
-        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise CommandFailed(f"{target}: {error}", Exit.NOT_CONNECTED) from error
+        except OSError as error:
+            raise CommandFailed(f"{target}: {why_not(error)}", Exit.NOT_CONNECTED) from error
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise CommandFailed(f"{target}: the connection broke before the answer", Exit.NOT_CONNECTED) from error
         if status != 200:
             what = body[:200].decode("utf-8", "replace").strip()
             raise CommandFailed(f"{target}: it answered {status} to /sessions: {what}")
@@ -216,8 +218,9 @@ def rates(told: Told, before: Told | None) -> dict[int, Rates]:
     return found
 
 
-def picture(told: Told, before: Told | None, out: Console | None) -> RenderableType:
-    """Return both tables; they fit into the height of a terminal."""
+def picture(told: Told, before: Told | None, out: Console | None, *, width: int = WIDE) -> RenderableType:
+    """Return both tables; they fit into the height and the width of a terminal."""
+    width = width if out is None else out.width
     per_second = rates(told, before)
     sessions = sorted(told.sessions, key=lambda each: (-per_second[each.number].bytes, -each.queued, each.number))
     rows = SHOWN if out is None else max(2, (out.height - FRAME_ROWS) // 2)
@@ -230,23 +233,58 @@ def picture(told: Told, before: Told | None, out: Console | None) -> RenderableT
         head.append(", draining", style="yellow")
     return Group(
         head,
-        _sessions(sessions, per_second, rows),
+        _sessions(sessions, per_second, rows, width),
         _left_out(len(sessions) - rows + told.sessions_left_out, "session"),
-        _channels(channels, rows),
+        _channels(channels, rows, width),
         _left_out(len(channels) - rows + sum(each.open_left_out for each in told.sessions), "channel"),
     )
 
 
-def _sessions(sessions: Sequence[ToldSession], per_second: dict[int, Rates], rows: int) -> Table:
-    table = _table(
-        ["#", "protocol", "peer", "user"],
-        ["channels", "in/s", "out/s", "msgs in/s", "out/s", "queued", "round trip", "blocked"],
-    )
+@attrs.frozen
+class Column:
+    """A column of a table: how it is headed, and how much it is worth where there is no room for all."""
+
+    head: str
+    rank: int
+    """Columns with the highest rank are left out first."""
+    is_text: bool = False
+    """Names, at the left, which may be shortened; numbers are shown whole."""
+
+
+MIN_TEXT: Final = 12  # columns that a name gets at least
+GAP: Final = 2  # spaces between two columns of a table
+
+SESSION_COLUMNS: Final = (
+    Column("#", 0),
+    Column("protocol", 8, is_text=True),
+    Column("peer", 1, is_text=True),
+    Column("user", 9, is_text=True),
+    Column("channels", 4),
+    Column("in/s", 2),
+    Column("out/s", 3),
+    Column("msgs in/s", 10),
+    Column("msgs out/s", 11),
+    Column("queued", 6),
+    Column("round trip", 7),
+    Column("blocked", 5),
+)
+CHANNEL_COLUMNS: Final = (
+    Column("#", 0),
+    Column("channel", 1, is_text=True),
+    Column("unread", 3),
+    Column("queued", 4),
+    Column("credit in", 6),
+    Column("credit out", 5),
+    Column("blocked", 2),
+)
+
+
+def _sessions(sessions: Sequence[ToldSession], per_second: dict[int, Rates], rows: int, width: int) -> Table:
+    cells: list[list[str]] = []
     for each in sessions[:rows]:
         rate = per_second[each.number]
         longest = max((channel.blocked or 0.0 for channel in each.open), default=0.0)
-        _add(
-            table,
+        cells.append(
             [
                 str(each.number),
                 each.protocol,
@@ -260,40 +298,67 @@ def _sessions(sessions: Sequence[ToldSession], per_second: dict[int, Rates], row
                 short(each.queued),
                 "" if each.round_trip is None else seconds_of(each.round_trip),
                 seconds_of(longest) if longest else "",
-            ],
+            ]
         )
-    return table
+    return _table(SESSION_COLUMNS, cells, width)
 
 
-def _channels(channels: Sequence[tuple[ToldSession, ToldChannel]], rows: int) -> Table:
-    table = _table(["#", "channel"], ["unread", "queued", "credit in", "credit out", "blocked"])
-    for session, channel in channels[:rows]:
-        _add(
-            table,
-            [
-                str(session.number),
-                channel.name or "(no name)",
-                short(channel.unread),
-                short(channel.queued),
-                "" if channel.credit_in is None else short(channel.credit_in),
-                "" if channel.credit_out is None else short(channel.credit_out),
-                "" if channel.blocked is None else seconds_of(channel.blocked),
-            ],
-        )
-    return table
+def _channels(channels: Sequence[tuple[ToldSession, ToldChannel]], rows: int, width: int) -> Table:
+    cells = [
+        [
+            str(session.number),
+            channel.name or "(no name)",
+            short(channel.unread),
+            short(channel.queued),
+            "" if channel.credit_in is None else short(channel.credit_in),
+            "" if channel.credit_out is None else short(channel.credit_out),
+            "" if channel.blocked is None else seconds_of(channel.blocked),
+        ]
+        for session, channel in channels[:rows]
+    ]
+    return _table(CHANNEL_COLUMNS, cells, width)
 
 
-def _table(left: Iterable[str], right: Iterable[str]) -> Table:
+def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Table:
+    """Make a table of the columns for which there is room; headings and numbers are never shortened."""
+    shown = fitting(columns, rows, width)
     table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-    for name in left:
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
-    for name in right:
-        table.add_column(name, justify="right", no_wrap=True)
+    for number, size in shown.items():
+        column = columns[number]
+        is_left = column.is_text or column.head == "#"
+        table.add_column(
+            column.head, justify="left" if is_left else "right", no_wrap=True, overflow="ellipsis", width=size
+        )
+    for row in rows:
+        table.add_row(*(Text(printable(row[number])) for number in shown))
     return table
 
 
-def _add(table: Table, cells: Iterable[str]) -> None:
-    table.add_row(*(Text(printable(cell)) for cell in cells))
+def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> dict[int, int]:
+    """Return the columns that fit into a width, by their numbers, and how wide each is."""
+    sizes: dict[int, int] = {}
+    left = width + GAP
+    by_rank = sorted(range(len(columns)), key=lambda number: columns[number].rank)
+    for number in by_rank:
+        if columns[number].head == "user" and not any(row[number] for row in rows):
+            continue
+        need = _widest(columns, rows, number)
+        if columns[number].is_text:
+            need = max(len(columns[number].head), min(need, MIN_TEXT))
+        if need + GAP > left and sizes:
+            break
+        left -= need + GAP
+        sizes[number] = need
+    for number in by_rank:  # names get the rest of the room
+        if number in sizes and columns[number].is_text:
+            more = max(0, min(left, _widest(columns, rows, number) - sizes[number]))
+            sizes[number] += more
+            left -= more
+    return dict(sorted(sizes.items()))
+
+
+def _widest(columns: Sequence[Column], rows: Sequence[Sequence[str]], number: int) -> int:
+    return max(len(columns[number].head), *(len(printable(row[number])) for row in rows), 0)
 
 
 def _left_out(count: int, what: str) -> Text:

@@ -13,7 +13,7 @@ import trio
 from muxkit._errors import RemoteProtocolError
 from muxkit._observer import Facts, Observer, tell_limit
 from muxkit.core import Engine, Reason, Reminder
-from muxkit.runtime._errors import CLOSED_HERE, LossRecord, Phase, Side
+from muxkit.runtime._errors import CLOSED_HERE, LossRecord, Phase, Side, can_heal
 from muxkit.runtime._links import peer_of
 from muxkit.runtime.pumps.turns import turns
 
@@ -154,6 +154,7 @@ class Pump(ABC, Generic[EventT]):
             unsent=self.unsent + self._queued(),
             phase=self.phase,
             hint=self._hint(by, cause),
+            found=self._found(by, cause),
         )
         self._parting_until = trio.current_time() + PARTING_TIMEOUT
         self._parting = self._last_words(parting)
@@ -171,10 +172,14 @@ class Pump(ABC, Generic[EventT]):
 
     def told(self, reason: Reason) -> None:
         """The peer said why it ends the connection, which follows."""
-        self._loss_record.told = self._loss_record.told or reason
+        self._loss_record.tell(reason)
 
     def _hint(self, by: Side, cause: BaseException | None) -> str | None:
         """Return what may be the reason of a loss, and what to try."""
+        return None
+
+    def _found(self, by: Side, cause: BaseException | None) -> str | None:
+        """Return the name of another protocol that the peer probably speaks, if that is why the connection ended."""
         return None
 
     @property
@@ -188,6 +193,14 @@ class Pump(ABC, Generic[EventT]):
 
     async def _part(self) -> None:
         """Send the last bytes, and let the peer read them."""
+
+    @property
+    def is_refusal(self) -> bool:
+        """True if the peer sent this side away, by a code from 400 to 499 or in the handshake of the transport.
+
+        A client of TLS 1.3 may begin its session before the server has seen its certificate.
+        """
+        return self._loss_record.is_refusal or (self.is_lost and not can_heal(self.loss()))
 
     @property
     def is_violated(self) -> bool:

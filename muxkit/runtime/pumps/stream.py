@@ -100,14 +100,18 @@ class StreamPump(Pump[EventT]):
         self.reading.stop()
 
     def _hint(self, by: Side, cause: BaseException | None) -> str | None:
-        if isinstance(cause, RemoteProtocolError) or (by != "local" and not self.is_understood()):
-            found = self._foreign_protocol()
-            if found or isinstance(cause, RemoteProtocolError):
-                return f"These bytes look like {found}" if found else None
-        if self.phase != "handshake" or by == "local":
+        if found := self._found(by, cause):
+            return f"These bytes look like {found}"
+        is_early = self.phase == "handshake" or (self.phase == "leave" and not self._head)
+        if isinstance(cause, RemoteProtocolError) or not is_early or by == "local":
             return None
         hint: str | None = getattr(self._stream, "hint_if_silent", None)
         return hint
+
+    def _found(self, by: Side, cause: BaseException | None) -> str | None:
+        if isinstance(cause, RemoteProtocolError) or (by != "local" and not self.is_understood()):
+            return self._foreign_protocol()
+        return None
 
     @property
     def foreign(self) -> str:

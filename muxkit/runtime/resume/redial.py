@@ -5,10 +5,8 @@ The engine that survives is the caller's; this brings it one connection after an
 
 from __future__ import annotations
 
-import errno
 import logging
 import random
-import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from enum import Enum
@@ -17,6 +15,7 @@ import attrs
 import trio
 
 from muxkit._limits import NOT_NEGATIVE
+from muxkit.runtime._errors import RETRIED_ERRORS, can_heal
 from muxkit.runtime._scope import close_at_once
 
 Dial = Callable[[], AbstractAsyncContextManager[trio.abc.Stream]]
@@ -42,10 +41,8 @@ OnFailed = Callable[[Exception, float], None]
 
 _log = logging.getLogger("muxkit")
 
-HOPELESS_ERRNOS = {errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENAMETOOLONG, errno.ENOTSOCK, errno.EINVAL}
-CAUSES = 10  # of an error to look at
+SHORTEST_SHOWN = 0.05  # s; a shorter pause would be shown as 0.0 s
 BRIEF_CONNECTIONS = 8  # that worked, in a row, before `breath` counts
-RETRIED_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 
 
 def _seconds(default: float) -> float:
@@ -124,7 +121,7 @@ class OutageLog:
 
     def __init__(self, what: str, *, patience: float | None = None) -> None:
         self._what = what
-        self._patience = "none" if patience is None else f"{patience:g} s"
+        self._limit = "no time limit" if patience is None else f"giving up after {patience:g} s"
         self._began: float | None = None
         self._next = 0.0  # seconds of outage after which the next warning is due
 
@@ -137,39 +134,18 @@ class OutageLog:
         is_due = lasted >= self._next
         if is_due:
             self._next = max(2 * lasted, 1.0)
-        _log.log(
-            logging.WARNING if is_due else logging.DEBUG,
-            "%s: no connection for %.0f s (%s); trying again in %.1f s (patience: %s)",
-            self._what,
-            lasted,
-            error,
-            pause,
-            self._patience,
-        )
+        what = str(error).removeprefix(f"{self._what}: ")
+        if lasted >= 1.0:
+            what = f"no connection for {lasted:.0f} s: {what}"
+        when = "reconnecting now" if pause < SHORTEST_SHOWN else f"trying again in {pause:.1f} s"
+        level = logging.WARNING if is_due else logging.DEBUG
+        _log.log(level, "%s: %s; %s (%s)", self._what, what, when, self._limit)
 
     def over(self) -> None:
         """There is a connection again."""
         if self._began is not None:
             _log.info("%s: connected again after %.0f s", self._what, trio.current_time() - self._began)
         self._began, self._next = None, 0.0
-
-
-def can_heal(error: Exception) -> bool:
-    """Return True if the same attempt may succeed later.
-
-    Not with a certificate that was refused, nor with an address of a wrong kind; a host that is not found may only be
-    out of reach for now.
-    """
-    link: BaseException | None = error
-    for _ in range(CAUSES):
-        if isinstance(link, ssl.SSLCertVerificationError):
-            return False
-        if isinstance(link, OSError) and link.errno in HOPELESS_ERRNOS:
-            return False
-        if link is None:
-            break
-        link = link.__cause__
-    return True
 
 
 async def redial(
@@ -179,16 +155,14 @@ async def redial(
     backoff: Backoff | None = None,
     on_failed: OnFailed | None = None,
     outage: Outage | None = None,
-    heals: Callable[[Exception], bool] = can_heal,
     breath: float = 0.0,
 ) -> None:
     """Dial and `run` one connection after another, until `run` says that all is done.
 
-    It has no deadline of its own: cancel it, or put `outage.fail_after` around it. Attempts that failed with
-    an OSError, a TooSlowError or one of Trio's stream errors are repeated if `heals` says so; every other error of
-    `dial` and all that `run` raises come out as they are. A connection is closed, at the latest, when its `run` is
-    over, and the next is dialled only then. `breath` bounds the random pause, in seconds, that follows each connection
-    that worked when more than 8 in a row were shorter than `Backoff.brief`.
+    It has no deadline of its own: cancel it, or put `outage.fail_after` around it. Failed attempts are repeated if
+    `can_heal` says so. Every other error of `dial` and all that `run` raises come out as they are. A connection is
+    closed, at the latest, when its `run` is over, and the next is dialled only then. `breath` bounds the random pause,
+    in seconds, that follows each connection that worked when more than 8 in a row were shorter than `Backoff.brief`.
     """
     policy = backoff or Backoff()
     trouble = outage or Outage()
@@ -205,11 +179,8 @@ async def redial(
             if short > BRIEF_CONNECTIONS and breath:
                 await trio.sleep(policy.random.uniform(0.0, min(policy.first, breath)))
             continue
-        if isinstance(ended, Exception):
-            failure = ended
-        else:
-            failure = ConnectionError(f"the connection was lost {lived:.2f} s after it began")
-        if not heals(failure):
+        failure = ended if isinstance(ended, Exception) else ConnectionError(f"connection lost after {lived:.2f} s")
+        if not can_heal(failure):
             raise failure
         trouble.failures += 1
         trouble.last = failure

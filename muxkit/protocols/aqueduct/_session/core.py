@@ -717,6 +717,7 @@ class Core:
         )
         self.limits: Limits = self.engine.limits
         self.budget: OutboxBudget = OutboxBudget(facts=self.facts)
+        self._may_be_refused_late: bool = getattr(link, "may_be_refused_late", False)
         self._carrier = None if isinstance(link, MultistreamLink) else Carrier(self.engine)
         self.pump: MultistreamPump[Event] | StreamPump[Event] = self._make_pump(link, observer)
         if isinstance(self.pump, StreamPump):
@@ -869,7 +870,8 @@ class Core:
     async def leave(self, linger: float) -> None:
         """Finish everything, wait until the peer has heard it, hang up; at most `linger` seconds.
 
-        A violation by the peer is raised here at the latest: after an orderly end no other call raises it.
+        A violation by the peer is raised here at the latest: after an orderly end no other call raises it. The same
+        holds for the refusal of a client.
         """
         self.pump.phase = "leave"
         used = [sender for half in self._halves() if isinstance(sender := half, Sender) and sender._sent]
@@ -880,11 +882,13 @@ class Core:
             ):
                 await self.changed.park()
             await self.pump.flushed()
+            if self._may_be_refused_late:
+                await self.connected.wait()  # by the server's headers or its refusal
             if not any(sender._is_unheard for sender in used):
                 await self.pump.hang_up()
         if scope.cancelled_caught:
             self.pump.lose(f"the peer did not take leave within {linger} s", by="peer")
-        if self.pump.is_violated or any(sender._is_unheard for sender in used):
+        if self.pump.is_violated or self.pump.is_refusal or any(sender._is_unheard for sender in used):
             raise self.pump.loss()
 
     def _live_senders(self) -> list[Sender]:

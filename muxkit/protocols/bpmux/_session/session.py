@@ -329,8 +329,11 @@ class Session(CommonSession):
         self._connection.request_write()
 
     def _stop_opening(self, error: ErrorMaker | None) -> None:
-        """End the iterators over new channels and fail the waiting openers; `error` is None if that is in order."""
-        orderly = error is None or self._engine.hung_up_cleanly
+        """End the iterators over new channels and fail the waiting openers; `error` is None if that is in order.
+
+        A peer that sent this side away, with 401 for example, has not ended in order.
+        """
+        orderly = error is None or (self._engine.hung_up_cleanly and not self._connection.pump.is_refusal)
         self._draining = True
         for backlog in self._backlogs:
             backlog.ended(None if orderly else error)
@@ -372,7 +375,7 @@ class Session(CommonSession):
                 if event.entity is self._engine.top_stream:
                     if event.payload:
                         pump.told(Reason.decode(event.payload))
-                    self._stop_opening(None)
+                    self._stop_opening(pump.loss if pump.is_refusal else None)
                 elif event.cancels:
                     self._drop_waiting(channel or event.entity)
                 self._entity_gone(event.entity)
@@ -461,7 +464,8 @@ class Session(CommonSession):
     async def _leave(self, linger: float) -> None:
         """Close everything, wait until the peer has confirmed it, hang up; at most `linger` seconds.
 
-        Raises also for a violation by the peer that came after its orderly end, which no other call reports.
+        Raises also for a violation by the peer that came after its orderly end, and if the peer sent this side away
+        (401 for example), because no other call may have reported them.
         """
         pump = self._connection.pump
         pump.phase = "leave"
@@ -475,7 +479,7 @@ class Session(CommonSession):
                 await pump.hang_up()
         if scope.cancelled_caught:
             pump.lose(f"the peer did not take leave within {linger} s", by="peer")
-        if pump.is_violated or any(half._is_unheard for half in told):
+        if pump.is_violated or pump.is_refusal or any(half._is_unheard for half in told):
             raise pump.loss()
 
     def _awaits_confirmation(self) -> bool:

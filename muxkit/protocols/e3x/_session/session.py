@@ -123,6 +123,7 @@ class Session(CommonSession):
         if role not in ("connector", "listener"):
             raise ValueError(f"role={role!r}: one side is the connector, the other the listener")
         self._info = describe(link, "e3x")
+        self._may_be_refused_late: bool = getattr(link, "may_be_refused_late", False)
         self._draining = False
         self._openers = SlotQueue(self._free_slots)
         self._live: dict[int, Channel] = {}
@@ -360,7 +361,10 @@ class Session(CommonSession):
             self._abort_all(only_reliable=True)  # unreliable channels wait for nothing
             if liveness.peer_left:
                 liveness.answer_goodbye()
-            elif connection.was_heard:
+            elif self._may_be_refused_late and not connection.was_heard:
+                with trio.move_on_after(FAREWELL_TIMEOUT), suppress(LinkLost):
+                    await self.ping()  # the answer is the first word of a server that has let this client in
+            if connection.was_heard and not liveness.peer_left:
                 with trio.move_on_after(FAREWELL_TIMEOUT):
                     await liveness.say_goodbye()
             await pump.flushed()
@@ -370,7 +374,7 @@ class Session(CommonSession):
         if scope.cancelled_caught:
             late = Reason(f"the other side left without what was not processed within {linger} s")
             connection.lose(f"the peer did not take leave within {linger} s", by="peer", told=late)
-        if any(channel._sender._is_undelivered for channel in told):
+        if pump.is_refusal or any(channel._sender._is_undelivered for channel in told):
             raise pump.loss()
 
     def _close_all(self) -> None:

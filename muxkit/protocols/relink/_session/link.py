@@ -29,6 +29,7 @@ from muxkit.runtime import (
     Side,
     StreamPump,
     background,
+    can_heal,
     describe,
     may_log,
     protected_manager,
@@ -647,9 +648,11 @@ class Link(CommonSession):
             while core.pump is not None:
                 await core.moved.park()
         self._lose_because(f"the peer did not take leave within {linger} s", by="local")
-        error = self._unreported or (core.error if self._was_unheard or self._is_violated else None)
-        if error is not None:
-            raise error()
+        if self._unreported is not None:
+            raise self._unreported()
+        # A refusal may have been reported by no other call.
+        if core.error is not None and (self._was_unheard or self._is_violated or not can_heal(core.error())):
+            raise core.error()
 
     @property
     def _owes_the_application(self) -> bool:

@@ -37,6 +37,7 @@ from muxkit.runtime import (
     Backoff,
     Dial,
     Ended,
+    HandshakeFailed,
     HandshakeQueue,
     LinkLost,
     OnFailed,
@@ -44,7 +45,6 @@ from muxkit.runtime import (
     OutageLog,
     Side,
     called,
-    can_heal,
     close_at_once,
     looks_like,
     peer_of,
@@ -121,7 +121,6 @@ class _Dialling:
                 backoff=self._backoff,
                 on_failed=self._on_failed or self._log.failed,
                 outage=self._outage,
-                heals=lambda error: not isinstance(error, RemoteProtocolError) and can_heal(error),
                 breath=SHORT_PAUSE,
             )
         except NotLetIn as error:
@@ -129,7 +128,7 @@ class _Dialling:
             self._link._lose_because("the server refused", by="peer", cause=error, told=told)
         except Exception as error:  # whatever dialling raises, tasks that wait for the link raise it
             reason = str(error) or type(error).__name__
-            by: Side = "peer" if isinstance(error, RemoteProtocolError) else "network"
+            by: Side = "peer" if isinstance(error, (RemoteProtocolError, HandshakeFailed)) else "network"
             self._link._lose_because(reason, by=by, cause=error)
 
     async def _connection(self, stream: trio.abc.Stream) -> Ended | Exception:
@@ -153,7 +152,7 @@ class _Dialling:
         if not link._refusals:
             return Ended.LOST if link._progress == before else Ended.WORKED
         lived = trio.current_time() - began
-        failure = ConnectionError(f"the connection was lost {lived:.2f} s after it began: {link._last_loss()}")
+        failure = ConnectionError(f"connection lost after {lived:.2f} s: {link._last_loss()}")
         failure.__cause__ = link._last_loss()
         return failure
 
@@ -181,8 +180,9 @@ class _Dialling:
 async def ask(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[Agreed | Refused, trio.abc.Stream]:
     """Ask a listener for the link that `engine` has, or for a new one.
 
-    Raises `RemoteProtocolError` for an answer that breaks the rules, ConnectionError when the listener hangs up, as it
-    does about an endpoint that it does not know, TooSlowError, and Trio's errors of a stream that breaks.
+    Raises `RemoteProtocolError` for an answer that breaks the rules, `HandshakeFailed` when the answer looks like
+    another protocol, ConnectionError when the listener hangs up, as it does for an endpoint that it doesn't know,
+    TooSlowError, and Trio's errors of a stream that breaks.
     """
     handshake = ConnectorHandshake(
         engine.config, now=trio.current_time(), epoch=engine.epoch, link_id=engine.link_id, limits=engine.limits
@@ -202,6 +202,11 @@ async def ask(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[Agreed | Ref
                     return event, prefixed(stream, handshake.rest())
                 if isinstance(event, Failed):
                     raise named(event.error, head)
+            # A foreign server may send less than an answer and then wait, or hang up.
+            found = looks_like(head)
+            if found not in (None, "Relink"):
+                who = f"{peer}: " if (peer := peer_of(stream)) else ""
+                raise HandshakeFailed(f"{who}the server doesn't speak Relink: its bytes look like {found}", found=found)
     raise trio.TooSlowError(f"the handshake was not done within {engine.limits.handshake:g} s")
 
 
@@ -211,8 +216,6 @@ def _why_hung_up(stream: trio.abc.Stream, engine: LinkEngine, head: bytes) -> st
     if len(head) >= VERSION_SIZE:
         endpoint = engine.config.endpoint
         hint = f"; it may not know the endpoint {endpoint!r}, or not in this form, or take no new links"
-    elif found := looks_like(head):
-        hint = f"; its bytes look like {found}"
     else:
         hint = f". {getattr(stream, 'hint_if_silent', None) or 'It may speak another protocol'}"
     return f"{who}the listener hung up during the handshake{hint}"
