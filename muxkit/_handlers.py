@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import traceback
-import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeAlias, cast, get_type_hints
@@ -33,20 +32,14 @@ UNKNOWN_NAME = 404  # the code of a channel that was refused because no handler 
 _log = logging.getLogger("muxkit")
 
 
-def each_channel(
-    handler: ChannelHandler, *, max_concurrent: int | None = None, most: int | None = None
-) -> SessionHandler:
+def each_channel(handler: ChannelHandler, *, max_concurrent: int | None = None) -> SessionHandler:
     """Make a session handler that calls `handler` with each channel that the peer opens, concurrently.
 
     At most `max_concurrent` handlers run at the same time in one session, by default its `Limits.channels`: work that
     goes on after its channel is gone still counts, or a peer could start it without bound. A channel is closed when
     its handler returns. `Refused` aborts it with that reason. What else a handler raises aborts its own channel and is
-    logged, except when the peer ended the channel or the connection was lost. `most` is the name of `max_concurrent`
-    in version 0.1.
+    logged, except when the peer ended the channel or the connection was lost.
     """
-    if most is not None:
-        warnings.warn("each_channel(most=…) is named max_concurrent= now", DeprecationWarning, stacklevel=2)
-        max_concurrent = most
 
     async def handle_session(session: Session) -> None:
         running: set[Channel] = set()

@@ -15,7 +15,7 @@ from tests import conformance
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("muxkit", "adapters", "examples")
-TOP_LEVEL = (*SOURCES, "tests", "docs", ".ci")
+TOP_LEVEL = (*SOURCES, "tests", "docs", ".ci", ".github")
 
 
 def project() -> dict[str, Any]:
@@ -107,6 +107,12 @@ def test_no_file_holds_a_path_of_one_machine() -> None:
         if machine.search(line)
     ]
     assert found == []
+
+
+def test_no_file_holds_the_markers_of_a_merge_conflict() -> None:
+    """Was: docs/releasing.md had them for many changes, and the site showed them."""
+    marker = re.compile(r"^(<{7}|>{7}|\|{7}) ", re.MULTILINE)
+    assert [path for path in text_files() if marker.search(path.read_text(errors="replace"))] == []
 
 
 # ---------------------------------------------------------------------------- what is installed

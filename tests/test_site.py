@@ -160,9 +160,10 @@ def test_a_picture_of_the_pages_is_drawn_from_a_trace(picture: str) -> None:
     assert any(each.endswith(" ms") for each in drawn)
 
 
-def test_each_page_is_in_the_navigation() -> None:
-    """So that it is known before the site is built, which refuses a page that the navigation lacks."""
+def test_each_page_is_in_the_navigation_once() -> None:
+    """mkdocs refuses a page that the navigation lacks, but says nothing about one that it has twice."""
     named = re.findall(r"^ +- ([\w/.-]+\.md|[\w/-]+/\*)$", CONFIG.partition("\nnav:\n")[2], re.MULTILINE)
+    assert sorted(named) == sorted({*named})
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} - {
         path.relative_to(DOCS).as_posix() for path in (DOCS / "changes").glob("*.md")
     }
