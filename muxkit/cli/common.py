@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 import attrs
@@ -20,13 +20,14 @@ import trio
 
 import muxkit
 from muxkit.cli.terminal import CommandFailed, Exit, in_options, printable, say
-from muxkit.forward import Address
-from muxkit.metrics import Metrics, endpoint
 from muxkit.runtime import ExtraNeeded, leaves_of
 from muxkit.trace import FOLDER
 
 if sys.platform != "win32":
     import resource
+
+if TYPE_CHECKING:
+    from muxkit.metrics import Metrics
 
 TOKEN: Final = "MUXKIT_TOKEN"
 FILE: Final = click.Path(exists=True, dir_okay=False)
@@ -61,7 +62,11 @@ class LinkOptions:
 
     def observer(self) -> Metrics | None:
         """Return what counts sessions, if metrics are to be shown."""
-        return None if self.metrics is None else Metrics()
+        if self.metrics is None:
+            return None
+        from muxkit.metrics import Metrics
+
+        return Metrics()
 
     def token(self) -> str | None:
         """Return the token that a client shows; None if it has none."""
@@ -242,6 +247,8 @@ def is_here(url: str) -> bool:
         return False
     if host == "localhost":
         return True
+    from muxkit.forward import Address  # needed by servers only
+
     address = Address(host).ip
     return address is not None and address.is_loopback
 
@@ -363,6 +370,8 @@ async def shown_metrics(
     if options.metrics is None:
         yield
         return
+    from muxkit.metrics import endpoint
+
     try:
         async with endpoint(server, options.metrics, metrics=metrics, insecure=True) as running:
             for url in running.urls:

@@ -1,6 +1,9 @@
 """What a command prints, and the exit code that it ends with.
 
 There are no colours in a pipe, and no text that a terminal would obey.
+
+Every command imports this module, and so does `muxkit --version`. So it imports rich, msgspec and Trio only in the
+functions that need them.
 """
 
 from __future__ import annotations
@@ -8,14 +11,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
-import trio
-from rich.console import Console
 
-from muxkit import LinkLost, MuxError, RemoteProtocolError
-from muxkit.runtime import leaves_of
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDE = 200  # columns without a terminal: tables in a pipe are not folded
 
@@ -47,6 +48,8 @@ class CommandFailed(Exception):
 
 def failure_of(error: BaseException) -> CommandFailed | None:
     """Return the sentence and the exit code of an error, or None if it is unexpected and needs its traceback."""
+    from muxkit.runtime import leaves_of
+
     failures = [_failure(leaf) for leaf in leaves_of(error)]
     known = [failure for failure in failures if failure is not None]
     if len(known) < len(failures):
@@ -55,6 +58,10 @@ def failure_of(error: BaseException) -> CommandFailed | None:
 
 
 def _failure(error: BaseException) -> CommandFailed | None:
+    import trio
+
+    from muxkit import LinkLost, MuxError, RemoteProtocolError
+
     match error:
         case CommandFailed():
             return error
@@ -98,6 +105,8 @@ def in_options(text: str) -> str:
 
 def console() -> Console:
     """Make the console of standard output. rich uses colours only on a terminal and without NO_COLOR."""
+    from rich.console import Console
+
     width = None if sys.stdout.isatty() else WIDE
     return Console(width=width, markup=False, emoji=False, highlight=False)
 
@@ -120,6 +129,8 @@ def printable(text: str) -> str:
 
 def say(line: str, fields: Mapping[str, object], *, as_json: bool) -> None:
     """Print a line for people, or its fields as JSON; what a terminal would obey is escaped in both."""
+    import msgspec
+
     safe = {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
     click.echo(msgspec.json.encode(safe).decode() if as_json else printable(line))
 
