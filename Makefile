@@ -21,7 +21,7 @@ help:
 	@echo "make demo         see it work: three transports, 101 channels each, every byte checked"
 	@echo "make pipeline     see it work on Spark: servers and query killed, every row counted (minutes; about 1 GB to install)"
 	@echo "make test         the whole test suite, then the part that needs a JVM"
-	@echo "make lint         format, lint, types, import rules, docs/conformance.md, news fragments"
+	@echo "make lint         format, lint, spelling, workflows, types, import rules, docs/conformance.md, changelog fragments"
 	@echo "make docs         the site, in build/site"
 	@echo "make soak         the long forms: many seeds, many cycles (hours)"
 	@echo "make conformance  write docs/conformance.md again"

@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 from tests._pages import command  # noqa: E402 - the tests are no package that is installed
 
 README = "README.md"
+INSTALL = "docs/how-to/install.md"
 LEFT_OUT = (".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypothesis")
 
 
@@ -89,6 +90,11 @@ class Reader:
             raise SystemExit(f"{done.stdout}\nexit code {done.returncode}: {words}")
         return done.stdout
 
+    def adds(self, python: Path, extras: str) -> None:
+        """Install extras that pages name, as the page about installing says."""
+        print(f"-- pip install '.[{extras}]'", flush=True)
+        self.runs(python, "-m", "pip", "install", f".[{extras}]")
+
     def follows_pages(self, python: Path, extras: str) -> None:
         """Run what the pages show for an environment with these extras, in this one."""
         suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not soak", "tests/pages"]
@@ -97,15 +103,22 @@ class Reader:
 
 
 def pages(reader: Reader) -> None:
-    """What README, tutorials and how-tos show, in environments with what they say and no more."""
+    """What README, tutorials and how-tos show, in environments with the extras that they name and no more."""
     library = reader.enter("library")
-    reader.types(README, "pip install .")
+    assert_the_same("pip install .", README)
+    reader.types(INSTALL, "pip install .")
     reader.follows_pages(library, "")
+    reader.types(INSTALL, "pip install 'muxkit[quic]'", folder=reader.folder)  # it keeps the muxkit that is there
+    reader.runs(library, "-c", "import muxkit_adapters.quic", folder=reader.folder)
+
+    reader.enter("wheel")
+    reader.types(INSTALL, "pip wheel --no-deps --wheel-dir dist .")
+    reader.types(INSTALL, 'pip install "$(ls dist/muxkit-*.whl)[cli]"')
+    reader.types(INSTALL, "muxkit doctor", folder=reader.folder)
 
     with_command = reader.enter("command")
-    reader.types(README, "pip install '.[cli]'")
-    others = ("docs/tutorial/restream.md", "docs/how-to/chaos.md", "docs/how-to/fleet.md", "docs/how-to/spark-sink.md")
-    assert_the_same("pip install '.[cli]'", README, *others)
+    assert_the_same("pip install '.[cli]'", README)
+    reader.types(INSTALL, "pip install '.[cli]'")
     reader.follows_pages(with_command, "cli")
     reader.types("docs/reference/bench.md", "muxkit bench --quick", folder=reader.folder)
     reader.types("examples/custom_transport/README.md", "pip install ./examples/custom_transport")
@@ -114,20 +127,18 @@ def pages(reader: Reader) -> None:
     tried = reader.types("examples/custom_transport/README.md", "python -m muxkit_exec", folder=reader.folder)
     assert "Traceback" not in tried, tried
 
-    reader.types("docs/how-to/metrics.md", "pip install '.[cli,otel,prometheus]'")
+    reader.adds(with_command, "cli,otel,prometheus")
     reader.follows_pages(with_command, "cli,otel,prometheus")
 
     with_spark = reader.enter("spark")
-    reader.types("docs/tutorial/spark.md", "pip install '.[spark]'")
-    others = ("docs/how-to/fleet.md", "docs/how-to/spark-sink.md")
-    assert_the_same("pip install '.[spark]'", README, *others)
+    reader.adds(with_spark, "spark")
     reader.follows_pages(with_spark, "spark")
-    reader.types("docs/tutorial/spark.md", "pip install '.[java]'")
+    reader.adds(with_spark, "java")
 
     with_duckdb = reader.enter("duckdb")
-    reader.types("docs/how-to/captures.md", "pip install '.[duckdb]'")
+    reader.adds(with_duckdb, "duckdb")
     reader.follows_pages(with_duckdb, "duckdb")
-    reader.types("docs/how-to/captures.md", "pip install '.[cli,duckdb]'")
+    reader.adds(with_duckdb, "cli,duckdb")
     reader.follows_pages(with_duckdb, "cli,duckdb")
 
     print(reader.types(README, "make demo").splitlines()[-1])
@@ -141,7 +152,7 @@ def assert_the_same(line: str, *others: str) -> None:
 def compiled(reader: Reader) -> None:
     """The engines as machine code: what is imported is that, and it does what the sources do."""
     python = reader.enter("compiled")
-    reader.types(README, "MUXKIT_COMPILE=1 pip install .")
+    reader.types(INSTALL, "MUXKIT_COMPILE=1 pip install .")
     where = "import muxkit.{0} as part; print(part.__file__); assert part.__file__.endswith(('.so', '.pyd'))"
     for module in (
         "core._windows",
@@ -152,7 +163,7 @@ def compiled(reader: Reader) -> None:
     ):
         print(reader.runs(python, "-c", where.format(module), folder=reader.folder).strip())
     reader.runs(python, "-m", "pip", "install", "--quiet", "click", "rich")  # what the extra `cli` asks for
-    said = reader.runs("muxkit", "--version", folder=reader.folder)
+    said = reader.types(INSTALL, "muxkit --version", folder=reader.folder)
     assert ", compiled (" in said, said
     print(said.strip())
     reader.runs(python, reader.clone / ".ci" / "smoke.py", folder=reader.folder)

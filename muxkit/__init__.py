@@ -7,7 +7,6 @@ async with muxkit.connect("bpmux+tcp://127.0.0.1:7000") as session:
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 from muxkit._errors import LocalProtocolError, MuxError, ProtocolError, Refused, RemoteProtocolError
@@ -101,10 +100,4 @@ _LAZY = {
 }
 
 if not TYPE_CHECKING:  # or type checkers would accept any name
-    _fetch, __dir__ = lazily(globals(), _LAZY)
-
-    def __getattr__(name: str) -> object:
-        if name != "Served":
-            return _fetch(name)
-        warnings.warn("muxkit.Served is muxkit.Server now", DeprecationWarning, stacklevel=2)
-        return _fetch("Server")
+    __getattr__, __dir__ = lazily(globals(), _LAZY)

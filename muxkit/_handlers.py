@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
-import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 from difflib import get_close_matches
 from typing import TypeAlias, TypeVar, cast
@@ -13,7 +11,6 @@ import attrs
 import trio
 
 from muxkit._errors import Refused
-from muxkit._failures import loggable_text
 from muxkit._signatures import check_handler, kind_of
 from muxkit.runtime import (
     LOSSES,
@@ -25,9 +22,8 @@ from muxkit.runtime import (
     background,
     bare_nursery,
     interruptible,
-    leaves_of,
+    log_failure,
     may_log,
-    may_trace,
     meaning_of,
     protect_package,
     run_handler,
@@ -46,11 +42,7 @@ _log = logging.getLogger("muxkit")
 
 
 def each_channel(
-    handler: ChannelHandler,
-    *,
-    requests: RequestHandler | None = None,
-    max_concurrent: int | None = None,
-    most: int | None = None,
+    handler: ChannelHandler, *, requests: RequestHandler | None = None, max_concurrent: int | None = None
 ) -> SessionHandler:
     """Make a session handler that calls `handler` with each channel that the peer opens, concurrently.
 
@@ -65,14 +57,10 @@ def each_channel(
         max_concurrent: How many handlers of each kind may run at the same time in one session, by default
             `Limits.channels`. A handler that keeps working after its channel has ended still counts, because otherwise
             a peer could start any number of them.
-        most: The name of `max_concurrent` in version 0.1.
 
     Raises:
         TypeError: A handler isn't an async function with one parameter, or it takes a session.
     """
-    if most is not None:
-        warnings.warn("each_channel(most=…) is named max_concurrent= now", DeprecationWarning, stacklevel=2)
-        max_concurrent = most
     return _Handlers(_channel_handler(handler), _request_handler(requests), max_concurrent)
 
 
@@ -264,20 +252,6 @@ def is_loss(error: BaseException, *, of_channel: bool = False) -> bool:
     return isinstance(meaning_of(error), LOSSES if of_channel else LinkLost)
 
 
-def log_failure(what: str, error: Exception, fields: Mapping[str, object]) -> None:
-    """Log what a handler raised: its type and traceback, but not its text, which may quote what a peer sent.
-
-    A peer may be able to make a handler fail again and again. So the traceback is logged once per minute for each
-    place, other failures there take one line each, and no more lines are written than `may_log` allows.
-    """
-    place = _place(error)
-    if may_trace(f"{what} {place}"):
-        _log.error("%s: %s", what, _where(error), extra=fields)
-    elif may_log(what):
-        _log.error("%s: %s again; its traceback was logged before", what, place, extra=fields)
-    _log.debug("in full", exc_info=error, extra=fields)
-
-
 def _fields(channel: Channel) -> dict[str, object]:
     return {"peer": channel.session.info.peer, "channel": channel.name}
 
@@ -288,20 +262,6 @@ def _unknown(name: str, known: list[str]) -> str:
     if close:
         return f"{said}; did you mean {close[0]!r}? There are: {listed}"
     return f"{said}; there are: {listed}" if known else f"{said}; there are none"
-
-
-def _place(error: BaseException) -> str:
-    """Name the type of an error, or of the first one in a group, and the line that raised it."""
-    first = next(leaves_of(error), error)
-    frames = traceback.extract_tb(first.__traceback__)
-    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{type(first).__name__}{where}"
-
-
-def _where(error: BaseException) -> str:
-    way = "".join(traceback.format_tb(error.__traceback__)).rstrip()
-    inner = [_where(member) for member in error.exceptions] if isinstance(error, BaseExceptionGroup) else []
-    return "\n".join([f"{type(error).__name__} ({loggable_text(error)})", way, *inner])
 
 
 protect_package(__name__)

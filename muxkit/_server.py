@@ -15,7 +15,7 @@ import trio
 from muxkit._authorize import Authorize
 from muxkit._door import LINGER_SECONDS, Door
 from muxkit._errors import Refused
-from muxkit._handlers import ChannelHandler, SessionHandler, is_loss, log_failure, session_handler, takes_requests
+from muxkit._handlers import ChannelHandler, SessionHandler, is_loss, session_handler, takes_requests
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit._tls import TLS
@@ -28,6 +28,7 @@ from muxkit.runtime import (
     Unsupported,
     background,
     bare_nursery,
+    log_failure,
     may_log,
     owner,
     peer_of,

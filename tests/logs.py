@@ -21,7 +21,7 @@ MEANINGS = ROOT / "tests" / "data" / "logs.toml"
 SOURCES = ("muxkit", "adapters/muxkit_adapters", "adapters/pyspark_muxkit", "adapters/pytest_muxkit")
 LOGGERS = {"log", "_log", "logger", "_LOG"}
 LEVELS = ("debug", "info", "warning", "error", "critical", "exception")
-THROUGH = ("muxkit/_handlers.py", "%s: %s")  # what `log_failure` logs for its callers, which are read instead
+THROUGH = ("muxkit/runtime/_failures.py", "%s: %s")  # what `log_failure` logs for its callers, which are read instead
 ORDER = {"ERROR": 0, "WARNING": 1, "INFO": 2, "DEBUG": 3}
 
 HEAD = """\
@@ -82,7 +82,7 @@ class _Module:
                     yield self._line("ERROR" if attr == "exception" else attr.upper(), node, node.args[0])
                 case ast.Attribute(value=ast.Name(id=name), attr="log") if name in LOGGERS:
                     yield self._line("VARIES", node, node.args[1])
-                case ast.Name(id="log_failure") if len(node.args) == 3:  # of muxkit._handlers
+                case ast.Name(id="log_failure") if len(node.args) == 3:  # of muxkit.runtime
                     text = ast.literal_eval(node.args[0])
                     yield Line("muxkit", "ERROR", f"{text}: %s", self._keys(node.args[2]), self._where)
 

@@ -5,6 +5,7 @@ The script is the real one, in a copy of the tree; `make` and the programs of .v
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,11 @@ while read -r failing; do
 done <"$WORLD/failing"
 exit 0
 """
+
+PROGRAMS = (
+    *("python", "basedpyright", "check-jsonschema", "codespell", "lint-imports", "mkdocs", "mypy", "pre-commit"),
+    *("deptry", "ruff", "towncrier"),
+)
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="it is a shell script")
 
@@ -63,13 +69,7 @@ def tree(tmp_path: Path) -> Tree:
     clone = tmp_path / "clone"
     shutil.copytree(ROOT / ".ci", clone / ".ci", ignore=shutil.ignore_patterns("__pycache__"))
     tools = tmp_path / "tools"
-    for folder, names in (
-        (tools, ["make", "cc"]),
-        (
-            clone / ".venv" / "bin",
-            ["python", "basedpyright", "ruff", "mypy", "lint-imports", "deptry", "towncrier", "mkdocs"],
-        ),
-    ):
+    for folder, names in ((tools, ["make", "cc"]), (clone / ".venv" / "bin", PROGRAMS)):
         folder.mkdir(parents=True)
         for name in names:
             (folder / name).write_text(PROGRAM)
@@ -104,6 +104,9 @@ def test_with_everything_the_suite_leaves_the_pages_to_their_own_step(tree: Tree
     ("step", "failing"),
     [
         ("tests", "make test"),
+        ("lint", "codespell"),
+        ("lint", "vendor.github-workflows"),
+        ("lint", "pre-commit validate-config"),
         ("types", "mypy"),
         ("types", "basedpyright"),
         ("docs", "mkdocs build"),
@@ -148,3 +151,24 @@ def test_steps_can_be_chosen(tree: Tree) -> None:
     done = tree.run("format", "lint")
     assert done.returncode == 0
     assert verdicts(done) == {"format": "ok", "lint": "ok"}
+
+
+# ---------------------------------------------------------------------------- the workflows
+
+
+def steps_of(array: str) -> set[str]:
+    """The names in an array of the script."""
+    found = re.search(rf"^{array}=\(([^)]*)\)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None
+    return {*found[1].split()}
+
+
+def test_the_workflows_run_every_step_and_nothing_else() -> None:
+    run: set[str] = set()
+    for workflow in (ROOT / ".github" / "workflows").glob("*.yml"):
+        text = workflow.read_text(encoding="utf-8")
+        commands = {*re.findall(r"^ +- run: (.+)$", text, re.MULTILINE)} - {"make ready-test"}
+        assert [command for command in commands if not command.startswith(".ci/run ")] == []
+        matrix = "".join(re.findall(r"^ +step: \[(.+)\]$", text, re.MULTILINE)).replace(",", " ")
+        run |= {*" ".join(commands).replace("${{ matrix.step }}", matrix).split()} - {".ci/run"}
+    assert steps_of("all") <= run <= steps_of("all") | steps_of("by_name")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import sys
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -306,11 +305,6 @@ def test_errors_and_warnings_of_transports_are_names_of_the_package() -> None:
     assert issubclass(muxkit.PlaintextWarning, UserWarning)
     assert muxkit_adapters.HandshakeFailed is muxkit.HandshakeFailed
     assert muxkit_adapters.PlaintextWarning is muxkit.PlaintextWarning
-
-
-def test_the_old_name_of_a_server_still_works() -> None:
-    with pytest.deprecated_call(match=r"muxkit\.Served is muxkit\.Server now"):
-        assert vars(sys.modules["muxkit"])["__getattr__"]("Served") is muxkit.Server
 
 
 async def test_an_observer_needs_only_the_methods_that_it_is_interested_in() -> None:

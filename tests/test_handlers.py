@@ -153,8 +153,3 @@ async def test_a_peer_that_leaves_a_handler_with_a_nursery_is_no_error(caplog: p
             await over.wait()
         await trio.testing.wait_all_tasks_blocked()
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
-
-
-async def test_the_old_name_of_the_bound_still_works() -> None:
-    with pytest.deprecated_call(match="max_concurrent"):
-        muxkit.each_channel(shout, most=3)

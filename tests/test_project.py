@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hatchling.metadata.core import ProjectMetadata
+from hatchling.plugin.manager import PluginManager
 
+import muxkit
 from tests import conformance
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("muxkit", "adapters", "examples")
-TOP_LEVEL = (*SOURCES, "tests", "docs", ".ci")
+TOP_LEVEL = (*SOURCES, "tests", "docs", ".ci", ".github")
 
 
 def project() -> dict[str, Any]:
@@ -107,6 +110,47 @@ def test_no_file_holds_a_path_of_one_machine() -> None:
         if machine.search(line)
     ]
     assert found == []
+
+
+def test_no_file_holds_the_markers_of_a_merge_conflict() -> None:
+    """Was: docs/releasing.md had them for many changes, and the site showed them."""
+    marker = re.compile(r"^(<{7}|>{7}|\|{7}) ", re.MULTILINE)
+    assert [path for path in text_files() if marker.search(path.read_text(errors="replace"))] == []
+
+
+# ---------------------------------------------------------------------------- what a package index shows
+
+
+def metadata() -> ProjectMetadata[Any]:
+    """The metadata of a wheel, made as a build makes it."""
+    return ProjectMetadata(str(ROOT), PluginManager())
+
+
+def test_the_version_is_in_one_place() -> None:
+    assert metadata().version == muxkit.__version__
+    assert "version" not in project()["project"]
+
+
+def test_each_link_of_the_readme_on_a_package_index_leads_to_a_file_of_the_released_version() -> None:
+    """Was: README linked to a site that did not exist, since relative links lead nowhere on an index."""
+    base = f"{project()['project']['urls']['Source']}/blob/v{muxkit.__version__}/"
+    written = re.findall(r"\]\(([^)\s#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    shown = re.findall(r"\]\(([^)\s#]+)", metadata().core.readme)
+    ours = [target for target in written if "://" not in target]
+    assert len(ours) > 10
+    assert [target for target in ours if not (ROOT / target).exists()] == []
+    assert shown == [target if "://" in target else base + target for target in written]
+
+
+def test_the_address_of_the_repository_is_set_in_one_place() -> None:
+    urls = project()["project"]["urls"]
+    assert {"Source", "Issues", "Documentation", "Changelog"} <= urls.keys()
+    assert [url for url in urls.values() if not url.startswith(urls["Source"])] == []
+    files = [url.partition("/blob/main/")[2] for url in urls.values() if "/blob/main/" in url]
+    assert [file for file in files if not (ROOT / file).exists()] == []
+    place = urls["Source"].removeprefix("https://")
+    named = [path for path in text_files() if place in path.read_text(encoding="utf-8", errors="replace")]
+    assert named == [ROOT / "pyproject.toml"]
 
 
 # ---------------------------------------------------------------------------- what is installed

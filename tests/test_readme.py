@@ -1,6 +1,7 @@
 """The links of the pages lead somewhere, and their tables follow the code; `tests/pages` runs their programs."""
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,19 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert sorted(page_name(page) for page in PAGES if page.is_relative_to(DOCS) and page not in reached) == []
 
 
+def test_the_readme_fits_on_two_screens() -> None:
+    assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 80
+
+
+def test_only_one_page_says_how_to_install() -> None:
+    """Was: a page told readers to `pip install muxkit`, which no package index has."""
+    command = re.compile(r"pip install (?:muxkit|'?\.\[|'?muxkit\[|\.$)", re.MULTILINE)
+    allowed = {ROOT / "README.md", DOCS / "how-to" / "install.md", DOCS / "how-to" / "troubleshooting.md"}
+    records = DOCS / "explanation" / "decisions"
+    said = {page for page in PAGES if command.search(page.read_text(encoding="utf-8"))}
+    assert {page for page in said - allowed if not page.is_relative_to(records)} == set()
+
+
 # ---------------------------------------------------------------------------- tables that follow the code
 
 
@@ -81,6 +95,11 @@ def shown(field: "attrs.Attribute[object]") -> str:
     if field.name in IN_BYTES and isinstance(value, int):
         return f"{value // 2**20} MiB" if value % 2**20 == 0 else f"{value // 2**10} KiB"
     return f"{value:g} s" if isinstance(value, float) else f"{value:,}"
+
+
+def test_every_extra_is_on_the_page_about_installing() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert rows("docs/how-to/install.md").keys() == project["optional-dependencies"].keys()
 
 
 def test_every_limit_is_explained_with_its_default() -> None:

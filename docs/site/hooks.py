@@ -31,6 +31,7 @@ EXAMPLES: Final = ROOT / "examples"
 PAGES: Final = {
     ROOT / "README.md": "index.md",
     ROOT / "CONTRIBUTING.md": "project/contributing.md",
+    ROOT / "CODE_OF_CONDUCT.md": "project/conduct.md",
     ROOT / "CHANGELOG.md": "project/changelog.md",
     ROOT / "SECURITY.md": "project/security.md",
     ROOT / "LICENSE": "project/licence.md",

@@ -1,62 +1,127 @@
-"""The command line `muxkit`: its commands, the short ones as a whole, and the exit code of every error."""
+"""The command line `muxkit`: its table of commands, its version, and the process that runs one of them.
+
+A command is imported when it is run, because all of them together import Trio, rich, every protocol and the staging
+server: half a second for a person who asked for `muxkit --version`. So this module knows of each command only its name,
+where it is, and the line that `muxkit --help` shows. It imports click and the names of muxkit, and nothing that needs
+Trio or rich; `tests/cli/test_start.py` looks at the imported modules.
+
+Other packages add commands by entry points of the group `muxkit.commands`. The entry points are read only for a name
+that is not in the table, and for `muxkit --help`. An entry point names a click command, or a `Later`, which keeps
+`muxkit --help` fast.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
 import sys
-import time
-from datetime import datetime
-from importlib.metadata import entry_points
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
+import attrs
 import click
-import msgspec
-from rich.table import Table
-from rich.text import Text
 
 import muxkit
-from muxkit._plugins import Plugin, installed
-from muxkit.cli.chaos import chaos
-from muxkit.cli.doctor import doctor, version_line
-from muxkit.cli.forward import forward
-from muxkit.cli.interactive import open_
-from muxkit.cli.pipe import pipe
-from muxkit.cli.reading import read
-from muxkit.cli.serve import serve
-from muxkit.cli.serving import serve_restream, serve_stage
-from muxkit.cli.terminal import CommandFailed, Exit, console, failure_of, printable
-from muxkit.cli.transfer.commands import recv, send
-from muxkit.cli.watching.top import top
-from muxkit.cli.watching.trace import trace
-from muxkit.pipeline.fleet import UnknownSimulation, find, named_simulations, parse_seeds, simulate, simulate_all
+from muxkit.cli.terminal import CommandFailed, Exit, failure_of, printable
 
 ADDED = "muxkit.commands"  # the group of entry points
-CAPTURE_NEEDS = {"duckdb": "duckdb", "pyarrow": "duckdb", "pyspark": "spark", "pandas": "spark", "numpy": "spark"}
-RAW_PROTOCOLS = ("aqueduct", "bpmux", "e3x", "relink")  # whose bytes `muxkit.pipeline` can decode
-FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@attrs.frozen
+class Later:
+    """A command that is imported when it is run."""
+
+    place: str
+    """Where it is: "package.module:name"."""
+    line: str
+    """The line about it in the list of commands; a longer one than the terminal is wide is wrapped."""
+
+    def load(self) -> click.Command:
+        """Import the command. Raises `ImportError` if its module, or what that needs, is not installed."""
+        module, _, name = self.place.partition(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
 
 
 class Commands(click.Group):
-    """The commands of the library, and those that other packages add by entry points; one of these is imported late."""
+    """A group whose commands are imported when they are run, or asked for their own help."""
+
+    def __init__(self, *arguments: Any, table: Mapping[str, Later], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, sorted."""
+        return sorted({*self.table, *super().list_commands(ctx)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of that name, imported, or None if there is none."""
+        later = self.table.get(cmd_name)
+        return super().get_command(ctx, cmd_name) if later is None else later.load()
+
+    def line(self, name: str) -> str:
+        """Return the line about a command in the list of commands."""
+        return self.table[name].line if name in self.table else self.commands[name].get_short_help_str()
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands. click would import every one of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.line(name)) for name in self.list_commands(ctx)])
+
+
+class Library(Commands):
+    """The commands of the library, and those that other packages add by entry points."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, those of other packages included, sorted."""
+        from importlib.metadata import entry_points
+
         return sorted({*super().list_commands(ctx), *(entry.name for entry in entry_points(group=ADDED))})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of that name; for an added one that cannot be imported, a command that says why."""
         own = super().get_command(ctx, cmd_name)
-        found = [] if own is not None else [*entry_points(group=ADDED, name=cmd_name)]
-        if not found:
+        if own is not None:
             return own
         try:
-            added: click.Command = found[0].load()
+            added = _added(cmd_name)
+            return added.load() if isinstance(added, Later) else added
         except ImportError as error:
             return _unavailable(cmd_name, error)
-        return added
+
+    def line(self, name: str) -> str:
+        """Return the line about a command in the list of commands."""
+        if name in self.table or name in self.commands:
+            return super().line(name)
+        try:
+            added = _added(name)
+        except ImportError as error:
+            return _problem(name, error)
+        if isinstance(added, Later):
+            return added.line
+        return "" if added is None else added.get_short_help_str()
+
+
+def _added(name: str) -> click.Command | Later | None:
+    """Return what another package offers for a command of this name. Raises `ImportError` if it cannot be imported."""
+    from importlib.metadata import entry_points  # reads the metadata of every installed package
+
+    for entry in entry_points(group=ADDED, name=name):
+        found: click.Command | Later = entry.load()
+        return found
+    return None
+
+
+def _problem(name: str, error: ImportError) -> str:
+    return printable(f"{name} is not installed: {error}")
 
 
 def _unavailable(name: str, error: ImportError) -> click.Command:
     """Stand in for a command whose package is named and cannot be imported."""
-    problem = printable(f"{name} is not installed: {error}")
+    problem = _problem(name, error)
 
     def fail() -> None:
         raise CommandFailed(problem, Exit.USAGE)
@@ -65,8 +130,46 @@ def _unavailable(name: str, error: ImportError) -> click.Command:
     return click.Command(name, context_settings=anything, callback=fail, add_help_option=False, help=problem)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(muxkit.__version__, prog_name="muxkit", message=version_line())
+# ---------------------------------------------------------------------------- the commands
+
+
+OWN = {
+    "capture": Later("muxkit.cli.pipeline.capture:capture", "Report on recorded traffic."),
+    "chaos": Later("muxkit.cli.chaos:chaos", "Relay connections over a bad network."),
+    "doctor": Later("muxkit.cli.doctor:doctor", "Check this machine, or find the step at which a URL fails."),
+    "fleet": Later("muxkit.cli.pipeline.fleet:fleet", "Run seeded simulations of the protocols."),
+    "forward": Later("muxkit.cli.forward:forward", "Forward TCP, UDP and Unix sockets, or serve forwards."),
+    "open": Later("muxkit.cli.interactive:open_", "Open a session and talk to the server by hand."),
+    "pipe": Later("muxkit.cli.pipe:pipe", "Connect standard input and output to a channel."),
+    "plugins": Later("muxkit.cli.plugins:plugins", "List the installed protocols and transports."),
+    "recv": Later("muxkit.cli.transfer.commands:recv", "Receive files and folders."),
+    "send": Later("muxkit.cli.transfer.commands:send", "Send files and folders."),
+    "serve": Later("muxkit.cli.serve:serve", "Serve an echo, a command, files or forwards."),
+    "top": Later("muxkit.cli.watching.top:top", "Show the sessions and channels of a running program."),
+    "trace": Later("muxkit.cli.watching.trace:trace", "View, compare and follow traces of sessions."),
+}
+RESTREAM = {
+    "read": Later("muxkit.cli.reading:read", "Read a stream."),
+    "serve": Later("muxkit.cli.serving:serve_restream", "Serve streams from memory, SQLite or PostgreSQL."),
+}
+STAGE = {"serve": Later("muxkit.cli.serving:serve_stage", "Serve the staging store of a Spark sink.")}
+
+
+def _show_version(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(version_line())
+        ctx.exit()
+
+
+@click.group(cls=Library, table=OWN, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 def commands() -> None:
     """Many flow-controlled channels over one connection.
 
@@ -75,29 +178,35 @@ def commands() -> None:
     """
 
 
-@commands.group()
+@commands.group(cls=Commands, table=RESTREAM, short_help="Serve and read streams that survive lost connections.")
 def restream() -> None:
     """Streams that survive lost connections: no message is lost, repeated or invented."""
 
 
-@commands.group()
+@commands.group(cls=Commands, table=STAGE, short_help="Serve the staging store of a Spark sink.")
 def stage() -> None:
     """The staging server of a Spark sink: many tasks stage rows, which are committed as one transaction."""
 
 
-restream.add_command(read)
-restream.add_command(serve_restream)
-stage.add_command(serve_stage)
-commands.add_command(chaos)
-commands.add_command(doctor)
-commands.add_command(forward)
-commands.add_command(open_)
-commands.add_command(pipe)
-commands.add_command(recv)
-commands.add_command(send)
-commands.add_command(serve)
-commands.add_command(top)
-commands.add_command(trace)
+# ---------------------------------------------------------------------------- the version
+
+
+def build() -> str:
+    """Return which form of muxkit runs: compiled to machine code by mypyc, or pure Python."""
+    # The module `_windows` is compiled in every compiled build. It is looked for without importing its package.
+    found = PathFinder.find_spec("muxkit.core._windows", [str(Path(folder, "core")) for folder in muxkit.__path__])
+    is_source = found is None or found.origin is None or found.origin.endswith(".py")
+    return "pure Python" if is_source else "compiled"
+
+
+def version_line() -> str:
+    """Return the line of `muxkit --version`: the version, its form, and what it runs on."""
+    from importlib.metadata import version  # importing Trio for its version would take four times as long
+
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        python += " without GIL"
+    return f"muxkit, version {muxkit.__version__}, {build()} ({python}, Trio {version('trio')})"
 
 
 # ---------------------------------------------------------------------------- the process
@@ -128,162 +237,3 @@ def run() -> int:
 def _say(sentence: str, code: Exit) -> Exit:
     print(f"muxkit: {printable(sentence)}", file=sys.stderr)
     return code
-
-
-# ---------------------------------------------------------------------------- muxkit plugins
-
-
-@commands.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def plugins(as_json: bool) -> None:
-    """List the protocols and transports that are installed.
-
-    A URL names one of each: bpmux+tcp://127.0.0.1:7000 is the protocol bpmux over the transport tcp.
-    """
-    found = installed()
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode([_as_fields(plugin) for plugin in found])).decode())
-    else:
-        console().print(_table(found))
-
-
-# Escaped in JSON too: JSON leaves control characters above 127 unchanged.
-def _as_fields(plugin: Plugin) -> dict[str, str | None]:
-    fields = (plugin.kind, plugin.name, plugin.package, plugin.target, plugin.problem)
-    kind, name, package, target, problem = (None if field is None else printable(field) for field in fields)
-    return {"kind": kind, "name": name, "package": package, "target": target, "problem": problem}
-
-
-def _table(found: list[Plugin]) -> Table:
-    table = Table()
-    for title in ("kind", "name", "package", "state"):
-        table.add_column(title)
-    for plugin in found:
-        style = "green" if plugin.problem is None else "red" if plugin.extra is None else "yellow"
-        state = Text(printable(plugin.problem or "ok"), style=style)
-        table.add_row(*(Text(printable(cell)) for cell in (plugin.kind, plugin.name, plugin.package)), state)
-    return table
-
-
-# ---------------------------------------------------------------------------- muxkit capture
-
-
-@commands.group()
-def capture() -> None:
-    """Recorded traffic, as `muxkit.pipeline.Capture` writes it."""
-
-
-@capture.command()
-@click.argument("folder", type=FOLDER)
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The page. [default: FOLDER/report.html]")
-@click.option("--raw", type=click.Choice(RAW_PROTOCOLS), help="Decode raw bytes of this protocol.")
-@click.option("--engine", is_flag=True, help="With --raw bpmux: find the rules that peers broke, with a real engine.")
-@click.option("--listener", is_flag=True, help="With --raw relink: the bytes were recorded by the listener.")
-@click.option("--since", type=click.DateTime(), help="Leave out what is earlier, in UTC.")
-@click.option("--until", type=click.DateTime(), help="Leave out what is not earlier, in UTC.")
-@click.option("--connection", help="Only this connection, by the name that the program gave it.")
-@click.option("--spark", "with_spark", is_flag=True, help="Use Spark, for captures that no one machine holds.")
-def report(
-    folder: Path,
-    out: Path | None,
-    raw: str | None,
-    engine: bool,
-    listener: bool,
-    since: datetime | None,
-    until: datetime | None,
-    connection: str | None,
-    with_spark: bool,
-) -> int:
-    """Write one page about the captures in FOLDER: rates, volumes, credit, round trips, fairness, violations."""
-    if engine and raw != "bpmux":
-        raise click.UsageError("--engine goes with --raw bpmux")
-    if listener and raw != "relink":
-        raise click.UsageError("--listener goes with --raw relink")
-    kind = "frames" if raw is None else "raw"
-    try:
-        from muxkit import pipeline
-
-        only = pipeline.Selection(since=since, until=until, connection=connection)
-        if not only.open(folder).files("frames" if raw is None else "raw", only):
-            raise CommandFailed(f"{folder / kind}: there are no captures", Exit.USAGE)
-        how = pipeline.Raw(protocol=raw, engine=engine, side="listener" if listener else "connector") if raw else None
-        spark = pipeline.spark_session() if with_spark else None
-        try:
-            page = pipeline.report(folder, out, raw=how, only=only, spark=spark)
-        finally:
-            if spark is not None:
-                spark.stop()
-    except ModuleNotFoundError as error:
-        extra = CAPTURE_NEEDS.get((error.name or "").partition(".")[0])
-        if extra is None:
-            raise
-        sentence = f"captures need {error.name}; it comes with: pip install 'muxkit[{extra}]'"
-        raise CommandFailed(sentence, Exit.USAGE) from None
-    click.echo(printable(str(page)))
-    return Exit.OK
-
-
-# ---------------------------------------------------------------------------- muxkit fleet
-
-
-def _simulation(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    try:
-        find(value)
-    except UnknownSimulation as error:
-        raise click.BadParameter(printable(str(error))) from None
-    return value
-
-
-def _seeds(context: click.Context, parameter: click.Parameter, value: str) -> range:
-    try:
-        return parse_seeds(value)
-    except ValueError as error:
-        raise click.BadParameter(printable(str(error))) from None
-
-
-@commands.group()
-def fleet() -> None:
-    """Seeded simulations of the protocols, on virtual time."""
-
-
-@fleet.command("list")
-def list_() -> int:
-    """List the simulations of installed packages."""
-    for name in named_simulations():
-        click.echo(f"{name:16}{(find(name).__doc__ or '').splitlines()[0]}")
-    return Exit.OK
-
-
-@fleet.command("run")
-@click.argument("simulation", callback=_simulation)
-@click.argument("seeds", callback=_seeds)
-@click.option("--processes", type=click.IntRange(1, 1024), default=1, show_default=True)
-def run_(simulation: str, seeds: range, processes: int) -> int:
-    """Run SIMULATION over SEEDS, such as 0-999. It is one of `muxkit fleet list`, or package.module:function."""
-    began = time.perf_counter()
-    failed = 0
-    for outcome in simulate_all(simulation, seeds, processes=processes):
-        if not outcome.ok:
-            failed += 1
-            click.echo(printable(f"seed {outcome.seed}: {outcome.error}"))
-            click.echo(f"  again: muxkit fleet replay {simulation} {outcome.seed}")
-    took = time.perf_counter() - began
-    click.echo(f"{len(seeds):,} seeds in {took:.1f} s, {len(seeds) / took:,.0f} a second: {failed:,} failed")
-    return Exit.FAILED if failed else Exit.OK
-
-
-@fleet.command()
-@click.argument("simulation", callback=_simulation)
-@click.argument("seed", type=int)
-def replay(simulation: str, seed: int) -> int:
-    """Run SIMULATION with one SEED again, and print the whole trace of what it raises.
-
-    What a simulation of muxkit tells ends with a digest of what happened: the same seed gives the same digest.
-    """
-    outcome = simulate(simulation, seed)
-    if outcome.ok:
-        click.echo(printable(f"{simulation}, seed {seed}: ok: {outcome.summary or ''}"))
-        return Exit.OK
-    for line in (outcome.trace or "").splitlines():
-        click.echo(printable(line), err=True)
-    raise CommandFailed(f"seed {seed}: {outcome.error}")

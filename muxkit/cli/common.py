@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 import attrs
@@ -22,13 +22,14 @@ import muxkit
 from muxkit._door import Door
 from muxkit.cli.terminal import CommandFailed, Exit, in_options, printable, say
 from muxkit.core import counted, without_secrets
-from muxkit.forward import Address
-from muxkit.metrics import Metrics, endpoint
 from muxkit.runtime import ExtraNeeded, can_heal, leaves_of, looks_like
 from muxkit.trace import FOLDER
 
 if sys.platform != "win32":
     import resource
+
+if TYPE_CHECKING:
+    from muxkit.metrics import Metrics
 
 TOKEN: Final = "MUXKIT_TOKEN"
 FILE: Final = click.Path(exists=True, dir_okay=False)
@@ -64,7 +65,11 @@ class LinkOptions:
 
     def observer(self) -> Metrics | None:
         """Return what counts sessions, if metrics are to be shown."""
-        return None if self.metrics is None else Metrics()
+        if self.metrics is None:
+            return None
+        from muxkit.metrics import Metrics
+
+        return Metrics()
 
     def token(self) -> str | None:
         """Return the token that a client shows; None if it has none."""
@@ -245,6 +250,8 @@ def is_here(url: str) -> bool:
         return False
     if host == "localhost":
         return True
+    from muxkit.forward import Address  # needed by servers only
+
     address = Address(host).ip
     return address is not None and address.is_loopback
 
@@ -409,6 +416,8 @@ async def shown_metrics(
     if options.metrics is None:
         yield
         return
+    from muxkit.metrics import endpoint
+
     try:
         async with endpoint(server, options.metrics, metrics=metrics, insecure=True) as running:
             for url in running.urls:

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -28,6 +27,7 @@ import trio
 import muxkit
 from muxkit._door import Door
 from muxkit._plugins import PROTOCOLS, STREAMS, Plugin, installed, load, load_transport
+from muxkit.cli.commands import build
 from muxkit.cli.common import UNAUTHORISED, LinkOptions, client_options, run
 from muxkit.cli.serve import send_back
 from muxkit.cli.terminal import CommandFailed, Exit, in_options, printable, say, why_not
@@ -97,21 +97,6 @@ def doctor(link: LinkOptions, url: str | None, timeout: float) -> int:
 
 
 # ---------------------------------------------------------------------------- this machine
-
-
-def build() -> str:
-    """Say which form of muxkit runs: compiled to machine code by mypyc, or pure Python."""
-    found = find_spec("muxkit.core._windows")  # compiled in each compiled build
-    is_source = found is None or found.origin is None or found.origin.endswith(".py")
-    return "pure Python" if is_source else "compiled"
-
-
-def version_line() -> str:
-    """The line of `muxkit --version`: the version, its form, and what it runs on."""
-    python = f"{platform.python_implementation()} {platform.python_version()}"
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        python += " without GIL"
-    return f"muxkit, version {muxkit.__version__}, {build()} ({python}, Trio {trio.__version__})"
 
 
 def _installation(as_json: bool) -> bool:

@@ -1,6 +1,9 @@
 """What a command prints, and the exit code that it ends with.
 
 There are no colours in a pipe, and no text that a terminal would obey.
+
+Every command imports this module, and so does `muxkit --version`. So it imports rich, msgspec and Trio only in the
+functions that need them.
 """
 
 from __future__ import annotations
@@ -10,14 +13,12 @@ import os
 import sys
 from collections.abc import Mapping
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
-import trio
-from rich.console import Console
 
-from muxkit import HandshakeFailed, LinkLost, MuxError, Refused, RemoteProtocolError
-from muxkit.runtime import can_heal, leaves_of
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDE = 200  # columns without a terminal: tables in a pipe are not folded
 
@@ -49,6 +50,8 @@ class CommandFailed(Exception):
 
 def failure_of(error: BaseException) -> CommandFailed | None:
     """Return the sentence and the exit code of an error, or None if it is unexpected and needs its traceback."""
+    from muxkit.runtime import leaves_of
+
     failures = [_failure(leaf) for leaf in leaves_of(error)]
     known = [failure for failure in failures if failure is not None]
     if len(known) < len(failures):
@@ -57,6 +60,11 @@ def failure_of(error: BaseException) -> CommandFailed | None:
 
 
 def _failure(error: BaseException) -> CommandFailed | None:
+    import trio
+
+    from muxkit import HandshakeFailed, LinkLost, MuxError, Refused, RemoteProtocolError
+    from muxkit.runtime import can_heal
+
     match error:
         case CommandFailed():
             return error
@@ -102,6 +110,8 @@ def in_options(text: str) -> str:
 
 def why_not(error: OSError) -> str:
     """Say why a connection was refused, in the words that the transports use: Trio hides it in a group of attempts."""
+    from muxkit.runtime import leaves_of
+
     advice = {errno.ECONNREFUSED: "nothing listens there", errno.ENOENT: "there is no such socket"}
     causes = [each for each in leaves_of(error.__cause__ or error) if isinstance(each, OSError)]
     texts: dict[str, None] = {}
@@ -115,6 +125,8 @@ def why_not(error: OSError) -> str:
 
 def console() -> Console:
     """Make the console of standard output. rich uses colours only on a terminal and without NO_COLOR."""
+    from rich.console import Console
+
     width = None if sys.stdout.isatty() else WIDE
     return Console(width=width, markup=False, emoji=False, highlight=False)
 
@@ -137,6 +149,8 @@ def printable(text: str) -> str:
 
 def say(line: str, fields: Mapping[str, object], *, as_json: bool) -> None:
     """Print a line for people, or its fields as JSON; what a terminal would obey is escaped in both."""
+    import msgspec
+
     safe = {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
     click.echo(msgspec.json.encode(safe).decode() if as_json else printable(line))
 

@@ -40,13 +40,6 @@ def option_names(kind: type[attrs.AttrsInstance]) -> tuple[str, ...]:
     return tuple(names)
 
 
-REMOVED: Final = {
-    "jsonSchema": 'decode with from_json(col("value").cast("string"), ddl), which knows times, dates and decimals',
-    "filterPushdown": "it gave too few rows when a frame was used twice; name streams, startingOffsets, endingOffsets",
-}
-"""Options of earlier versions, and what to write in their place."""
-
-
 class GivenOptions:
     """The options that Spark was given: names in any case, values as text. Empty ones count as not given.
 
@@ -56,9 +49,6 @@ class GivenOptions:
     def __init__(self, options: Mapping[str, str], known: Collection[str], *, passed_over: Collection[str]) -> None:
         self._values = {name.lower(): str(options[name]).strip() for name in options}
         unknown = self._values.keys() - {name.lower() for name in (*known, *passed_over)}
-        for name, instead in REMOVED.items():
-            if name.lower() in unknown:
-                raise OptionError(name, f"it was removed: {instead}")
         if unknown:
             raise OptionError(min(unknown), f"there is no such option; there are {', '.join(sorted(known))}")
 

@@ -25,6 +25,7 @@ from muxkit.runtime._errors import Unsupported as Unsupported
 from muxkit.runtime._errors import alert_of as alert_of
 from muxkit.runtime._errors import can_heal as can_heal
 from muxkit.runtime._errors import looks_like as looks_like
+from muxkit.runtime._failures import log_failure as log_failure
 from muxkit.runtime._links import Arrival as Arrival
 from muxkit.runtime._links import ByteLink as ByteLink
 from muxkit.runtime._links import Datagram as Datagram
@@ -215,6 +216,7 @@ __all__ = [
     "frames_of",
     "interruptible",
     "leaves_of",
+    "log_failure",
     "looks_like",
     "meaning_of",
     "measured",

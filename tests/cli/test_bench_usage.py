@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 import muxkit as library
-from muxkit.cli.doctor import build
+from muxkit.cli.commands import build
 from muxkit_bench.contestants.compiled import STAMP, digest_of_sources
 from tests.cli._command import install_transport, muxkit
 

@@ -15,7 +15,7 @@ import trio
 
 import muxkit as library
 import muxkit_adapters
-from muxkit.cli.doctor import build
+from muxkit.cli.commands import build
 from muxkit.cli.terminal import printable
 from tests.cli._command import MUXKIT, environment, muxkit
 
@@ -54,7 +54,9 @@ def test_the_library_works_without_the_extra(without_the_extra: list[str]) -> No
 
 
 def test_another_module_that_is_missing_is_not_blamed_on_the_extra() -> None:
-    program = "import sys; sys.modules['msgspec'] = None; from muxkit.cli import main; main()"
+    program = (
+        "import sys; sys.argv[1:] = ['plugins']; sys.modules['msgspec'] = None; from muxkit.cli import main; main()"
+    )
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False)
     assert "muxkit[cli]" not in done.stderr
     assert "msgspec" in done.stderr

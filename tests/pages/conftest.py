@@ -11,7 +11,7 @@ ENVIRONMENTS = ("", "cli", "cli,otel,prometheus", "spark", "duckdb", "cli,duckdb
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`MUXKIT_PAGES_EXTRAS=cli` leaves the tests of what says `pip install '.[cli]'`; empty: of `pip install .`.
+    """`MUXKIT_PAGES_EXTRAS=cli` leaves the tests of what needs the extra `cli`; empty: of what needs no extra.
 
     `elsewhere` leaves out all that an environment is made for, since it is run there.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner, Result
 
-from muxkit.cli.commands import fleet
+from muxkit.cli.pipeline.fleet import fleet
 from muxkit.cli.terminal import CommandFailed, Exit
 from muxkit.pipeline import simulate
 from muxkit.pipeline.fleet import named_simulations

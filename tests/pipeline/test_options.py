@@ -105,12 +105,6 @@ def test_a_slip_in_a_name_is_refused_with_the_names_that_there_are() -> None:
         parse(maxMessagePerTrigger="1")
 
 
-@pytest.mark.parametrize(("name", "instead"), [("jsonSchema", "from_json"), ("filterPushdown", "startingOffsets")])
-def test_an_option_that_gave_wrong_answers_is_gone_and_the_error_says_what_to_write(name: str, instead: str) -> None:
-    with pytest.raises(OptionError, match=f"option {name}: it was removed: .*{instead}"):
-        parse(**{name.lower(): "true"})
-
-
 def test_spark_may_add_a_path() -> None:
     assert parse(path="somewhere").servers == (SERVER,)
 

@@ -116,7 +116,7 @@ async def test_not_more_connections_are_open_at_once_than_the_option_allows(auto
 
         async with place("counting", store=Counting()) as counted:
             planner = counted.planner(" ".join(names), connections=7)
-            planner._streams._single.add(counted.url)  # as an earlier version, which answers for one at a time
+            planner._streams._single.add(counted.url)  # a server that answers for one stream at a time
             await step(planner, planner.initial())
     assert most == 7
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner, Result
 
-from muxkit.cli.commands import RAW_PROTOCOLS, capture
+from muxkit.cli.pipeline.capture import RAW_PROTOCOLS, capture
 from muxkit.cli.terminal import CommandFailed, Exit
 from muxkit.pipeline.capture.decoding.captures import DECODERS
 from tests.pipeline._captures import record_sessions

@@ -194,7 +194,7 @@ async def test_a_server_that_answers_for_one_stream_at_a_time_is_asked_so(autoju
     async def act(requests: list[dict[str, Any]], stream: trio.abc.Stream) -> None:
         asked.append(requests[-1]["uuid"])
         status = {"head": 5, "acknowledged": 2, "final": False, "epoch": 1}
-        await stream.send_all(lines({"status": status}))  # as earlier versions did, which know no `also`
+        await stream.send_all(lines({"status": status}))  # a server that does not know `also`
 
     async with place() as there, scripted("earlier", act) as url:
         planner = there.planner(f"{ONE} {TWO}", servers=url)

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 import muxkit
-from muxkit.cli.doctor import build
+from muxkit.cli.commands import build
 from muxkit.cli.terminal import is_live, printable
 from muxkit_bench.report.results import Entry, Report, Shape
 from muxkit_bench.run.machine import load, this_machine

@@ -9,12 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 import click
 import trio
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 import muxkit
 from muxkit.cli.common import LinkOptions, NotConnected, client_options, run, session_with, timeout_option
@@ -22,6 +21,9 @@ from muxkit.cli.terminal import CommandFailed, Exit, console, is_live, printable
 from muxkit.cli.transfer import files
 from muxkit.cli.transfer.files import Entry, FileRefused, Folder, Transferred
 from muxkit.runtime import background, can_heal
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 PATIENCE: Final = 60.0  # s
 LINE_EVERY: Final = 1.0  # s
@@ -119,6 +121,15 @@ class _Report:
         self._of = sum(entry.size for entry in entries)
         out = console()
         if not self._as_json and is_live(out):
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+                TransferSpeedColumn,
+            )
+
             columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
             self._bar = Progress(TextColumn("{task.description}"), *columns, console=out, transient=True)
             self._bar.add_task(self._word, total=self._of)

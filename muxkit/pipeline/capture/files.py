@@ -194,10 +194,7 @@ class Place:
     path: str
 
     def files(self, kind: Kind, wanted: Selection) -> list[str]:
-        """Return the complete files of a kind that may have wanted rows, in order.
-
-        Of files that earlier versions wrote, which lie in no such folders, none is left out.
-        """
+        """Return the complete files of a kind that may have wanted rows, in order."""
         folder = f"{self.path}/{kind}"
         selector = pafs.FileSelector(folder, allow_not_found=True, recursive=True)
         found = sorted(info.path for info in self.system.get_file_info(selector) if info.is_file)

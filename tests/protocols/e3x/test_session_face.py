@@ -81,15 +81,6 @@ async def test_a_name_that_is_too_long_is_refused_at_once(autojump_clock: MockCl
             pair.one.open("x" * 256)
 
 
-async def test_type_and_body_are_deprecated_names(autojump_clock: MockClock) -> None:
-    async with on_packets() as pair:
-        with pytest.warns(DeprecationWarning, match="name and payload"):
-            opening = session_of(pair, "one").open(type="chat", body=b"tea")
-        async with opening as here:
-            there = await next_channel(session_of(pair, "other"))
-            assert (here.name, there.name, there.opening) == ("chat", "chat", b"tea")
-
-
 # ---------------------------------------------------------------- streams, gauges, information
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import struct
 import sys
-import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final, Literal
@@ -157,26 +156,16 @@ class Session(CommonSession):
 
     # --- channels
 
-    def open(
-        self,
-        name: str = "",
-        *,
-        payload: bytes = b"",
-        reliable: bool = True,
-        type: str | None = None,
-        body: bytes | None = None,
-    ) -> ChannelOpening[Channel]:
-        """Open a channel, which is announced at once; waits only for a slot under the limits.
+    def open(self, name: str = "", *, payload: bytes = b"", reliable: bool = True) -> ChannelOpening[Channel]:
+        """Open a channel and announce it to the peer immediately. The call waits only for a slot under the limits.
 
-        The peer reads `name` as `channel.name`, the type of the document. It reads `payload` as `channel.opening`; on
-        an unreliable channel, whose opening may be lost, the payload is the first message. `type` and `body` are
-        deprecated names of the two.
+        The peer reads `name` as `channel.name`, which the specification calls the channel's type. It reads `payload`
+        as `channel.opening`. The opening of an unreliable channel may be lost, so there the payload is the first
+        message.
         """
-        if type is not None or body is not None:
-            warnings.warn("open(type=, body=) are now called name and payload", DeprecationWarning, stacklevel=2)
         if name:
             encode_name(name)  # raises for one that cannot be sent
-        return ChannelOpening(lambda: self._open(type or name or TYPE, reliable, payload if body is None else body))
+        return ChannelOpening(lambda: self._open(name or TYPE, reliable, payload))
 
     async def _open(self, type: str, reliable: bool, body: bytes) -> Channel:
         await trio.lowlevel.checkpoint_if_cancelled()

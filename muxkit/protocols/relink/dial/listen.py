@@ -17,7 +17,6 @@ import attrs
 import trio
 
 from muxkit._errors import Refused, RemoteProtocolError
-from muxkit._handlers import log_failure
 from muxkit._limits import Limits
 from muxkit._observer import Observer, facts_of, for_connection, frames_of
 from muxkit._plugins import load_transport
@@ -40,6 +39,7 @@ from muxkit.runtime import (
     background,
     bare_nursery,
     close_at_once,
+    log_failure,
     looks_like,
     may_log,
     peer_of,

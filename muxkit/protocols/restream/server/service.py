@@ -17,7 +17,6 @@ from typing import Any, Final, TypeVar
 import trio
 
 from muxkit._errors import RemoteProtocolError
-from muxkit._failures import loggable_text
 from muxkit._info import SessionInfo
 from muxkit._limits import Limits
 from muxkit._observer import Observer, facts_of, for_connection, frames_of, measured, tell_limit, telling_of_listener
@@ -83,6 +82,7 @@ from muxkit.runtime import (
     owner,
     protect_package,
 )
+from muxkit.runtime._failures import loggable_text
 from muxkit.trace import traced
 
 Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]

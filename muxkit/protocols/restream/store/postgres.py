@@ -34,20 +34,13 @@ MIGRATIONS = (
         "CREATE TABLE restream_servers (id text PRIMARY KEY, seen double precision NOT NULL)",
         'CREATE TABLE restream_sessions (uuid text COLLATE "C" PRIMARY KEY, params bytea NOT NULL, '
         "state bytea NOT NULL, head bigint NOT NULL, acknowledged bigint NOT NULL, final boolean NOT NULL, "
-        "fed boolean NOT NULL, epoch bigint NOT NULL, keep double precision, due double precision, server text) "
+        "fed boolean NOT NULL, epoch bigint NOT NULL, keep double precision, due double precision, server text, "
+        "incarnation text NOT NULL, readers bytea NOT NULL, written bigint NOT NULL, marks bytea NOT NULL) "
         "WITH (fillfactor = 50)",
         "CREATE INDEX restream_sessions_due ON restream_sessions (due) WHERE due IS NOT NULL",
         "CREATE INDEX restream_sessions_server ON restream_sessions (server) WHERE due IS NULL",
         'CREATE TABLE restream_messages (uuid text COLLATE "C", id bigint, time double precision, '
         "data bytea NOT NULL, PRIMARY KEY (uuid, id))",
-    ),
-    (
-        "ALTER TABLE restream_sessions ADD COLUMN incarnation text NOT NULL DEFAULT '', "
-        "ADD COLUMN readers bytea NOT NULL DEFAULT '{}', ADD COLUMN written bigint NOT NULL DEFAULT 0, "
-        "ADD COLUMN marks bytea NOT NULL DEFAULT '[]'",
-        "UPDATE restream_sessions SET incarnation = left(md5(random()::text || clock_timestamp()::text || uuid), 8), "
-        "written = (SELECT coalesce(sum(length(data)), 0) FROM restream_messages AS m "
-        "WHERE m.uuid = restream_sessions.uuid)",
     ),
 )
 SCHEMA = Schema(0x6D787273, "a store", MIGRATIONS, version_table="restream_store")

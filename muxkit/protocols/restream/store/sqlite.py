@@ -18,7 +18,6 @@ from muxkit.runtime import protect_package, protected_manager
 from muxkit.storage import Schema, StoreCorrupt, Waiters, sqlite
 
 COLUMNS = "uuid, params, state, head, acknowledged, final, fed, epoch, keep, due, incarnation, readers, written, marks"
-COLUMNS_1 = 10  # that a row of version 1 has; its seal is kept until it is written again
 MIN_UNUSED_PAGES = 8  # fewer are not given back
 DETACHED_AT_ONCE = 256  # sessions of one transaction, whose journal has to fit into the reserve of a full disk
 
@@ -26,22 +25,10 @@ MIGRATIONS = (
     (
         "CREATE TABLE sessions (sid INTEGER PRIMARY KEY, uuid TEXT NOT NULL UNIQUE, params BLOB NOT NULL, "
         "state BLOB NOT NULL, head INTEGER NOT NULL, acknowledged INTEGER NOT NULL, final INTEGER NOT NULL, "
-        "fed INTEGER NOT NULL, epoch INTEGER NOT NULL, keep REAL, due REAL, seal INTEGER NOT NULL)",
-        "CREATE INDEX sessions_due ON sessions (due) WHERE due IS NOT NULL",
-        "CREATE TABLE messages (key INTEGER PRIMARY KEY, time REAL, data BLOB NOT NULL, seal INTEGER NOT NULL)",
-    ),
-    (
-        "CREATE TABLE before AS SELECT * FROM sessions",
-        "DROP TABLE sessions",
-        "CREATE TABLE sessions (sid INTEGER PRIMARY KEY, uuid TEXT NOT NULL UNIQUE, params BLOB NOT NULL, "
-        "state BLOB NOT NULL, head INTEGER NOT NULL, acknowledged INTEGER NOT NULL, final INTEGER NOT NULL, "
         "fed INTEGER NOT NULL, epoch INTEGER NOT NULL, keep REAL, due REAL, incarnation TEXT NOT NULL, "
         "readers BLOB NOT NULL, written INTEGER NOT NULL, marks BLOB NOT NULL, seal INTEGER NOT NULL)",
         "CREATE INDEX sessions_due ON sessions (due) WHERE due IS NOT NULL",
-        "INSERT INTO sessions SELECT sid, uuid, params, state, head, acknowledged, final, fed, epoch, keep, due, "
-        "lower(hex(randomblob(4))), CAST('{}' AS BLOB), (SELECT coalesce(sum(length(data)), 0) FROM messages "
-        "WHERE key BETWEEN before.sid << 32 AND (before.sid + 1 << 32) - 1), CAST('[]' AS BLOB), seal FROM before",
-        "DROP TABLE before",
+        "CREATE TABLE messages (key INTEGER PRIMARY KEY, time REAL, data BLOB NOT NULL, seal INTEGER NOT NULL)",
     ),
 )
 SCHEMA = Schema(0x6D787273, "a store", MIGRATIONS)  # "mxrs"
@@ -200,8 +187,7 @@ class _Rows:
 
     def _session(self, row: tuple[sqlite.Value, ...]) -> Session:
         sid, seal, *columns = row
-        fits = seal in (crc32(repr(tuple(columns)).encode()), crc32(repr(tuple(columns[:COLUMNS_1])).encode()))
-        if not fits or type(sid) is not int:
+        if seal != crc32(repr(tuple(columns)).encode()) or type(sid) is not int:
             raise StoreCorrupt("a session is not what was written")
         # The seal fits, so these are the types that were written.
         session = Session(*columns)  # type: ignore[arg-type]

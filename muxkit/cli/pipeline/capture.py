@@ -1,0 +1,69 @@
+"""`muxkit capture`: pages about recorded traffic."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from muxkit.cli.terminal import CommandFailed, Exit, printable
+
+CAPTURE_NEEDS = {"duckdb": "duckdb", "pyarrow": "duckdb", "pyspark": "spark", "pandas": "spark", "numpy": "spark"}
+RAW_PROTOCOLS = ("aqueduct", "bpmux", "e3x", "relink")  # whose bytes `muxkit.pipeline` can decode
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.group()
+def capture() -> None:
+    """Recorded traffic, as `muxkit.pipeline.Capture` writes it."""
+
+
+@capture.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The page. [default: FOLDER/report.html]")
+@click.option("--raw", type=click.Choice(RAW_PROTOCOLS), help="Decode raw bytes of this protocol.")
+@click.option("--engine", is_flag=True, help="With --raw bpmux: find the rules that peers broke, with a real engine.")
+@click.option("--listener", is_flag=True, help="With --raw relink: the bytes were recorded by the listener.")
+@click.option("--since", type=click.DateTime(), help="Leave out what is earlier, in UTC.")
+@click.option("--until", type=click.DateTime(), help="Leave out what is not earlier, in UTC.")
+@click.option("--connection", help="Only this connection, by the name that the program gave it.")
+@click.option("--spark", "with_spark", is_flag=True, help="Use Spark, for captures that no one machine holds.")
+def report(
+    folder: Path,
+    out: Path | None,
+    raw: str | None,
+    engine: bool,
+    listener: bool,
+    since: datetime | None,
+    until: datetime | None,
+    connection: str | None,
+    with_spark: bool,
+) -> int:
+    """Write one page about the captures in FOLDER: rates, volumes, credit, round trips, fairness, violations."""
+    if engine and raw != "bpmux":
+        raise click.UsageError("--engine goes with --raw bpmux")
+    if listener and raw != "relink":
+        raise click.UsageError("--listener goes with --raw relink")
+    kind = "frames" if raw is None else "raw"
+    try:
+        from muxkit import pipeline
+
+        only = pipeline.Selection(since=since, until=until, connection=connection)
+        if not only.open(folder).files("frames" if raw is None else "raw", only):
+            raise CommandFailed(f"{folder / kind}: there are no captures", Exit.USAGE)
+        how = pipeline.Raw(protocol=raw, engine=engine, side="listener" if listener else "connector") if raw else None
+        spark = pipeline.spark_session() if with_spark else None
+        try:
+            page = pipeline.report(folder, out, raw=how, only=only, spark=spark)
+        finally:
+            if spark is not None:
+                spark.stop()
+    except ModuleNotFoundError as error:
+        extra = CAPTURE_NEEDS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        sentence = f"captures need {error.name}; it comes with: pip install 'muxkit[{extra}]'"
+        raise CommandFailed(sentence, Exit.USAGE) from None
+    click.echo(printable(str(page)))
+    return Exit.OK
