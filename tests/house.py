@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import ast
-import re
 import statistics
 import sys
-from collections import Counter, defaultdict
 from pathlib import Path
 
 import attrs
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("muxkit", "adapters/muxkit_adapters", "adapters/pyspark_muxkit")
-MODULES_IN_A_FOLDER = 15
-LONGEST = 1200  # lines
-SHORTEST_WITH_ONE_IMPORTER = 120  # lines
-SHARED_PREFIX = 3  # files
-
-NAMES = re.compile(r"^_?[a-z0-9]+")
 
 
 @attrs.frozen
@@ -97,26 +89,9 @@ def circles_of(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def layout_faults(modules: dict[str, Module]) -> list[str]:
-    """Give a line for each break of the rules on folders, sizes, circles and private imports."""
+    """Give a line for each circle of imports, and for each private module that another package imports."""
     graph = {name: imports_of(module, modules) for name, module in modules.items()}
     faults = [f"circle: {' '.join(group)}" for group in circles_of(graph)]
-    importers = Counter(other for others in graph.values() for other in others)
-    folders: dict[str, list[Module]] = defaultdict(list)
-    for module in modules.values():
-        folders[str(module.path.parent.relative_to(ROOT))].append(module)
-        if module.lines > LONGEST:
-            faults.append(f"long: {module.name} has {module.lines} lines")
-        last = module.name.rpartition(".")[2]
-        is_shard = last.startswith("_") and not module.is_package and module.lines < SHORTEST_WITH_ONE_IMPORTER
-        if is_shard and importers[module.name] == 1 and not last.startswith("__"):
-            [importer] = [name for name in graph if module.name in graph[name]]
-            faults.append(f"shard: {module.name} has {module.lines} lines and one importer, {importer}")
-    for folder, inside in folders.items():
-        named = [module for module in inside if not module.is_package]
-        if len(named) > MODULES_IN_A_FOLDER:
-            faults.append(f"crowded: {folder} has {len(named)} modules")
-        prefixes = Counter(found[0] for module in named if (found := NAMES.match(module.path.stem)))
-        faults += [f"prefix: {folder}/{p}* are {n} files" for p, n in prefixes.items() if n >= SHARED_PREFIX]
     for name, others in graph.items():
         for other in others:
             parts = other.split(".")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MEANT: dict[str, str] = {}
 
 
-def test_folders_sizes_circles_and_private_imports_follow_the_rules() -> None:
+def test_no_imports_form_a_circle_and_no_private_module_is_imported_from_outside() -> None:
     faults = house.layout_faults(house.modules_in())
     assert [fault for fault in faults if fault not in MEANT] == []
     assert [fault for fault in MEANT if fault not in faults] == []  # what was mended needs no excuse
@@ -30,16 +30,9 @@ def test_folders_sizes_circles_and_private_imports_follow_the_rules() -> None:
             "circle: muxkit.a muxkit.b",
         ),
         (
-            {"muxkit/_a.py": "", "muxkit/b.py": "import muxkit._a"},
-            "shard: muxkit._a has 0 lines and one importer, muxkit.b",
-        ),
-        (
             {"muxkit/one/_a.py": "x\n" * 130, "muxkit/two.py": "from muxkit.one import _a"},
             "private: muxkit.two imports",
         ),
-        ({f"muxkit/frame_{n}.py": "" for n in range(3)}, "prefix: muxkit/frame* are 3 files"),
-        ({f"muxkit/{chr(97 + n)}.py": "" for n in range(16)}, "crowded: muxkit has 16 modules"),
-        ({"muxkit/a.py": "x = 1\n" * 1201}, "long: muxkit.a has 1201 lines"),
     ],
 )
 def test_a_break_of_the_layout_is_found(

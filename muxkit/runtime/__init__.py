@@ -26,6 +26,7 @@ from muxkit.runtime._errors import alert_of as alert_of
 from muxkit.runtime._errors import can_heal as can_heal
 from muxkit.runtime._errors import looks_like as looks_like
 from muxkit.runtime._failures import log_failure as log_failure
+from muxkit.runtime._failures import loggable_text as loggable_text
 from muxkit.runtime._links import Arrival as Arrival
 from muxkit.runtime._links import ByteLink as ByteLink
 from muxkit.runtime._links import Datagram as Datagram
@@ -217,6 +218,7 @@ __all__ = [
     "interruptible",
     "leaves_of",
     "log_failure",
+    "loggable_text",
     "looks_like",
     "meaning_of",
     "measured",

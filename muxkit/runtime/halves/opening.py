@@ -194,7 +194,7 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     def __init__(
         self, taken: Callable[[ItemT], None], pace: StartPace | None = None, *, kind: str = "channels"
     ) -> None:
-        self.kind = kind
+        self.kind: str = kind
         self.is_claimed: bool = False
         self.refusal: Reason | None = None
         """Why the session declines further items; None while it keeps them."""

@@ -534,8 +534,9 @@ class Engine(State):
 
         A channel whose own queue is full is not looked at while others send.
         """
-        drained, self.drained = self.drained, {}
-        for channel in drained.values():
+        drained = [*self.drained.values()]
+        self.drained.clear()
+        for channel in drained:
             self._report_if_writable(channel)
         while self.crowded:
             first = next(iter(self.crowded.values()))

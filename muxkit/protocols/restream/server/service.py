@@ -78,11 +78,11 @@ from muxkit.runtime import (
     background,
     close_at_once,
     describe,
+    loggable_text,
     may_log,
     owner,
     protect_package,
 )
-from muxkit.runtime._failures import loggable_text
 from muxkit.trace import traced
 
 Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
