@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -150,22 +151,13 @@ def _home(java: Path, said: str) -> Path:
     return home if (home / "bin" / "java").exists() or told is None else Path(told[1])
 
 
+@cache
 def _shimmed(java: Path) -> Path:
-    """Make a home whose `java` drops one argument; it is written again if it names another Java."""
-    home = Path(sys.prefix, "share", "muxkit-java")
-    try:
-        return _write_shim(home, java)
-    except OSError:  # the environment is read-only
-        return _write_shim(Path(tempfile.mkdtemp(prefix="muxkit-java-")), java)
-
-
-def _write_shim(home: Path, java: Path) -> Path:
+    """Make a home whose `java` drops one argument, in a temporary folder that this process removes at its end."""
+    home = Path(tempfile.mkdtemp(prefix="muxkit-java-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
     shim = home / "bin" / "java"
-    text = _SHIM.format(java=java)
-    if not shim.exists() or shim.read_text(encoding="utf-8") != text:
-        shim.parent.mkdir(parents=True, exist_ok=True)
-        fresh = shim.with_name(f"java-{os.getpid()}")
-        fresh.write_text(text, encoding="utf-8")
-        fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-        fresh.replace(shim)
+    shim.parent.mkdir()
+    shim.write_text(_SHIM.format(java=java), encoding="utf-8")
+    shim.chmod(0o755)
     return home

