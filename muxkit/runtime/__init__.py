@@ -60,6 +60,13 @@ from muxkit.runtime._session import Pings as Pings
 from muxkit.runtime._session import Session as Session
 from muxkit.runtime._session import SessionStats as SessionStats
 from muxkit.runtime._session import describe as describe
+from muxkit.runtime.admission import Admission as Admission
+from muxkit.runtime.admission import Occupant as Occupant
+from muxkit.runtime.admission import Place as Place
+from muxkit.runtime.admission import Refusing as Refusing
+from muxkit.runtime.admission import Standing as Standing
+from muxkit.runtime.admission import current_place as current_place
+from muxkit.runtime.admission import source_of as source_of
 from muxkit.runtime.halves.bytestream import ByteStream as ByteStream
 from muxkit.runtime.halves.mailbox import ItemQueue as ItemQueue
 from muxkit.runtime.halves.mailbox import Mailbox as Mailbox
@@ -109,6 +116,7 @@ __all__ = [
     "YIELD_BYTES",
     "YIELD_CALLS",
     "YIELD_LEAST",
+    "Admission",
     "Adopted",
     "Arrival",
     "Backlog",
@@ -145,6 +153,7 @@ __all__ = [
     "MultistreamPump",
     "NowaitLink",
     "NowaitPackets",
+    "Occupant",
     "OnFailed",
     "OneAtATime",
     "Openable",
@@ -157,11 +166,13 @@ __all__ = [
     "Phase",
     "Ping",
     "Pings",
+    "Place",
     "PlaintextWarning",
     "ProtocolPlugin",
     "Reading",
     "Reason",
     "ReceiveHalf",
+    "Refusing",
     "Registry",
     "Request",
     "ResumingPlugin",
@@ -172,6 +183,7 @@ __all__ = [
     "SessionStats",
     "Side",
     "SlotQueue",
+    "Standing",
     "Storage",
     "StreamData",
     "StreamPump",
@@ -189,6 +201,7 @@ __all__ = [
     "can_heal",
     "check_options",
     "close_at_once",
+    "current_place",
     "describe",
     "facts_of",
     "frames_of",
@@ -203,6 +216,7 @@ __all__ = [
     "read_first",
     "redial",
     "run_interruptible",
+    "source_of",
     "turned_away",
     "turns",
 ]

@@ -139,16 +139,20 @@ class Shy:
 
 
 @pytest.mark.requirement("R-13", "R-30")
-async def test_handshakes_that_are_never_finished_give_way_and_a_good_client_gets_in(good: Authority) -> None:
+async def test_handshakes_that_are_never_finished_give_way_and_a_good_client_gets_in(
+    good: Authority, mock_clock: MockClock
+) -> None:
     counters = ServerCounters()
     serve = partial(dtls.serve, ssl_context=good.server(), limits=Limits(half_open=5), counters=counters)
     async with serving(serve, echo) as (address,), AsyncExitStack() as stack:
         for number in range(1, 21):
             shy = Shy(address)
             await stack.enter_async_context(shy.plain)
+            mock_clock.jump(1.0)
             await shy.begin()
             await until(lambda number=number: counters.admitted == number)  # type: ignore[misc]
         assert counters.half_open <= 5
+        mock_clock.jump(1.0)
         async with dtls.transport.connect(address, ssl_context=good.client()) as link:
             await link.send(b"hello")
             assert await link.receive() == b"hello"

@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from muxkit import Identity
-from muxkit.runtime import turns
+from muxkit.runtime import Place, source_of, turns
 
 from .._addresses import join_host_port
 from .._errors import HandshakeFailed, failed
@@ -55,6 +55,8 @@ class DtlsLink(PacketLink):
         self._identity: Identity | None = None
         self._is_over = False
         self._early: deque[bytes] = deque()
+        self.place: Place | None = None
+        """Of this link at its listener, for a handshake that goes on."""
         channel.set_ciphertext_mtu(self._room())
 
     async def shake_hands(self, *, within: float, retransmit: float) -> None:
@@ -107,6 +109,8 @@ class DtlsLink(PacketLink):
         """Note packets from the peer's address."""
         self._heard_at = trio.current_time()
         if not self._limit:
+            if self.place is not None:
+                self.place.progressed()  # the address is proved, so nobody else can have sent them
             for packet in packets:
                 self._verdict.heard(packet)
 
@@ -320,12 +324,13 @@ class DtlsListener(PacketListener[DtlsLink]):
         link = DtlsLink(
             channel, self.packets, f"dtls {join_host_port(*address[:2])}", self.options, idle=self.options.idle
         )
-        scope = self.peers.admit(link)
-        if scope is None:
-            return
+        place = self.peers.admit(link, source_of(address[0]))
+        if place is None:
+            return  # the client sends its packet again, with the cookie that proves its address
+        link.place = place
         self._links[address] = link
         try:
-            await self.peers.run(link, scope, partial(self._shake_hands_and_handle, link))
+            await self.peers.run(link, place, partial(self._shake_hands_and_handle, link))
         finally:
             self.options.counters.dropped += link.stats().dropped
             if self._links.get(address) is link:
