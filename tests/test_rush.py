@@ -61,12 +61,13 @@ async def visit(session: muxkit.Session) -> None:
         "relink+tcp://127.0.0.1:0/jobs",
         "aqueduct+quic://127.0.0.1:0",
         "e3x+udp://127.0.0.1:0",
+        "e3x+dtls://127.0.0.1:0",
     ],
 )
 async def test_a_rush_of_clients_is_served_to_the_last(
     url: str, tls: tuple[muxkit.TLS, muxkit.TLS], tmp_path: Path
 ) -> None:
-    encrypts = any(kind in url for kind in ("+tls", "+wss", "+quic"))
+    encrypts = any(kind in url for kind in ("+tls", "+wss", "+quic", "+dtls"))
     shown, trusted = tls if encrypts else (None, None)
     served, count = 0, CLIENTS // 3 if "quic" in url else CLIENTS
     async with muxkit.open_server(echo, url.format(folder=tmp_path), tls=shown, limits=FULL) as server:

@@ -7,6 +7,7 @@ import math
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -58,6 +59,23 @@ class DtlsLink(PacketLink):
         self.place: Place | None = None
         """Of this link at its listener, for a handshake that goes on."""
         channel.set_ciphertext_mtu(self._room())
+        self._handshake_step: Callable[[], None] = self._ssl.do_handshake
+        vars(self._ssl)["do_handshake"] = self._step
+
+    def _step(self) -> None:
+        """Do a step of the handshake, without what OpenSSL would repeat of the flight before.
+
+        Trio has a timer of its own for that. OpenSSL has another one, of a second. If a peer takes longer than that,
+        OpenSSL puts the old flight in front of the new one, Trio takes both for a repetition and drops them, and the
+        handshake never ends.
+        """
+        ssl = self._ssl
+        if ssl.DTLSv1_get_timeout() == 0:
+            ssl.DTLSv1_handle_timeout()
+            with suppress(SSL.Error):
+                while ssl.bio_read(LARGEST_RECORD):
+                    pass
+        self._handshake_step()
 
     async def shake_hands(self, *, within: float, retransmit: float) -> None:
         """Do the handshake; raises `HandshakeFailed` with the reason, or ConnectionError if the peer is unreachable."""
