@@ -9,6 +9,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Literal, Protocol, cast
 
+import attrs
 import trio
 
 from muxkit._authorize import Authorize, Gatekeeper, first_line, show_token
@@ -46,6 +47,19 @@ class Handle(Protocol):
     """What is called with each connection that a transport accepts, as `Listening.handle`."""
 
     async def __call__(self, link: Any, /, *, refused: Refused | None = None) -> None: ...  # noqa: ANN401 - of any kind
+
+
+@attrs.frozen
+class _Entrance:
+    """What a transport calls with its connections: those that are served, and those for which there is no place."""
+
+    _handle: Handle
+
+    async def __call__(self, link: Any) -> None:  # noqa: ANN401 - of any kind
+        await self._handle(link)
+
+    async def refuse(self, link: Any, refused: Refused, /) -> None:  # noqa: ANN401 - of any kind
+        await self._handle(link, refused=refused)
 
 
 class Door:
@@ -170,14 +184,25 @@ class Door:
         self._check_options("server")
         with telling_of_listener(self._observer, self.protocol_name, self._transport_name):
             await self.transport.serve(
-                handle if self._gatekeeper is None else partial(self._admit, self._gatekeeper, handle),
+                _Entrance(handle if self._gatekeeper is None else partial(self._admit, self._gatekeeper, handle)),
                 self.address,
                 limits=self.limits,
                 task_status=task_status,
                 **self._link_options,
             )
 
-    async def _admit(self, gatekeeper: Gatekeeper, handle: Handle, link: Any) -> None:  # noqa: ANN401 - of any kind
+    async def _admit(
+        self,
+        gatekeeper: Gatekeeper,
+        handle: Handle,
+        link: Any,  # noqa: ANN401 - of any kind
+        /,
+        *,
+        refused: Refused | None = None,
+    ) -> None:
+        if refused is not None:  # whoever it is: there is no place
+            await handle(link, refused=refused)
+            return
         if link_kind(self.transport) == "stream":
             link, refused = await gatekeeper.admit(link)
         else:

@@ -39,10 +39,13 @@ class Limits:
 
     # Counts
     connections: int = _limit(1024)
-    """Live connections of one listener; more wait in the kernel's backlog."""
-    half_open: int = _limit(100)
-    """Connections of one listener that are still in a TLS, DTLS, QUIC or WebSocket handshake; over UDP, addresses that
-    are not verified yet."""
+    """Live connections of one listener; more wait in the kernel's backlog, or in place of one that has been idle for
+    longest without a channel."""
+    half_open: int = _limit(4096)
+    """Connections of one listener whose handshake is unfinished, or whose peer has not said a valid word yet; over UDP,
+    addresses that are not verified yet. More wait until one makes progress, or gives way because it makes none."""
+    half_open_per_address: int = _limit(4096)
+    """The same of one address: an IPv4 address, or the first 64 bits of an IPv6 address. Further ones are closed."""
     channels: int = _limit(16_384)
     """Live channels in one connection that the peer opened, and as many that we opened; `channel_memory` may allow
     fewer."""
@@ -78,7 +81,8 @@ class Limits:
 
     # Times
     handshake: float = _limit(10.0)
-    """A TLS, DTLS or WebSocket handshake must be over by then, and an unverified UDP address may be silent so long."""
+    """A TLS, DTLS or WebSocket handshake must be finished by then, and an unverified UDP address may be silent that
+    long. When the listener is full, who makes no progress for a tenth of it gives way."""
     stall: float = _limit(30.0)
     """While a message is unfinished, `stall_bytes` must come in each such interval."""
     stall_bytes: int = _limit(1024)

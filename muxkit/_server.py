@@ -28,6 +28,7 @@ from muxkit.runtime import (
     Unsupported,
     background,
     bare_nursery,
+    current_place,
     log_failure,
     may_log,
     owner,
@@ -309,6 +310,24 @@ def listening_at(door: Door, handler: SessionHandler) -> AbstractAsyncContextMan
     return door.listener(handler) or nullcontext(_Connections(door.session_on, handler))
 
 
+class _Guest:
+    """A session with the scope of its handler, as the place of its connection sees it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.scope = trio.CancelScope()
+        self.refused: Refused | None = None
+        """Why the session had to give way."""
+
+    def activity(self) -> int | None:
+        stats = self._session.stats()
+        return None if stats.channels else stats.messages_received + stats.messages_sent
+
+    def send_away(self, refused: Refused) -> None:
+        self.refused = refused
+        self.scope.cancel()
+
+
 class _Connections:
     """Serves a protocol whose sessions end with their connections."""
 
@@ -329,6 +348,9 @@ class _Connections:
 
     async def handle(self, link: Link, /, *, refused: Refused | None = None) -> None:
         session: Session | None = None
+        place = current_place()
+        if place is not None and refused is None:
+            place.await_word()
         try:
             async with self._session_on(link, "server") as session:
                 if refused is not None:
@@ -339,7 +361,11 @@ class _Connections:
                     raise refused  # the session tells its peer why it ends
                 if not self._draining:
                     self._sessions[session] = None
-                    await run_handler(self._handler, session)
+                    guest = _Guest(session)
+                    with nullcontext() if place is None else place.occupy(guest), guest.scope:
+                        await run_handler(self._handler, session)
+                    if guest.refused is not None:
+                        raise (refused := guest.refused)
         except Exception as error:
             if is_loss(error) or error is refused:
                 _log.debug("session lost: %s", error)

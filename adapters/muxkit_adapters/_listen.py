@@ -1,4 +1,4 @@
-"""The accept loop of stream listeners, with limits on connections and unfinished handshakes."""
+"""The accept loop of stream listeners; `muxkit.runtime.Admission` decides who gets a place and who gives way."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from typing import Generic, TypeVar
 
 import trio
 
-from muxkit import Limits
-from muxkit.runtime import bare_nursery, close_at_once, may_log, turned_away
+from muxkit import Limits, Refused
+from muxkit.runtime import Admission, Place, Refusing, WaitableLink, bare_nursery, close_at_once, may_log, turned_away
 
 log = logging.getLogger("muxkit.adapters")
 
 OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 BACK_OFF = 0.05  # s, doubled up to BACK_OFF_MOST while accept keeps failing
 BACK_OFF_MOST = 1.0
+PATIENCE = 0.5  # part of `Limits.handshake` for which newcomers wait; after all of it their clients have given up
+REFUSALS = 64  # connections that are told at the same time that there is no place; the others wait in the backlog
+REFUSAL_SECONDS = 5.0  # for the handshake of such a connection, and for telling it
+FULL = 503  # the code that it reads
 
-KeyT = TypeVar("KeyT")
 WireT = TypeVar("WireT", bound=trio.abc.Stream)
 LinkT = TypeVar("LinkT", bound=trio.abc.Stream)
 
@@ -48,7 +51,10 @@ async def serve_handshakes(
     limits: Limits | None = None,
     started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run `handshake`, then `handler`, in a task for each connection, the first within `limits.handshake` seconds."""
+    """Run `handshake`, then `handler`, in a task for each connection, the first within `limits.handshake` seconds.
+
+    A `handler` that is `Refusing` is also given the connections for which there is no place.
+    """
     server = _Server(handshake, handler, limits or Limits())
     try:
         async with bare_nursery() as nursery:
@@ -73,45 +79,6 @@ def log_failure(kind: str, error: Exception) -> None:
         log.debug("the handler's failure", exc_info=error)
 
 
-class Admission(Generic[KeyT]):
-    """The connections of a listener within its limits: those in their handshake and those established."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._half_open: dict[KeyT, trio.CancelScope] = {}  # oldest first
-        self._established: set[KeyT] = set()
-
-    @property
-    def is_full(self) -> bool:
-        """True if no further connection can be established."""
-        return len(self._established) >= self._limits.connections
-
-    def is_half_open(self, connection: KeyT) -> bool:
-        return connection in self._half_open
-
-    def begin(self, connection: KeyT) -> trio.CancelScope:
-        """Return the scope of a handshake, which ends when its time is over.
-
-        The oldest unfinished handshakes above the limits are cancelled, so that silent peers cannot block new
-        connections.
-        """
-        limits, half_open = self._limits, self._half_open
-        scope = half_open[connection] = trio.CancelScope(deadline=trio.current_time() + limits.handshake)
-        while len(half_open) > limits.half_open or len(half_open) + len(self._established) > limits.connections:
-            half_open.pop(next(iter(half_open))).cancel()
-            log.info("a connection was dropped in its handshake: Limits(half_open=%d)", limits.half_open)
-            turned_away("half_open")
-        return scope
-
-    def establish(self, connection: KeyT) -> None:
-        self._half_open.pop(connection, None)
-        self._established.add(connection)
-
-    def remove(self, connection: KeyT) -> None:
-        self._half_open.pop(connection, None)
-        self._established.discard(connection)
-
-
 class _Server(Generic[WireT, LinkT]):
     def __init__(
         self, handshake: Handshake[WireT, LinkT], handler: Callable[[LinkT], Awaitable[None]], limits: Limits
@@ -119,15 +86,19 @@ class _Server(Generic[WireT, LinkT]):
         self._handshake = handshake
         self._handler = handler
         self._limits = limits
-        self._admission: Admission[WireT] = Admission(limits)
-        self._room = trio.lowlevel.ParkingLot()
+        self._admission = Admission(limits)
+        self._refusals = trio.CapacityLimiter(REFUSALS)
+        # Only a handler that can tell a peer that it is not served gets those for whom there is no place.
+        given: object = handler
+        self._refusing = given if isinstance(given, Refusing) else None
+        self._patience = math.inf if self._refusing is None else PATIENCE * limits.handshake
         self.failure: OSError | None = None
         """The error that ended accepting; raised without a group, once the connections have ended."""
 
     async def accept_from(self, listener: trio.abc.Listener[WireT], nursery: trio.Nursery) -> None:
         pause = BACK_OFF
         while True:
-            await self._wait_for_room()
+            await self._admission.wait_for_place(patience=self._patience)
             try:
                 wire = await listener.accept()
             except OSError as error:
@@ -142,39 +113,59 @@ class _Server(Generic[WireT, LinkT]):
             pause = BACK_OFF
             try:
                 # Another listener may have taken the last place while this one was in accept().
-                await self._wait_for_room()
+                if await self._admission.wait_for_place(patience=self._patience):
+                    place = self._admission.admit(getattr(wire, "source", ""))
+                    if place is not None:
+                        nursery.start_soon(self._connection, wire, place)
+                        continue
+                else:
+                    turned_away("connections")
+                    await self._refusals.acquire_on_behalf_of(wire)
+                    nursery.start_soon(self._refuse, wire)
+                    continue
             except trio.Cancelled:
                 await close_at_once(wire)
                 raise
-            if self._handshake is nullcontext:  # nothing to wait for
-                scope = trio.CancelScope()
-                self._admission.establish(wire)
-            else:
-                scope = self._admission.begin(wire)
-            nursery.start_soon(self._connection, wire, scope)
+            await close_at_once(wire)
 
-    async def _wait_for_room(self) -> None:
-        if self._admission.is_full:
-            turned_away("connections")
-        while self._admission.is_full:
-            await self._room.park()
-
-    async def _connection(self, wire: WireT, scope: trio.CancelScope) -> None:
+    async def _connection(self, wire: WireT, place: Place) -> None:
         try:
-            # One scope for the whole connection, since a nursery opened in the handshake must end inside the scope.
-            with scope:
-                async with self._handshake(wire) as link:
-                    if self._handshake is not nullcontext:
-                        await trio.lowlevel.checkpoint_if_cancelled()  # dropped at the last moment
-                        scope.deadline = math.inf
-                        self._admission.establish(wire)
-                    await self._handler(link)
-            if scope.cancelled_caught and self._admission.is_half_open(wire):
-                log.info("a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake)
-                turned_away("handshake")
+            # The scope of the place is around all, since a nursery that the handshake opens must end inside of it.
+            with place.held():
+                try:
+                    if self._handshake is nullcontext:  # nothing to wait for
+                        place.establish()
+                    else:
+                        if isinstance(wire, WaitableLink):
+                            await wire.wait_readable()  # a client speaks first
+                        await self._admission.start(place)
+                    async with self._handshake(wire) as link:
+                        await trio.lowlevel.checkpoint_if_cancelled()  # it gave way at the last moment
+                        place.establish()
+                        await self._handler(link)
+                finally:
+                    if place.timed_out:
+                        if may_log("connections that were dropped in their handshakes"):
+                            log.info(
+                                "a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake
+                            )
+                        turned_away("handshake")
         except Exception as error:
             log_failure("connection", error)
         finally:
-            self._admission.remove(wire)
-            self._room.unpark_all()
+            await close_at_once(wire)
+
+    async def _refuse(self, wire: WireT) -> None:
+        """Tell a peer that there is no place for it, after the handshake that this takes."""
+        assert self._refusing is not None
+        limits = self._limits
+        told = Refused(f"the server is full: Limits(connections={limits.connections})", code=FULL)
+        try:
+            with trio.move_on_after(min(REFUSAL_SECONDS, limits.handshake)):
+                async with self._handshake(wire) as link:
+                    await self._refusing.refuse(link, told)
+        except Exception as error:
+            log_failure("connection", error)
+        finally:
+            self._refusals.release_on_behalf_of(wire)
             await close_at_once(wire)

@@ -36,13 +36,21 @@ class SocketStream(trio.abc.HalfCloseableStream):
     """A connected stream socket; it owns `sock` and reads and writes it without blocking."""
 
     def __init__(
-        self, sock: socket.socket, peer: str, *, local: str | None = None, hint_if_silent: str | None = None
+        self,
+        sock: socket.socket,
+        peer: str,
+        *,
+        local: str | None = None,
+        hint_if_silent: str | None = None,
+        source: str = "",
     ) -> None:
         sock.setblocking(False)
         self.socket = sock
         """The socket underneath, for its options and addresses."""
         self.peer = peer
         """The other end, for people: `tcp 127.0.0.1:7000`."""
+        self.source = source
+        """What its listener counts as the address of the peer, for `Limits.half_open_per_address`."""
         self._local = local
         self.hint_if_silent = hint_if_silent
         """What to try if the connection ends before a byte came."""

@@ -39,7 +39,7 @@ __all__ = [
     "transport",
 ]
 
-HANDSHAKE_TIMEOUT = 10.0  # s, on the connecting side; a listener has Limits.handshake
+HANDSHAKE_TIMEOUT = 30.0  # s, on the connecting side; a listener has Limits.handshake
 RETRANSMIT = 1.0  # s until a lost packet of the handshake is sent again for the first time
 LEAST = 256  # bytes, the smallest `largest` that a handshake can use
 

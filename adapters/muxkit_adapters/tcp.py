@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from muxkit import Limits
-from muxkit.runtime import protect_package, protected_manager
+from muxkit.runtime import protect_package, protected_manager, source_of
 
 from ._addresses import Transport, exposed, join_host_port, one_place, several_places
 from ._errors import PlaintextWarning, failed
@@ -139,10 +139,12 @@ def prepare(sock: socket.socket, *, kind: str, unsent: int, exposed: bool) -> So
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, NOTSENT_LOWAT, unsent)
     try:
-        name = join_host_port(*sock.getpeername()[:2])
+        host, port = sock.getpeername()[:2]
     except OSError:  # gone already; the first read raises an error
-        name = "(gone)"
-    return SocketStream(sock, f"{kind} {name}{' (plaintext, insecure)' if exposed else ''}")
+        name, source = "(gone)", ""
+    else:
+        name, source = join_host_port(host, port), source_of(host)
+    return SocketStream(sock, f"{kind} {name}{' (plaintext, insecure)' if exposed else ''}", source=source)
 
 
 def _leaves(error: OSError) -> Iterator[OSError]:

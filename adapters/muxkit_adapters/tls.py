@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from muxkit import TLS, Identity, Limits
-from muxkit.runtime import Reason, alert_of, close_at_once, protect_package, protected_manager
+from muxkit.runtime import Reason, alert_of, close_at_once, current_place, protect_package, protected_manager
 
 from ._addresses import CERTIFICATE_NEEDED, Transport, join_host_port, one_of, one_place, several_places
 from ._errors import HandshakeFailed
@@ -30,7 +30,7 @@ FOREIGN_PROTOCOL = "It may speak another protocol"
 CLIENT_CERTIFICATE = "If the server wants a client certificate: tls=muxkit.TLS(cert=…, key=…)"
 FOREIGN = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"}
 NO_TLS = "; what the peer sends is not TLS: is this a plaintext port?"
-HANDSHAKE_TIMEOUT = 10.0  # s, on the connecting side; a listener has Limits.handshake
+HANDSHAKE_TIMEOUT = 30.0  # s, on the connecting side; a listener has Limits.handshake
 
 
 class TLSStream(trio.abc.Stream):
@@ -305,6 +305,9 @@ class TLSStream(trio.abc.Stream):
         """Agree on keys; raises `ssl.SSLError`, with an alert for the peer left to send."""
         await trio.lowlevel.checkpoint()  # a peer that speaks first and no TLS is more likely to be recognised
         is_done = False
+        place = current_place() if self._tls.server_side else None
+        if place is not None:
+            place.progressed()  # only now does it wait for the peer
         while not is_done:
             try:
                 self._tls.do_handshake()
@@ -316,6 +319,8 @@ class TLSStream(trio.abc.Stream):
                 self._unsent = self._outgoing.read() if self._tls.version() == "TLSv1.3" else b""
             if self._outgoing.pending:
                 await self._wire.send_all(self._outgoing.read())
+                if place is not None:
+                    place.progressed()  # the peer's bytes completed a flight
             if not is_done:
                 came = await self._wire.receive_some()
                 if came:

@@ -29,6 +29,7 @@ from muxkit.runtime import (
     Reason,
     background,
     close_at_once,
+    current_place,
     looks_like,
     protect_package,
     protected_manager,
@@ -66,7 +67,7 @@ __all__ = [
     "transport",
 ]
 
-HANDSHAKE_TIMEOUT = 10.0  # s, for the upgrade on the connecting side; a listener has Limits.handshake
+HANDSHAKE_TIMEOUT = 30.0  # s, for the upgrade on the connecting side; a listener has Limits.handshake
 CLOSE_TIMEOUT = 5.0  # s, for the peer to answer our close frame
 MESSAGE_MOST = 262_144  # bytes, the largest message that is accepted
 DONE, POLICY, INTERNAL_ERROR = 1000, 1008, 1011  # codes of close frames
@@ -198,8 +199,11 @@ async def serve(
     @protected_manager
     async def accept(wire: SocketStream) -> AsyncIterator[WebSocketStream]:
         upgrade = _Upgrade(start, wire.peer, limits.handshake, close_timeout, message_most)
-        async with secure(wire) as stream, websocket_over(stream, upgrade) as websocket:
-            yield websocket
+        async with secure(wire) as stream:
+            if (place := current_place()) is not None:
+                place.progressed()
+            async with websocket_over(stream, upgrade) as websocket:
+                yield websocket
 
     open_to, addresses = await tcp.listen(kind, host, port, exposed=unprotected, listeners=listeners)
     public = [address + (path or "") for address in addresses]

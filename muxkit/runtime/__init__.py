@@ -75,6 +75,13 @@ from muxkit.runtime._session import SessionStats as SessionStats
 from muxkit.runtime._session import describe as describe
 from muxkit.runtime._thread import Owner as Owner
 from muxkit.runtime._thread import owner as owner
+from muxkit.runtime.admission import Admission as Admission
+from muxkit.runtime.admission import Occupant as Occupant
+from muxkit.runtime.admission import Place as Place
+from muxkit.runtime.admission import Refusing as Refusing
+from muxkit.runtime.admission import Standing as Standing
+from muxkit.runtime.admission import current_place as current_place
+from muxkit.runtime.admission import source_of as source_of
 from muxkit.runtime.halves.bytestream import ByteStream as ByteStream
 from muxkit.runtime.halves.mailbox import ItemQueue as ItemQueue
 from muxkit.runtime.halves.mailbox import Mailbox as Mailbox
@@ -126,6 +133,7 @@ __all__ = [
     "YIELD_BYTES",
     "YIELD_CALLS",
     "YIELD_LEAST",
+    "Admission",
     "Adopted",
     "Arrival",
     "Backlog",
@@ -164,6 +172,7 @@ __all__ = [
     "NeedsBlock",
     "NowaitLink",
     "NowaitPackets",
+    "Occupant",
     "OnFailed",
     "OneAtATime",
     "Openable",
@@ -177,11 +186,13 @@ __all__ = [
     "Phase",
     "Ping",
     "Pings",
+    "Place",
     "PlaintextWarning",
     "ProtocolPlugin",
     "Reading",
     "Reason",
     "ReceiveHalf",
+    "Refusing",
     "Registry",
     "Request",
     "ResumingPlugin",
@@ -192,6 +203,7 @@ __all__ = [
     "SessionStats",
     "Side",
     "SlotQueue",
+    "Standing",
     "Storage",
     "StreamData",
     "StreamPump",
@@ -212,6 +224,7 @@ __all__ = [
     "can_heal",
     "check_options",
     "close_at_once",
+    "current_place",
     "describe",
     "facts_of",
     "frames_of",
@@ -231,6 +244,7 @@ __all__ = [
     "reason_for_leaving",
     "redial",
     "run_handler",
+    "source_of",
     "turned_away",
     "turns",
 ]

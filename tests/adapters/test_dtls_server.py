@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -139,16 +140,20 @@ class Shy:
 
 
 @pytest.mark.requirement("R-13", "R-30")
-async def test_handshakes_that_are_never_finished_give_way_and_a_good_client_gets_in(good: Authority) -> None:
+async def test_handshakes_that_are_never_finished_give_way_and_a_good_client_gets_in(
+    good: Authority, mock_clock: MockClock
+) -> None:
     counters = ServerCounters()
     serve = partial(dtls.serve, ssl_context=good.server(), limits=Limits(half_open=5), counters=counters)
     async with serving(serve, echo) as (address,), AsyncExitStack() as stack:
         for number in range(1, 21):
             shy = Shy(address)
             await stack.enter_async_context(shy.plain)
+            mock_clock.jump(1.0)
             await shy.begin()
             await until(lambda number=number: counters.admitted == number)  # type: ignore[misc]
         assert counters.half_open <= 5
+        mock_clock.jump(1.0)
         async with dtls.transport.connect(address, ssl_context=good.client()) as link:
             await link.send(b"hello")
             assert await link.receive() == b"hello"
@@ -373,3 +378,27 @@ async def test_many_links_leave_no_descriptor_and_no_task_behind(good: Authority
         before = await descriptors_and_tasks()
         await visit(30)
         await comes_down_to(before)
+
+
+@pytest.mark.requirement("R-13")
+async def test_a_handshake_ends_although_the_program_is_busy_for_longer_than_the_timer_of_openssl(
+    good: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSL's own timer repeated the flight before, and Trio dropped the new one together with that."""
+    send, is_held_up = EndpointSocket.sendto, False
+
+    async def hold_up_once(self: EndpointSocket, *arguments: Any) -> int:
+        nonlocal is_held_up
+        size = await send(self, *arguments)
+        if arguments[0][:1] == b"\x16" and arguments[0][13:14] == b"\x02" and not is_held_up:  # a ServerHello
+            is_held_up = True
+            time.sleep(1.1)  # noqa: ASYNC251 - OpenSSL looks at the clock of the machine
+        return size
+
+    monkeypatch.setattr(EndpointSocket, "sendto", hold_up_once)
+    async with serving(partial(dtls.serve, ssl_context=good.server()), echo) as (address,):
+        async with dtls.transport.connect(address, ssl_context=good.client()) as link:
+            await link.send(b"hello")
+            with trio.fail_after(PATIENCE):
+                assert await link.receive() == b"hello"
+    assert is_held_up

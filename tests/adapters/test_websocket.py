@@ -318,8 +318,8 @@ async def test_a_server_that_never_answers_is_given_up() -> None:
 
 
 async def test_clients_that_never_finish_the_upgrade_do_not_keep_a_good_one_out() -> None:
-    async with serving(websocket.serve, echo, limits=Limits(half_open=20, handshake=NEVER)) as (address,):
-        slow = [await trio.open_tcp_stream("127.0.0.1", port_of(address)) for _ in range(200)]
+    async with serving(websocket.serve, echo, limits=Limits(half_open=100, handshake=3.0)) as (address,):
+        slow = [await trio.open_tcp_stream("127.0.0.1", port_of(address)) for _ in range(300)]
         for stream in slow:
             await stream.send_all(b"GET / HT")
         async with websocket.connect(f"ws://{address}", handshake_timeout=PATIENCE) as good:

@@ -161,7 +161,7 @@ async def test_a_connection_that_breaks_is_lost() -> None:
     assert caught.value.by == "network"
 
 
-async def test_the_oldest_goes_when_there_are_too_many(autojump_clock: MockClock) -> None:
+async def test_the_oldest_goes_after_a_while_when_there_are_too_many(autojump_clock: MockClock) -> None:
     queue, lost, errors = HandshakeQueue(Limits(half_open=3)), list[int](), list[LinkLost]()
 
     async def greet(number: int, stream: trio.abc.Stream) -> None:
@@ -178,11 +178,13 @@ async def test_the_oldest_goes_when_there_are_too_many(autojump_clock: MockClock
             peers.append(theirs)
             nursery.start_soon(greet, number, ours)
             await trio.testing.wait_all_tasks_blocked()
-        assert (lost, len(queue), queue.dropped) == ([0, 1], 3, 2)
+        assert (lost, len(queue)) == ([], 3), "the newer ones wait"
+        await trio.sleep(1.5)
+        assert (sorted(lost), len(queue)) == ([0, 1], 3)
         for theirs in peers[2:]:
             await theirs.send_all(b"\n")
-    assert (lost, len(queue)) == ([0, 1], 0)
-    assert all(error.by == "local" and "half_open=3" in str(error) for error in errors)
+    assert (sorted(lost), len(queue)) == ([0, 1], 0)
+    assert all(error.by == "local" and "half_open" in str(error) for error in errors)
 
 
 async def test_a_cancelled_handshake_leaves_the_queue(autojump_clock: MockClock) -> None:
@@ -235,7 +237,7 @@ async def test_a_good_client_is_quickly_served_while_a_thousand_dribble() -> Non
                     await stream.send_all(b"friend\n")
                     assert await stream.receive_some() == b"welcome friend"
             waits.append(time.process_time() - start)
-        assert len(queue) <= 100
+        assert len(queue) == SLOW, "while there is room, nobody gives way"
         nursery.cancel_scope.cancel()
     assert sorted(waits)[GOOD // 2] < 0.1  # the slowest may have waited for the other half of this process
 

@@ -7,13 +7,14 @@ import math
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import trio
 
 from muxkit import Identity
-from muxkit.runtime import turns
+from muxkit.runtime import Place, source_of, turns
 
 from .._addresses import CERTIFICATE_REQUIRED, join_host_port
 from .._errors import HandshakeFailed, failed
@@ -57,7 +58,26 @@ class DtlsLink(PacketLink):
         self._identity: Identity | None = None
         self._is_over = False
         self._early: deque[bytes] = deque()
+        self.place: Place | None = None
+        """Of this link at its listener, for a handshake that goes on."""
         channel.set_ciphertext_mtu(self._room())
+        self._handshake_step: Callable[[], None] = self._ssl.do_handshake
+        vars(self._ssl)["do_handshake"] = self._step
+
+    def _step(self) -> None:
+        """Do a step of the handshake, without what OpenSSL would repeat of the flight before.
+
+        Trio has a timer of its own for that. OpenSSL has another one, of a second. If a peer takes longer than that,
+        OpenSSL puts the old flight in front of the new one, Trio takes both for a repetition and drops them, and the
+        handshake never ends.
+        """
+        ssl = self._ssl
+        if ssl.DTLSv1_get_timeout() == 0:
+            ssl.DTLSv1_handle_timeout()
+            with suppress(SSL.Error):
+                while ssl.bio_read(LARGEST_RECORD):
+                    pass
+        self._handshake_step()
 
     async def shake_hands(
         self, *, within: float, retransmit: float, heeds_alerts: bool = False, shows_nothing: bool = False
@@ -125,6 +145,8 @@ class DtlsLink(PacketLink):
         """Note packets from the peer's address."""
         self._heard_at = trio.current_time()
         if not self._limit:
+            if self.place is not None:
+                self.place.progressed()  # the address is proved, so nobody else can have sent them
             for packet in packets:
                 self._verdict.heard(packet)
             if self._heeds_alerts and self._verdict.alert is not None:
@@ -341,12 +363,13 @@ class DtlsListener(PacketListener[DtlsLink]):
         link = DtlsLink(
             channel, self.packets, f"dtls {join_host_port(*address[:2])}", self.options, idle=self.options.idle
         )
-        scope = self.peers.admit(link)
-        if scope is None:
-            return
+        place = self.peers.admit(link, source_of(address[0]))
+        if place is None:
+            return  # the client sends its packet again, with the cookie that proves its address
+        link.place = place
         self._links[address] = link
         try:
-            await self.peers.run(link, scope, partial(self._shake_hands_and_handle, link))
+            await self.peers.run(link, place, partial(self._shake_hands_and_handle, link))
         finally:
             self.options.counters.dropped += link.stats().dropped
             if self._links.get(address) is link:

@@ -14,10 +14,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, Generic, Literal, TypeVar
 
+import attrs
 import trio
 
 from muxkit import Limits
-from muxkit.runtime import TokenBucket, bare_nursery, close_at_once, turned_away, turns
+from muxkit.runtime import Admission, Place, TokenBucket, bare_nursery, close_at_once, source_of, turned_away, turns
 
 from .._addresses import join_host_port
 from .._listen import log_failure
@@ -44,53 +45,81 @@ log: Final = logging.getLogger("muxkit.adapters")
 LinkT = TypeVar("LinkT", bound=PacketLink)
 
 
+@attrs.define(eq=False)
+class PeerPlace(Place):
+    """The place of a peer, which stays half-open until the address is proved, whatever the peer says."""
+
+    is_proved: bool = False
+    peer: PacketLink | None = None
+    peers: Peers | None = None
+
+    def establish(self) -> None:
+        if self.is_proved:
+            super().establish()
+
+    def give_way(self, why: str) -> None:
+        if self.peer is not None and self.peers is not None and not self.is_proved:
+            self.peers.evicted(self.peer)
+            self.occupant = None  # an address without proof is not sent a reason
+        super().give_way(why)
+
+    def moved(self) -> None:
+        if self.peers is not None:
+            self.peers.count()
+
+
 class Peers:
-    """Admits, evicts and expires the links of peers; handlers run in `nursery`, each in a scope of its own."""
+    """The places of the peers of a listener; handlers run in `nursery`, each in a scope of its own.
+
+    `muxkit.runtime.Admission` decides who is admitted and who gives way. A newcomer for whom there is no place waits by
+    sending its packet again.
+    """
 
     def __init__(self, nursery: trio.Nursery, limits: Limits, counters: ServerCounters) -> None:
         self._nursery = nursery
         self._limits = limits
         self._counters = counters
         self._running = 0
-        self._half_open: dict[PacketLink, trio.CancelScope] = {}  # oldest first
-        self._established: set[PacketLink] = set()
+        self._admission = Admission(limits)
+        self._places: dict[PacketLink, PeerPlace] = {}
         self._alarm = trio.CancelScope()
         self._evictions = TokenBucket(EVICTIONS, EVICTIONS_BURST)
         self._turns = turns()
 
-    @property
-    def has_room(self) -> bool:
-        """True if `admit` would take one more peer now; if all places are taken, evictions are limited in rate."""
+    def make_room(self) -> bool:
+        """Return True if `admit` would take one more peer now; peers give way at a limited rate."""
         limits = self._limits
-        if len(self._established) >= limits.connections or self._running >= limits.connections + limits.half_open:
+        if self._running >= limits.connections + limits.half_open:
             return False
-        return not self._must_evict or self._evictions.has_token(trio.current_time())
+        if self._admission.has_room:
+            return True
+        return self._evictions.has_token(trio.current_time()) and self._admission.make_room()
 
-    def admit(self, peer: PacketLink) -> trio.CancelScope | None:
-        """Admit a peer without proof and return the scope for `run`, or None; handlers that still run count too."""
-        if not self.has_room:
+    def admit(self, peer: PacketLink, source: str = "") -> PeerPlace | None:
+        """Admit a peer without proof and return the place for `run`, or None; handlers that still run count too."""
+        place = self._admission.admit(source, PeerPlace) if self.make_room() else None
+        if place is None:
             self._counters.turned_away += 1
-            turned_away("connections")
+            turned_away("connections" if self._admission.half_open < self._limits.half_open else "half_open")
             return None
-        while self._must_evict:
-            self._evict_oldest()
+        place.scope.deadline = math.inf  # `expires` counts from the last packet
+        place.peer, place.peers = peer, self
+        self._places[peer] = place
         self._turns.connection_came()
-        scope = trio.CancelScope()
-        self._half_open[peer] = scope
         self._running += 1
         self._counters.admitted += 1
-        self._count()
+        self.count()
         self._alarm.deadline = min(self._alarm.deadline, peer.expires)
-        return scope
+        return place
 
-    def start(self, peer: PacketLink, scope: trio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
+    def start(self, peer: PacketLink, place: PeerPlace, work: Callable[[], Awaitable[None]]) -> None:
         """`run` in a task of its own."""
-        self._nursery.start_soon(self.run, peer, scope, work)
+        self._nursery.start_soon(self.run, peer, place, work)
 
-    async def run(self, peer: PacketLink, scope: trio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, peer: PacketLink, place: PeerPlace, work: Callable[[], Awaitable[None]]) -> None:
         """Run the handler of an admitted peer and log what it raises."""
         try:
-            with scope:
+            with place.held():
                 await work()
         except Exception as error:
             log_failure("peer", error)
@@ -100,49 +129,41 @@ class Peers:
             self.remove(peer)
 
     def establish(self, peer: PacketLink) -> None:
-        """Mark a peer as proved, so that newer ones do not replace it any more."""
-        if self._half_open.pop(peer, None) is not None:
-            self._established.add(peer)
-            self._count()
+        """Mark the address of a peer as proved."""
+        if (place := self._places.get(peer)) is not None:
+            place.is_proved = True
+            place.establish()
 
     def remove(self, peer: PacketLink) -> None:
         """Forget a peer whose link is over; its handler may still run for a while."""
-        self._half_open.pop(peer, None)
-        self._established.discard(peer)
-        self._count()
+        if (place := self._places.pop(peer, None)) is not None:
+            place.leave()
 
     async def expire(self) -> None:
         """Forget silent peers; a task that runs beside the listeners."""
         while True:
             now = trio.current_time()
-            for peer in [*self._half_open, *self._established]:
+            for peer in [*self._places]:
                 if peer.expires <= now:
                     self._counters.idle += 1
                     self.remove(peer)
                     peer.forget("silent for too long")
-            soonest = min((peer.expires for peer in [*self._half_open, *self._established]), default=math.inf)
+            soonest = min((peer.expires for peer in self._places), default=math.inf)
             self._alarm = trio.CancelScope(deadline=soonest)
             with self._alarm:
                 await trio.sleep_forever()
 
-    @property
-    def _must_evict(self) -> bool:
-        limits, half_open = self._limits, len(self._half_open)
-        return half_open >= limits.half_open or len(self._established) + half_open >= limits.connections
-
-    def _evict_oldest(self) -> None:
-        peer, scope = next(iter(self._half_open.items()))
-        del self._half_open[peer]
+    def evicted(self, peer: PacketLink) -> None:
+        """Forget a peer without proof that gives way to another."""
+        self._places.pop(peer, None)
         self._counters.evicted += 1
         self._evictions.take(trio.current_time())
-        log.info("a peer without proof gave way to a newer one: Limits(half_open=%d)", self._limits.half_open)
-        turned_away("half_open")
         peer.forget("gave way to newer peers before it had proved itself")
-        scope.cancel()
 
-    def _count(self) -> None:
-        self._counters.half_open = len(self._half_open)
-        self._counters.peers = len(self._established)
+    def count(self) -> None:
+        """Update the counters of the listener."""
+        self._counters.half_open = self._admission.half_open
+        self._counters.peers = self._admission.served
 
 
 class PacketListener(ABC, Generic[LinkT]):
@@ -372,13 +393,13 @@ class UdpListener(PacketListener[PeerLink]):
         if not any(packets):
             self.counters.empty += len(packets)
             return None
-        if not self.peers.has_room:
+        if not self.peers.make_room():
             self.counters.turned_away += 1
             return None
         link = PeerLink(self, address, f"udp {join_host_port(*address[:2])}{self._suffix}")
-        scope = self.peers.admit(link)
-        if scope is None:
+        place = self.peers.admit(link, source_of(address[0]))
+        if place is None:
             return None
-        self.peers.start(link, scope, partial(self._handle, link))
+        self.peers.start(link, place, partial(self._handle, link))
         self._links[address] = link
         return link

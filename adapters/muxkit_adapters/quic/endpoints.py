@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConnectionEnded", "HandshakeFailed", "QuicLink", "Tickets", "connect", "rebind", "serve", "transport"]
 
-HANDSHAKE_TIMEOUT = 10.0  # s, on the connecting side; a listener has Limits.handshake
+HANDSHAKE_TIMEOUT = 30.0  # s, on the connecting side; a listener has Limits.handshake
 SOCKETS = PacketOptions(send_buffer=4 * 1024 * 1024)
 
 

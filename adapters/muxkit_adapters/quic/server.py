@@ -14,10 +14,10 @@ from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
 from aioquic.quic.packet import QuicPacketType, encode_quic_retry, encode_quic_version_negotiation, pull_quic_header
 from aioquic.quic.retry import QuicRetryTokenHandler
 
-from muxkit.runtime import bare_nursery, turned_away, turns
+from muxkit.runtime import Admission, Place, bare_nursery, may_log, source_of, turned_away, turns
 
 from .._addresses import join_host_port
-from .._listen import Admission, log_failure
+from .._listen import log_failure
 from ..packets.options import TURN, Address
 from ..packets.sockets import PacketSocket
 from .connection import LimitedConnection
@@ -57,7 +57,8 @@ class Server:
         self._tokens = QuicRetryTokenHandler() if retry else None
         self._tickets = tickets
         self._links: dict[bytes, QuicLink] = {}
-        self._admission: Admission[QuicLink] = Admission(options.limits)
+        self._admission = Admission(options.limits)
+        self._places: dict[QuicLink, Place] = {}  # of those in their handshake
         self._leaving: dict[QuicLink, trio.CancelScope] = {}
         self._is_full = False
         self._turns = turns()
@@ -87,6 +88,8 @@ class Server:
                     continue
                 link.feed(packet)
                 touched[link] = None
+                if (place := self._places.get(link)) is not None:
+                    place.progressed()
                 if perf_counter() - began > TURN:
                     _finish_feeding(touched)
                     await trio.lowlevel.checkpoint()
@@ -129,9 +132,9 @@ class Server:
     def _admit(self, header: QuicHeader, packet: Packet, wire: PacketSocket) -> QuicLink | None:
         """Open a connection for the first packet of a new peer, if its address is proved."""
         original, token_id = header.destination_cid, None
-        if self._admission.is_full:
-            self.refused += 1
-            turned_away("connections")
+        if not self._admission.make_room():
+            self.refused += 1  # the client sends its packet again
+            turned_away("connections" if self._admission.half_open < self._limits.half_open else "half_open")
             if not self._is_full:
                 self._is_full = True
                 log.info("new connections are not let in for now: Limits(connections=%d)", self._limits.connections)
@@ -148,7 +151,11 @@ class Server:
             except ValueError:
                 self.refused += 1
                 return None
-        return self._open(original, token_id, header.destination_cid, packet[1], wire)
+        place = self._admission.admit(source_of(packet[1][0]))
+        if place is None:
+            self.refused += 1
+            return None
+        return self._open(original, token_id, header.destination_cid, packet[1], wire, place)
 
     def _ask_for_token(self, header: QuicHeader, packet: Packet, wire: PacketSocket) -> None:
         """Ask for proof of the address; the token holds all the state, so none is kept here."""
@@ -173,7 +180,13 @@ class Server:
     # --- connections
 
     def _open(
-        self, original: bytes, token_id: bytes | None, first_id: bytes, address: Address, wire: PacketSocket
+        self,
+        original: bytes,
+        token_id: bytes | None,
+        first_id: bytes,
+        address: Address,
+        wire: PacketSocket,
+        place: Place,
     ) -> QuicLink:
         self._configuration = self._renewed()
         quic = LimitedConnection(
@@ -201,25 +214,30 @@ class Server:
         for connection_id in ids:
             self._links[connection_id] = link
         self._turns.connection_came()
-        self._nursery.start_soon(self._live, link, self._admission.begin(link), ids)
+        self._places[link] = place
+        self._nursery.start_soon(self._live, link, place, ids)
         return link
 
-    async def _live(self, link: QuicLink, handshake: trio.CancelScope, ids: set[bytes]) -> None:
+    async def _live(self, link: QuicLink, place: Place, ids: set[bytes]) -> None:
         try:
-            async with bare_nursery() as nursery:
-                nursery.start_soon(self._run, link, nursery.cancel_scope)
-                with handshake:
-                    await link.established.wait()
-                if link.established.is_set():  # it may be over by now, with data to be received
-                    self._admission.establish(link)
-                    await self._handle(link)
-                    self._leave(link, nursery.cancel_scope)
-                else:
-                    log.info("a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake)
-                    turned_away("handshake")
-                    nursery.cancel_scope.cancel()
+            with place.held():
+                try:
+                    async with bare_nursery() as nursery:
+                        nursery.start_soon(self._run, link, nursery.cancel_scope)
+                        await link.established.wait()
+                        del self._places[link]
+                        place.establish()  # it may be over by now, with data to be received
+                        await self._handle(link)
+                        self._leave(link, place, nursery.cancel_scope)
+                finally:
+                    if place.timed_out:
+                        if may_log("connections that were dropped in their handshakes"):
+                            log.info(
+                                "a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake
+                            )
+                        turned_away("handshake")
         finally:
-            self._admission.remove(link)
+            self._places.pop(link, None)
             self._leaving.pop(link, None)
             link.drop("the server was stopped")
             for connection_id in ids:
@@ -241,9 +259,9 @@ class Server:
             log_failure("connection", error)
         link.close(error="hung up")
 
-    def _leave(self, link: QuicLink, scope: trio.CancelScope) -> None:
+    def _leave(self, link: QuicLink, place: Place, scope: trio.CancelScope) -> None:
         """Keep a connection for a moment to repeat its goodbye; it no longer counts against the limits."""
-        self._admission.remove(link)
+        place.leave()
         self._is_full = False
         link.close()
         self._leaving[link] = scope

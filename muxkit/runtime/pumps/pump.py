@@ -15,6 +15,7 @@ from muxkit._observer import Facts, Observer, tell_limit
 from muxkit.core import Engine, Reason, Reminder
 from muxkit.runtime._errors import CLOSED_HERE, LossRecord, Phase, Side, can_heal
 from muxkit.runtime._links import peer_of
+from muxkit.runtime.admission import current_place
 from muxkit.runtime.pumps.turns import turns
 
 EventT = TypeVar("EventT")
@@ -93,6 +94,7 @@ class Pump(ABC, Generic[EventT]):
         self._parting_until = -math.inf
         self._farewell = Reason()  # for a link that can carry one
         self._transport = link
+        self._place = current_place()  # of this connection at its listener, until the peer has said a valid word
 
     # --- the life of the connection
 
@@ -218,6 +220,14 @@ class Pump(ABC, Generic[EventT]):
         """Hand out what a command made the engine tell, and what follows from that."""
         while events := self._events():
             self._on_events(events)
+            if self._place is not None:
+                self._heard()
+
+    def _heard(self) -> None:
+        """Report to the listener that the peer has said something that the engine understood."""
+        if self._place is not None and not self.is_lost:
+            self._place.establish()
+            self._place = None
 
     def _dispatch(self) -> None:
         """Hand out what a read or a deadline made the engine tell, then write what it answers."""

@@ -370,6 +370,8 @@ class StreamPump(Pump[EventT]):
         self._is_burst = len(events) >= BURST
         if events:
             self._on_events(events)
+            if self._place is not None:
+                self._heard()
             self.dispatch_events()  # handling one may cause another
         self.request_write()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 import attrs
@@ -15,6 +16,7 @@ from muxkit._observer import turned_away
 from muxkit.core import Reason
 from muxkit.runtime._errors import LinkLost, Side
 from muxkit.runtime._links import Explaining, NowaitLink, Parting, WaitableLink, peer_of
+from muxkit.runtime.admission import Admission, Place, current_place
 
 LearntT = TypeVar("LearntT")
 LearntT_co = TypeVar("LearntT_co", covariant=True)
@@ -43,57 +45,59 @@ class HandshakeReader(Protocol[LearntT_co]):
 
 
 class HandshakeQueue:
-    """Reads handshakes: each within `Limits.handshake` seconds and `most` bytes, `Limits.half_open` of them at once.
+    """Reads handshakes: each within `Limits.handshake` seconds and `most` bytes.
 
-    When full, drop the oldest handshake, so that idle peers cannot block new ones.
+    On a connection whose listener has places, the connection counts as half-open during its handshake, and gives way as
+    `muxkit.runtime.admission` says. For servers without places the queue has places of its own: with more than
+    `Limits.half_open` handshakes under way the next one waits until another is finished, or gives way.
     """
 
     def __init__(self, limits: Limits | None = None, *, most: int = LARGEST_HANDSHAKE) -> None:
         self._limits = limits or Limits()
         self._most = most
-        self._waiting: dict[trio.CancelScope, None] = {}  # oldest first
-        self.dropped: int = 0
-        """Handshakes that were dropped for a newer one."""
+        self._own = Admission(self._limits)
+        self._under_way = 0
 
     def __len__(self) -> int:
-        """Return how many handshakes are under way."""
-        return len(self._waiting)
+        """Return how many handshakes are under way, without those that wait for a place."""
+        return self._under_way
 
     async def read_handshake(
         self, stream: trio.abc.Stream, reader: HandshakeReader[LearntT]
     ) -> tuple[LearntT, trio.abc.Stream]:
-        """Return what the handshake says, and the stream, which first gives what was read behind it.
+        """Return what the handshake says, and the stream, which first gives what was read after it.
 
         Raises `RemoteProtocolError` if the peer sent something wrong, too much, or not enough in time; `LinkLost` if
-        it hung up, or was dropped for a newer connection. The caller has to close the stream, and may still answer on
-        it after a `RemoteProtocolError`.
+        it hung up, or had to give way to a newer connection. The caller has to close the stream, and may still answer
+        on it after a `RemoteProtocolError`.
         """
         handshake = _Handshake(stream, reader, self._most)
         within = self._limits.handshake
-        scope = trio.CancelScope(deadline=trio.current_time() + within)
-        self._waiting[scope] = None
-        self._make_room()
-        try:
-            with scope:
-                return await handshake.read()
-            was_dropped = scope not in self._waiting
-        finally:
-            self._waiting.pop(scope, None)
-        if was_dropped:
-            most = self._limits.half_open
-            raise handshake.lost(f"more than Limits(half_open={most}) connections were in their handshake", by="local")
+        with trio.CancelScope(deadline=trio.current_time() + within):
+            if (place := current_place()) is not None:
+                with self._counted(), place.handshake():
+                    return await handshake.read(place)
+            await self._own.wait_for_place()
+            place = self._own.admit()
+            assert place is not None  # only an address has a bound of its own
+            with self._counted(), place.held():
+                return await handshake.read(place)
+            if place.gave_way:
+                raise handshake.lost(
+                    f"it gave way to newer connections: Limits(half_open={self._limits.half_open})", by="local"
+                )
         turned_away("handshake")
         raise RemoteProtocolError(
             f"no complete handshake within {within:g} s: {handshake.received} bytes came", limit="handshake"
         )
 
-    def _make_room(self) -> None:
-        while len(self._waiting) > self._limits.half_open:
-            oldest = next(iter(self._waiting))
-            del self._waiting[oldest]
-            oldest.cancel()
-            self.dropped += 1
-            turned_away("half_open")
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
 
 
 @attrs.define(eq=False)
@@ -106,7 +110,7 @@ class _Handshake(Generic[LearntT]):
     _began: float = attrs.field(factory=trio.current_time, init=False)
     received: int = attrs.field(default=0, init=False)
 
-    async def read(self) -> tuple[LearntT, trio.abc.Stream]:
+    async def read(self, place: Place) -> tuple[LearntT, trio.abc.Stream]:
         try:
             await self._send_owed()
             while True:
@@ -117,7 +121,8 @@ class _Handshake(Generic[LearntT]):
                     raise self.lost(f"the peer hung up after {self.received} bytes of its handshake", by="peer")
                 self.received += len(data)
                 learnt = self._reader.receive_bytes(bytes(data))
-                await self._send_owed()
+                if await self._send_owed():
+                    place.progressed()
                 if learnt is not None:
                     return learnt, prefixed(self._stream, self._reader.leftover())
         except LinkLost:
@@ -125,10 +130,12 @@ class _Handshake(Generic[LearntT]):
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise self.lost("the connection broke during its handshake", by="network") from error
 
-    async def _send_owed(self) -> None:
+    async def _send_owed(self) -> bool:
+        """Send the answers that the handshake needs; return True if there were any."""
         data = self._reader.bytes_to_send()
         if data:
             await self._stream.send_all(data)
+        return bool(data)
 
     def lost(self, reason: str, *, by: Side) -> LinkLost:
         return LinkLost(reason, by=by, peer=peer_of(self._stream), after=trio.current_time() - self._began)

@@ -9,7 +9,7 @@ import secrets
 import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -35,10 +35,12 @@ from muxkit.runtime import (
     HandshakeQueue,
     Identity,
     LinkLost,
+    Place,
     Registry,
     background,
     bare_nursery,
     close_at_once,
+    current_place,
     log_failure,
     looks_like,
     may_log,
@@ -54,7 +56,10 @@ Identify = Callable[[trio.abc.Stream], bytes | None]
 
 
 MIB = 1024 * 1024
-LINK_COST = 16 * 1024  # bytes that an absent link counts beside its messages and channels
+LINK_COST = 16 * 1024  # bytes that an absent link counts in addition to its messages and channels
+CHANNEL_COST = 3 * 1024  # the same of a channel; a link has at least one
+LINK_KEPT = 64 * 1024  # bytes for each link that is kept, unless `Keep.bytes` says otherwise
+LEAST_KEPT = 64 * MIB
 
 # For a connector that comes back over and over and gets nothing done: it is answered later each time.
 RETURNS = Backoff(first=0.1, most=5.0)
@@ -164,13 +169,40 @@ class Endpoint:
 
 @attrs.frozen(kw_only=True)
 class Keep:
-    """How much state of absent links a listener keeps; the one that has been absent for longest goes first."""
+    """How much state of absent links a listener keeps; the one that has been absent for longest goes first.
 
-    links: int = attrs.field(default=1024, validator=attrs.validators.ge(0))
-    bytes: int = attrs.field(default=64 * MIB, validator=attrs.validators.ge(0))
-    """Of messages in both directions, with 3 KiB for each of a link's channels and 16 KiB for the link itself."""
+    All connections may be lost in the same moment, so a listener should keep as many links as it carries connections.
+    By default it does; if it is told to keep fewer, it says so when it starts.
+    """
+
+    links: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
+    """None for `Limits.connections`."""
+    bytes: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
+    """Of messages in both directions, with 3 KiB for each of a link's channels and 16 KiB for the link itself. None for
+    64 KiB for each link, and at least 64 MiB."""
     age: float = attrs.field(default=300.0, validator=attrs.validators.ge(0.0))
     """Seconds without a connection."""
+
+    def bounds(self, limits: Limits) -> tuple[int, int]:
+        """Return how many links are kept, and how many bytes; warn if that is less than what may be lost at once."""
+        links = limits.connections if self.links is None else self.links
+        size = max(LEAST_KEPT, links * LINK_KEPT) if self.bytes is None else self.bytes
+        least = limits.connections * (LINK_COST + CHANNEL_COST)
+        if 0 < links < limits.connections:
+            _log.warning(
+                "Keep(links=%d) is below Limits(connections=%d): links are lost if all connections are lost at once",
+                links,
+                limits.connections,
+            )
+        elif 0 < size < least and links:
+            _log.warning(
+                "Keep(bytes=%d) is below %d of Limits(connections=%d): links are lost if all connections are lost "
+                "at once",
+                size,
+                least,
+                limits.connections,
+            )
+        return links, size
 
 
 @attrs.define(eq=False)
@@ -188,6 +220,21 @@ class _Kept:
 
     def forgotten(self, why: Forgotten) -> None:
         self.link._lose_because(f"the link was absent: {why.value}", by="local")
+
+
+@attrs.frozen
+class _Guest:
+    """A connection of a link, as its place at the listener sees it; the link outlives it, if it is kept."""
+
+    _link: Link
+    _place: Place
+
+    def activity(self) -> int | None:
+        stats = self._link.stats()
+        return None if stats.channels else stats.messages_received + stats.messages_sent
+
+    def send_away(self, refused: Refused) -> None:
+        self._place.scope.cancel()  # a reason would end the link, and not only its connection
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -342,7 +389,9 @@ class Listener:
     async def _connect(self, stream: trio.abc.Stream, adopted: Adopted[_Kept]) -> None:
         link = adopted.session.link
         if link._core.error is None:
-            await link._run_connection(stream, epoch=self.epoch, link_id=adopted.session.link_id)
+            place = current_place()
+            with nullcontext() if place is None else place.occupy(_Guest(link, place)):
+                await link._run_connection(stream, epoch=self.epoch, link_id=adopted.session.link_id)
         if link._core.error is not None:
             adopted.forget()
 
@@ -395,8 +444,9 @@ async def listener(
     for endpoint in named.values():
         check_handler(endpoint.handler)
     keep, limits = keep or Keep(), limits or Limits()
+    most, most_bytes = keep.bounds(limits)
     links: Registry[bytes, _Kept] = Registry(
-        weigh=_Kept.weigh, forgotten=_Kept.forgotten, most=keep.links, most_bytes=keep.bytes, most_age=keep.age
+        weigh=_Kept.weigh, forgotten=_Kept.forgotten, most=most, most_bytes=most_bytes, most_age=keep.age
     )
     async with background() as nursery:
         nursery.start_soon(links.expire)

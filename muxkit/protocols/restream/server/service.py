@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from muxkit._errors import RemoteProtocolError
+from muxkit._errors import Refused, RemoteProtocolError
 from muxkit._info import SessionInfo
 from muxkit._limits import Limits
 from muxkit._observer import Observer, facts_of, for_connection, frames_of, measured, tell_limit, telling_of_listener
@@ -73,10 +73,13 @@ from muxkit.protocols.restream.wire import (
     parse_integer,
 )
 from muxkit.runtime import (
+    Admission,
+    Place,
     SessionStats,
     StreamPump,
     background,
     close_at_once,
+    current_place,
     describe,
     loggable_text,
     may_log,
@@ -158,7 +161,7 @@ class Service:
         self._pace = pace
         self._linger = linger
         self._random32 = random32
-        self._silent: dict[ClientConnection, None] = {}  # the connections without a request, oldest first
+        self._own_places = Admission(self.limits)
         self._owners: dict[str, ClientConnection] = {}  # the newest connection of each session
         self._claims: dict[str, trio.Lock] = {}  # held by the connection that claims a session; others wait, in order
         self._unreleased: dict[str, ServerSession] = {}  # those that could not be released when a connection was closed
@@ -179,15 +182,29 @@ class Service:
         if self.is_draining:
             # If it were closed now, its client would reconnect at once; after the end of the server it waits first.
             await trio.sleep_forever()
+        if (place := current_place()) is not None:
+            place.await_word()
+            await self._serve(stream, place)
+            return
+        # The stream comes from a server without places, so the service has some of its own.
+        try:
+            await self._own_places.wait_for_place()
+        except BaseException:
+            await close_at_once(stream)
+            raise
+        if (place := self._own_places.admit()) is not None:
+            place.scope.deadline = math.inf  # the engine has a deadline for the first line
+            with place.held():
+                await self._serve(stream, place)
+
+    async def _serve(self, stream: trio.abc.Stream, place: Place) -> None:
         connection = ClientConnection(stream, self, next(self._numbers))
         self._connections.add(connection)
-        self._silent[connection] = None
-        self._drop_oldest_silent()
         try:
-            await connection.run()
+            with place.occupy(connection):
+                await connection.run()
         finally:
             self._connections.discard(connection)
-            self._silent.pop(connection, None)
             self._ended.unpark_all()
 
     async def sweep(self) -> None:
@@ -216,18 +233,6 @@ class Service:
                 await self._ended.park()
         for connection in [*self._connections]:
             connection.drop("the server ended")
-
-    def _drop_oldest_silent(self) -> None:
-        """Close the oldest connection without a request for a new one, so silent clients cannot keep others out."""
-        most, silent = self.limits.half_open, self._silent
-        while len(silent) > most:
-            oldest = next(iter(silent))
-            del silent[oldest]
-            oldest.drop(f"more than Limits(half_open={most}) connections had not said what they want")
-            if may_log("clients that were dropped before their first line"):
-                _log.info("%s was dropped before its first line: Limits(half_open=%d)", oldest.client, most)
-            if oldest._facts is not None:
-                oldest._facts.limit("half_open")
 
     async def _release_again(self) -> None:
         """Release the sessions for which the store failed before."""
@@ -479,6 +484,14 @@ class ClientConnection:
         """End the connection because a newer one owns the session."""
         self._fail(f"session {uuid} was taken over by a newer connection", ErrorCode.BUSY)
 
+    def activity(self) -> int | None:
+        """Return 0 until there is a request, as `muxkit.runtime.Occupant`; a stream that was asked for is a channel."""
+        return 0 if self._request is None else None
+
+    def send_away(self, refused: Refused) -> None:
+        """End the connection with an error line, since it has to give way to another."""
+        self._fail(refused.reason, ErrorCode.BUSY)
+
     def drop(self, reason: str) -> None:
         """Close the connection at once."""
         self._pump.lose(reason, by="local")
@@ -511,7 +524,6 @@ class ClientConnection:
                     pass  # the pump loses the connection next
                 case _:
                     self._request = event
-                    self._service._silent.pop(self, None)
                     self._wake()
 
     def _wake(self) -> None:
@@ -870,11 +882,11 @@ def traceback_of(error: BaseException) -> str:
 
 async def _listen_on(listeners: Listeners, handler: Handler, limits: Limits) -> None:
     """Run `handler` for each connection to bound listeners, which are closed at the end."""
-    slots = trio.Semaphore(limits.connections)
+    places = Admission(limits)
     try:
         async with background() as nursery:
             for listener in listeners:
-                nursery.start_soon(_accept, listener, handler, slots, nursery)
+                nursery.start_soon(_accept, listener, handler, places, nursery)
             await trio.sleep_forever()
     finally:
         for listener in listeners:
@@ -882,32 +894,33 @@ async def _listen_on(listeners: Listeners, handler: Handler, limits: Limits) -> 
 
 
 async def _accept(
-    listener: trio.abc.Listener[trio.abc.Stream], handler: Handler, slots: trio.Semaphore, nursery: trio.Nursery
+    listener: trio.abc.Listener[trio.abc.Stream], handler: Handler, places: Admission, nursery: trio.Nursery
 ) -> None:
     while True:
-        await slots.acquire()  # more wait in the kernel's backlog
+        await places.wait_for_place()  # more wait in the kernel's backlog
         try:
             stream = await listener.accept()
         except OSError as error:
-            slots.release()
             if error.errno not in OUT_OF_DESCRIPTORS:
                 raise
             _log.warning("accept: %s; trying again in %g s", os.strerror(error.errno), ACCEPT_PAUSE)
             await trio.sleep(ACCEPT_PAUSE)
-        else:
-            nursery.start_soon(_handle, stream, handler, slots)
+            continue
+        if (place := places.admit()) is not None:
+            place.establish()  # there is no handshake
+            nursery.start_soon(_handle, stream, handler, place)
 
 
-async def _handle(stream: trio.abc.Stream, handler: Handler, slots: trio.Semaphore) -> None:
+async def _handle(stream: trio.abc.Stream, handler: Handler, place: Place) -> None:
     try:
-        await handler(stream)
+        with place.held():
+            await handler(stream)
     except Exception as error:
         # Its text may quote what a peer sent, so it is for debugging only.
         if may_log("handlers of connections that failed"):
             _log.error("a connection's handler failed with %s", type(error).__name__)
         _log.debug("in full", exc_info=error)
     finally:
-        slots.release()
         await close_at_once(stream)
 
 
