@@ -47,23 +47,8 @@ MISSPELT = {
 }
 
 
-def test_a_type_checker_refuses_a_misspelt_name(tmp_path: Path) -> None:
-    """Was: mypy --strict found nothing in `from muxkit import Chanel`, `from muxkit.testing import chaos_rely`."""
-    program = tmp_path / "misspelt.py"
-    program.write_text("".join(f"from {package} import {name}\n" for package, name in MISSPELT.items()))
-    run = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary", str(program)],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    for line, (package, name) in enumerate(MISSPELT.items(), start=1):
-        assert f'misspelt.py:{line}: error: Module "{package}" has no attribute "{name}"' in run.stdout, run.stdout
-
-
 def test_pyright_refuses_a_misspelt_name(tmp_path: Path) -> None:
-    """Was: pyright found nothing either."""
+    """Was: pyright found nothing in these lines, nor did mypy."""
     program = tmp_path / "misspelt.py"
     program.write_text("".join(f"from {package} import {name}\n" for package, name in MISSPELT.items()))
     run = subprocess.run(
