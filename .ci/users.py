@@ -39,7 +39,13 @@ COMPILED_TESTS = (
     "tests/system/test_interrupts.py",
     "tests/test_channels_of_all.py",
 )
-COMPILED_MARKS = "not alone and not soak and not spark"
+SECOND_MARKS = "not alone and not soak and not spark"
+
+# How a part of the suite is run once more: each property with fewer examples, since the suite itself tries them all.
+SECOND_RUN = (
+    *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist=loadfile", "--no-loadscope-reorder"),
+    *("-m", SECOND_MARKS, "--hypothesis-profile=again"),
+)
 
 
 class Reader:
@@ -176,9 +182,8 @@ def compiled(reader: Reader) -> None:
     shutil.copytree(reader.clone / "docs", tests / "docs")  # some tests compare settings with a page
     shutil.copy(reader.clone / "pyproject.toml", tests)
     reader.runs(sys.executable, "-c", where.format("core._windows"), folder=tests, PYTHONPATH=packages)
-    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", COMPILED_MARKS]
-    for part in COMPILED_TESTS:
-        print(reader.runs(*suite, part, folder=tests, PYTHONPATH=packages).splitlines()[-1], flush=True)
+    said = reader.runs(sys.executable, *SECOND_RUN, *COMPILED_TESTS, folder=tests, PYTHONPATH=packages)
+    print(said.splitlines()[-1], flush=True)
 
 
 def pipeline(reader: Reader) -> None:
@@ -224,8 +229,7 @@ def _with_versions(reader: Reader, resolution: str) -> None:
     lines = versions.read_text(encoding="utf-8").splitlines()
     print("with", *(line for line in lines if line.partition("==")[0] in DIRECT), flush=True)
     run("pip", "install", "--python", python, "--constraint", versions, "--editable", ".[all]", *VERSION_TOOLS)
-    suite = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist=loadfile", "-m", COMPILED_MARKS]
-    print(reader.runs(*suite, *VERSION_TESTS).splitlines()[-1], flush=True)
+    print(reader.runs(python, *SECOND_RUN, *VERSION_TESTS).splitlines()[-1], flush=True)
 
 
 PARTS = {"pages": pages, "compiled": compiled, "pipeline": pipeline, "oldest": oldest, "newest": newest}

@@ -22,6 +22,8 @@ SOAK = os.environ.get("MUXKIT_SOAK", "") not in ("", "0")
 
 # `ci` tries the same examples in every run, so only new code can make it fail; `nightly` looks for new ones.
 hypothesis.settings.register_profile("ci", derandomize=True, database=None, deadline=None, max_examples=50)
+# `again` is for a part of the suite that `.ci/users.py` runs once more, on compiled modules or with other versions.
+hypothesis.settings.register_profile("again", hypothesis.settings.get_profile("ci"), max_examples=10)
 hypothesis.settings.register_profile(
     "nightly",
     deadline=None,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -47,23 +48,21 @@ MISSPELT = {
 }
 
 
-def test_a_type_checker_refuses_a_misspelt_name(tmp_path: Path) -> None:
-    """Was: mypy --strict found nothing in `from muxkit import Chanel`, `from muxkit.testing import chaos_rely`."""
-    program = tmp_path / "misspelt.py"
-    program.write_text("".join(f"from {package} import {name}\n" for package, name in MISSPELT.items()))
-    run = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary", str(program)],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    for line, (package, name) in enumerate(MISSPELT.items(), start=1):
-        assert f'misspelt.py:{line}: error: Module "{package}" has no attribute "{name}"' in run.stdout, run.stdout
+if TYPE_CHECKING:
+    # Was: mypy --strict found nothing in these lines. `.ci/run types` checks them: mypy reports a comment that has
+    # nothing to ignore, so it must find the error in each line.
+    from muxkit import Chanel as _1  # type: ignore[attr-defined]  # noqa: F401
+    from muxkit.pipeline import open_stagin as _2  # type: ignore[attr-defined]  # noqa: F401
+    from muxkit.protocols.aqueduct import Sendr as _3  # type: ignore[attr-defined]  # noqa: F401
+    from muxkit.protocols.bpmux import Sesion as _4  # type: ignore[attr-defined]  # noqa: F401
+    from muxkit.protocols.e3x import Sesion as _5  # type: ignore[attr-defined]  # noqa: F401
+    from muxkit.protocols.relink import Chanel as _6  # type: ignore[attr-defined]  # noqa: F401
+    from muxkit.protocols.restream import Readr as _7  # type: ignore[attr-defined]  # noqa: F401
+    from muxkit.testing import chaos_rely as _8  # type: ignore[attr-defined]  # noqa: F401
 
 
 def test_pyright_refuses_a_misspelt_name(tmp_path: Path) -> None:
-    """Was: pyright found nothing either."""
+    """Was: pyright found nothing in these lines, nor did mypy."""
     program = tmp_path / "misspelt.py"
     program.write_text("".join(f"from {package} import {name}\n" for package, name in MISSPELT.items()))
     run = subprocess.run(

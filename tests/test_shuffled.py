@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PART = ("tests/core/test_ranges.py", "tests/runtime/test_mailbox.py", "tests/runtime/test_gate.py")
+PART = ("tests/core/test_halves.py", "tests/core/test_tokens.py", "tests/runtime/test_mailbox.py")
 
 
 def shuffled(seed: int, *arguments: str) -> str:
