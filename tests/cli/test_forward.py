@@ -301,7 +301,7 @@ URL = "bpmux+tcp://127.0.0.1:9"
             "expected a name and a secret",
         ),
         (("bpmux+tcp://192.0.2.1:9", "-L", "0:1"), "--insecure"),
-        (("nonsense", "-L", "0:1"), "no URL of the form"),
+        (("nonsense", "-L", "0:1"), "invalid URL 'nonsense'"),
     ],
 )
 def test_what_cannot_be_meant_is_a_usage_error_that_speaks_of_options(arguments: tuple[str, ...], said: str) -> None:
