@@ -29,6 +29,7 @@ from muxkit.protocols.bpmux.frames import (
 
 CHANNEL_PRICE = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
 NO_REASON = Reason()
+PROOF_SECONDS = 20.0  # between pongs to a half-closed peer without `Config.keepalive`: that setting's default
 ABORTED = b"\x01"  # end payload of an abort: any payload but an empty one means that messages are missing
 
 
@@ -210,6 +211,10 @@ class Engine:
         self.is_half_closed = True
         self._stall.stop()
         self._deadlines.stop(Timer.ANSWER)
+        if self._keepalive.interval is None:
+            # The pump reads no more, so it can't notice a reset by itself. Without a pong now and then, the session of
+            # a killed peer would stay for as long as a handler works for it.
+            self._keepalive.interval = PROOF_SECONDS
         self._keepalive.start(now)
         self._state.events.append(HalfClosed())
         return True
@@ -240,13 +245,17 @@ class Engine:
     def _prove_peer(self, now: float) -> Event | None:
         """Send a pong to a peer that can answer nothing: if it has left altogether, writing fails soon after.
 
-        Returns the last event if nothing was written since the last time, because the peer takes no bytes.
+        Returns the last event if nothing was written since the last time, because the peer takes no bytes. Without
+        `Config.keepalive` such a peer may take its time, and a reset makes the write fail that waits for it.
         """
         control, outbox = self._state.control, self._state.outbox
         owed = next(filter(self.owes, self._sending()), None)
         unwritten = (control.pongs_owed, outbox.used)
         if unwritten == self._unwritten and (any(unwritten) or owed is None):
-            return Silent(self._keepalive.silence(now))
+            if self.config.keepalive is not None:
+                return Silent(self._keepalive.silence(now))
+            self._keepalive.postpone(now)
+            return None
         if owed is not None and not control.pongs_owed:
             control.owe(owed, pongs=1)
         self._unwritten = (control.pongs_owed, outbox.used)
