@@ -162,9 +162,13 @@ class Gatekeeper:
     async def admit(self, stream: trio.abc.Stream) -> tuple[trio.abc.Stream | None, Refused | None]:
         """Return the stream on which the protocol begins, and why its client has to be sent away.
 
-        None instead of the stream: the client was told already. Raises what `HandshakeQueue.read_handshake` raises.
+        None instead of the stream: the client was told already, or its line was too long, too slow or no such line.
+        Raises `LinkLost` if the connection was lost.
         """
-        shown, rest = await self._handshakes.read_handshake(stream, _LineReader())
+        try:
+            shown, rest = await self._handshakes.read_handshake(stream, _LineReader())
+        except RemoteProtocolError as error:
+            return None, Refused(error.message, code=400)
         refused: Refused | None = None
         if shown.protocol not in (None, self._protocol):
             refused = Refused(f"this is a server of {self._protocol}, not of {shown.protocol}", code=400)
