@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 import muxkit
+from muxkit.runtime import can_heal
 
 USERS = {"alice": "a-long-token", "bob": "another-token"}
 URLS = [
@@ -117,6 +118,25 @@ async def test_a_token_line_of_odd_bytes_is_one_calm_line_in_the_log(
     assert record.levelno == logging.INFO
     assert record.getMessage().startswith("a client was not let in: tcp 127.0.0.1:")
     assert record.getMessage().isprintable()
+
+
+async def test_an_authorize_that_fails_is_named_in_the_log_and_told_to_the_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It was an ERROR about the handler of a connection, and the client only saw that the server hung up."""
+
+    def authorize(info: muxkit.SessionInfo, token: str | None) -> str:
+        raise KeyError(token)
+
+    async with muxkit.open_server(whoami, URLS[0], authorize=authorize) as server:
+        with pytest.raises(muxkit.Refused, match="failed to check who you are") as caught:
+            async with muxkit.connect(server.url, token="a-long-token"):
+                pass
+    assert caught.value.code == 500
+    assert can_heal(caught.value)
+    (record,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert record.getMessage().startswith("authorize failed, the client was not let in: KeyError")
+    assert "a-long-token" not in caplog.text
 
 
 @pytest.mark.parametrize("url", ["bpmux+tcp://127.0.0.1:0", "relink+tcp://127.0.0.1:0"])

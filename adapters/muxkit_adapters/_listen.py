@@ -99,7 +99,8 @@ class Admission(Generic[KeyT]):
         scope = half_open[connection] = trio.CancelScope(deadline=trio.current_time() + limits.handshake)
         while len(half_open) > limits.half_open or len(half_open) + len(self._established) > limits.connections:
             half_open.pop(next(iter(half_open))).cancel()
-            log.info("a connection was dropped in its handshake: Limits(half_open=%d)", limits.half_open)
+            if may_log("connections that were dropped in their handshake"):
+                log.info("a connection was dropped in its handshake: Limits(half_open=%d)", limits.half_open)
             turned_away("half_open")
         return scope
 
@@ -170,7 +171,8 @@ class _Server(Generic[WireT, LinkT]):
                         self._admission.establish(wire)
                     await self._handler(link)
             if scope.cancelled_caught and self._admission.is_half_open(wire):
-                log.info("a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake)
+                if may_log("connections without a handshake"):
+                    log.info("a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake)
                 turned_away("handshake")
         except Exception as error:
             log_failure("connection", error)

@@ -17,7 +17,7 @@ import trio.testing
 from muxkit import Limits
 from muxkit.runtime.pumps.turns import TURN_MOST, Turns, share_turns
 from muxkit_adapters import memory, tcp
-from muxkit_adapters._listen import serve_handshakes
+from muxkit_adapters._listen import Admission, serve_handshakes
 
 from ._links import PATIENCE, at_most, drain, echo, port_of, reset, serving
 
@@ -151,6 +151,16 @@ async def test_a_handshake_that_never_ends_is_dropped_at_its_deadline_and_makes_
                 with at_most(2, mock_clock):
                     await drain(stream)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_flood_of_handshakes_does_not_fill_the_log(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    admission: Admission[int] = Admission(Limits(half_open=1))
+    for number in range(500):
+        admission.begin(number)
+    assert 0 < len(caplog.records) < 100
 
 
 async def test_running_out_of_descriptors_is_waited_out(caplog: pytest.LogCaptureFixture) -> None:

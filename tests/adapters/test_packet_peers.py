@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING, cast
 
@@ -42,6 +43,21 @@ async def test_a_flood_of_strangers_makes_only_so_many_a_second_give_way(mock_cl
         mock_clock.jump(60.0)
         assert flood() == EVICTIONS_BURST
         assert counters.half_open == 5
+
+
+async def test_a_flood_of_strangers_does_not_fill_the_log(
+    mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    counters = ServerCounters()
+    async with trio.open_nursery() as nursery:
+        peers = Peers(nursery, Limits(half_open=5), counters)
+        for _ in range(20):
+            for _ in range(1000):
+                peers.admit(cast("PacketLink", Stranger()))
+            mock_clock.jump(1.0)
+    assert counters.evicted > 200
+    assert 0 < len(caplog.records) < 150
 
 
 @pytest.mark.requirement("R-13")

@@ -17,7 +17,7 @@ from typing import Final, Generic, Literal, TypeVar
 import trio
 
 from muxkit import Limits
-from muxkit.runtime import TokenBucket, bare_nursery, close_at_once, turned_away, turns
+from muxkit.runtime import TokenBucket, bare_nursery, close_at_once, may_log, turned_away, turns
 
 from .._addresses import join_host_port
 from .._listen import log_failure
@@ -135,7 +135,8 @@ class Peers:
         del self._half_open[peer]
         self._counters.evicted += 1
         self._evictions.take(trio.current_time())
-        log.info("a peer without proof gave way to a newer one: Limits(half_open=%d)", self._limits.half_open)
+        if may_log("peers without proof"):
+            log.info("a peer without proof gave way to a newer one: Limits(half_open=%d)", self._limits.half_open)
         turned_away("half_open")
         peer.forget("gave way to newer peers before it had proved itself")
         scope.cancel()

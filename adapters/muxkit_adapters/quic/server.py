@@ -14,7 +14,7 @@ from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
 from aioquic.quic.packet import QuicPacketType, encode_quic_retry, encode_quic_version_negotiation, pull_quic_header
 from aioquic.quic.retry import QuicRetryTokenHandler
 
-from muxkit.runtime import bare_nursery, turned_away, turns
+from muxkit.runtime import bare_nursery, may_log, turned_away, turns
 
 from .._addresses import join_host_port
 from .._listen import Admission, log_failure
@@ -215,7 +215,9 @@ class Server:
                     await self._handle(link)
                     self._leave(link, nursery.cancel_scope)
                 else:
-                    log.info("a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake)
+                    if may_log("connections without a handshake"):
+                        limit = self._limits.handshake
+                        log.info("a connection was dropped: no handshake in Limits(handshake=%g)", limit)
                     turned_away("handshake")
                     nursery.cancel_scope.cancel()
         finally:
