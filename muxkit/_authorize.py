@@ -28,6 +28,7 @@ from muxkit.runtime import (
     LinkLost,
     SessionInfo,
     describe,
+    log_failure,
     looks_like,
     meaning_of,
     prefixed,
@@ -38,6 +39,7 @@ MAGIC = b"muxkit 1 "
 LINE_MOST = 4096  # bytes
 TOKEN_MOST = 2048  # characters
 ANSWER_TIMEOUT = 10.0  # s
+AUTHORIZE_FAILED = 500  # the code of a refusal because `authorize` itself failed, as in HTTP
 
 Authorize: TypeAlias = "Callable[[SessionInfo, str | None], str | Awaitable[str | None] | None]"
 """Called with a new connection and the token that it showed, None if it showed none.
@@ -162,9 +164,13 @@ class Gatekeeper:
     async def admit(self, stream: trio.abc.Stream) -> tuple[trio.abc.Stream | None, Refused | None]:
         """Return the stream on which the protocol begins, and why its client has to be sent away.
 
-        None instead of the stream: the client was told already. Raises what `HandshakeQueue.read_handshake` raises.
+        None instead of the stream: the client was told already, or its line was too long, too slow or no such line.
+        Raises `LinkLost` if the connection was lost.
         """
-        shown, rest = await self._handshakes.read_handshake(stream, _LineReader())
+        try:
+            shown, rest = await self._handshakes.read_handshake(stream, _LineReader())
+        except RemoteProtocolError as error:
+            return None, Refused(error.message, code=400)
         refused: Refused | None = None
         if shown.protocol not in (None, self._protocol):
             refused = Refused(f"this is a server of {self._protocol}, not of {shown.protocol}", code=400)
@@ -177,15 +183,21 @@ class Gatekeeper:
         return None if refused else rest, refused
 
     async def judge(self, link: Any, token: str | None) -> Refused | None:  # noqa: ANN401 - of any kind of link
-        """Call `authorize`; the name that it returns becomes the `user` of the link."""
+        """Call `authorize`; the name that it returns becomes the `user` of the link.
+
+        If it raises anything else than `Refused`, the client is sent away with code 500, so it may try again later.
+        """
         try:
             user = self._authorize(describe(link, self._protocol), token)
             link.user = await user if inspect.isawaitable(user) else user
-        except (Refused, BaseExceptionGroup) as error:
-            meaning = meaning_of(error)
-            if not isinstance(meaning, Refused):
+        except BaseException as raised:
+            error = meaning_of(raised)
+            if not isinstance(error, Exception):
                 raise
-            return meaning
+            if isinstance(error, Refused):
+                return error
+            log_failure("authorize failed, the client was not let in", error, {"peer": getattr(link, "peer", "")})
+            return Refused("this server failed to check who you are", code=AUTHORIZE_FAILED)
         return None
 
 

@@ -19,7 +19,7 @@ from muxkit._limits import Limits
 from muxkit._observer import Observer, for_connection, tell, telling_of_listener
 from muxkit._plugins import PROTOCOLS, STREAMS, link_kind, load, load_transport, split_url
 from muxkit._tls import TLS
-from muxkit.core import without_secrets
+from muxkit.core import printable, without_secrets
 from muxkit.runtime import (
     Link,
     Listening,
@@ -203,6 +203,7 @@ class Door:
         if refused is not None:  # whoever it is: there is no place
             await handle(link, refused=refused)
             return
+        peer = peer_of(link) or without_secrets(self.address)
         if link_kind(self.transport) == "stream":
             link, refused = await gatekeeper.admit(link)
         else:
@@ -211,7 +212,8 @@ class Door:
             await handle(link)
             return
         if may_log("clients that were not let in"):
-            _log.info("a client was not let in: %s: %s", peer_of(link) or without_secrets(self.address), refused)
+            # The reason may quote what the client sent.
+            _log.info("a client was not let in: %s: %s", peer, printable(str(refused)))
         if link is not None:
             await handle(link, refused=refused)
 
@@ -267,7 +269,7 @@ def _lifetime(info: SessionInfo, observer: Observer | None, own: Observer | None
 def _why(error: BaseException) -> str:
     """Say how a session ended; texts of others are left out, since they may hold payload."""
     if isinstance(error, MuxError):
-        return str(error)
+        return printable(str(error))
     return f"by {type(error).__name__}" if isinstance(error, Exception) else "by a cancellation"
 
 

@@ -12,6 +12,7 @@ import trio
 
 from muxkit._errors import Refused
 from muxkit._signatures import check_handler, kind_of
+from muxkit.core import printable
 from muxkit.runtime import (
     LOSSES,
     Channel,
@@ -168,7 +169,7 @@ class _Handlers:
             if isinstance(error, Refused):
                 channel.abort(error.reason, code=error.code)
                 if may_log("channels that were refused"):
-                    _log.info("a channel was refused: %s", error, extra=_fields(channel))
+                    _log.info("a channel was refused: %s", printable(str(error)), extra=_fields(channel))
             elif isinstance(error, LOSSES):
                 channel.abort()
                 _log.debug("the peer ended a channel before its handler was done: %s", error, extra=_fields(channel))

@@ -19,7 +19,7 @@ from muxkit._handlers import ChannelHandler, SessionHandler, is_loss, session_ha
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit._tls import TLS
-from muxkit.core import counted
+from muxkit.core import counted, printable
 from muxkit.runtime import (
     Link,
     LinkLost,
@@ -371,7 +371,7 @@ class _Connections:
                 _log.debug("session lost: %s", error)
             elif isinstance(error, Refused):
                 if may_log("clients that were sent away"):
-                    _log.info("a client was sent away: %s", error)
+                    _log.info("a client was sent away: %s", printable(str(error)))
             else:
                 log_failure("the handler of a session failed, the session was closed", error, {"peer": peer_of(link)})
         finally:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 import pytest
 import trio
 import trio.testing
 
 import muxkit
+from muxkit.runtime import can_heal
 
 USERS = {"alice": "a-long-token", "bob": "another-token"}
 URLS = [
@@ -92,6 +94,66 @@ async def test_no_token_is_in_any_log(caplog: pytest.LogCaptureFixture) -> None:
     text = caplog.text + "".join(repr(record.args) for record in caplog.records)
     assert "a-long-token" not in text
     assert "a-wrong-one" not in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"\x1b[31mred eA==\n", b"\xff eA==\n", b"bpmux \xff\n", bytes(9999)],
+    ids=["escape", "name", "token", "long"],
+)
+async def test_a_token_line_of_odd_bytes_is_one_calm_line_in_the_log(
+    line: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anybody can send these bytes, so they are no ERROR, and write no escape codes into a log."""
+    caplog.set_level(logging.INFO)
+    async with muxkit.open_server(whoami, URLS[0], authorize=muxkit.tokens(USERS)) as server:
+        async with await trio.open_tcp_stream("127.0.0.1", int(server.url.rpartition(":")[2])) as stream:
+            with suppress(trio.BrokenResourceError), trio.fail_after(5):
+                await stream.send_all(b"muxkit 1 " + line)
+                while await stream.receive_some():
+                    pass
+    (record,) = [
+        record for record in caplog.records if "let in" in record.getMessage() or record.levelno > logging.INFO
+    ]
+    assert record.levelno == logging.INFO
+    assert record.getMessage().startswith("a client was not let in: tcp 127.0.0.1:")
+    assert record.getMessage().isprintable()
+
+
+async def test_an_authorize_that_fails_is_named_in_the_log_and_told_to_the_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It was an ERROR about the handler of a connection, and the client only saw that the server hung up."""
+
+    def authorize(info: muxkit.SessionInfo, token: str | None) -> str:
+        raise KeyError(token)
+
+    async with muxkit.open_server(whoami, URLS[0], authorize=authorize) as server:
+        with pytest.raises(muxkit.Refused, match="failed to check who you are") as caught:
+            async with muxkit.connect(server.url, token="a-long-token"):
+                pass
+    assert caught.value.code == 500
+    assert can_heal(caught.value)
+    (record,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert record.getMessage().startswith("authorize failed, the client was not let in: KeyError")
+    assert "a-long-token" not in caplog.text
+
+
+@pytest.mark.parametrize("url", ["bpmux+tcp://127.0.0.1:0", "relink+tcp://127.0.0.1:0"])
+async def test_a_refusal_that_quotes_the_client_is_escaped_in_the_log(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def refuse(session: muxkit.Session) -> None:
+        raise muxkit.Refused("not \x1b[31mhere\nfor you")
+
+    async with muxkit.open_server(refuse, url) as server:
+        with suppress(muxkit.MuxError):
+            async with muxkit.connect(server.url) as session, session.open() as channel:
+                await channel.receive()
+    assert len([text for text in caplog.messages if "sent away" in text]) == 1
+    assert all(text.isprintable() for text in caplog.messages)
 
 
 async def test_a_token_for_a_server_that_wants_none_is_a_clear_error(autojump_clock: trio.testing.MockClock) -> None:

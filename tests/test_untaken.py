@@ -118,6 +118,18 @@ async def test_declined_channels_take_no_place(autojump_clock: MockClock) -> Non
         assert server.sessions()[0].stats().channels == 0
 
 
+async def test_a_client_that_comes_again_and_again_does_not_fill_the_log(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of its sessions logs the line once, so the lines of all sessions together need a bound as well."""
+    async with muxkit.open_server(shout, URL) as server:
+        for _ in range(200):
+            async with muxkit.connect(server.url) as session:
+                with pytest.raises(muxkit.ChannelStopped):
+                    await session.request(b"tea")
+    assert 0 < len(warnings(caplog)) <= 60
+
+
 # --- one handler for both
 
 

@@ -18,7 +18,9 @@ FORM = "expected host:port, [IPv6]:port, a port, or the path of a Unix socket"
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _ZONE = re.compile(r"[A-Za-z0-9._-]{1,15}")  # as the kernels name their interfaces
-_NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
+# Labels have at most 63 characters, as in DNS; Python raises UnicodeError when it looks up a name with a longer one.
+_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
 
 @attrs.frozen

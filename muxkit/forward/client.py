@@ -27,7 +27,7 @@ from muxkit.forward.wire import (
     decode_notice,
     encode,
 )
-from muxkit.runtime import Backoff, Channel, Session, background, owner, protect_package, protected_manager
+from muxkit.runtime import Backoff, Channel, Session, background, may_log, owner, protect_package, protected_manager
 
 
 class Forward(ABC):
@@ -69,6 +69,8 @@ class Forward(ABC):
 
     def _refused(self, what: str, error: Exception) -> None:
         self._tally.refused += 1
+        if not may_log("connections that were not carried"):
+            return  # whoever reaches the listener can cause these lines
         code = int(getattr(error, "code", 0) or 0)
         log.info("%s: %s", what, error, extra={"event": "refused", "fields": {"code": code}})
 

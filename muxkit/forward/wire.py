@@ -125,6 +125,11 @@ def encode(message: msgspec.Struct) -> bytes:
     return msgspec.json.encode(message)
 
 
+def _quoting(error: Exception) -> str:
+    """Return the text of an error of the decoder for a log; it quotes values of the peer as they are."""
+    return printable(str(error))
+
+
 def decode_request(opening: bytes) -> Request:
     """Read what a client asks for; raises `ForwardRefused`."""
     try:
@@ -132,7 +137,7 @@ def decode_request(opening: bytes) -> Request:
             raise ForwardRefused(f"a request of {len(opening)} bytes, at most {REQUEST_MOST}", Code.MALFORMED)
         request: Request = _requests.decode(opening)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise ForwardRefused(f"the request cannot be read: {error}", Code.MALFORMED) from None
+        raise ForwardRefused(f"the request cannot be read: {_quoting(error)}", Code.MALFORMED) from None
     return request
 
 
@@ -141,7 +146,7 @@ def decode_notice(message: bytes, kind: type[_MessageT]) -> _MessageT:
     try:
         return msgspec.json.decode(message, type=kind)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise ForwardRefused(f"a message that cannot be read: {error}", Code.MALFORMED) from None
+        raise ForwardRefused(f"a message that cannot be read: {_quoting(error)}", Code.MALFORMED) from None
 
 
 async def ask(session: Session, request: Request) -> tuple[Channel, Done]:
@@ -161,7 +166,7 @@ async def ask(session: Session, request: Request) -> tuple[Channel, Done]:
         raise ForwardRefused(told, getattr(error, "code", 0)) from error
     except (msgspec.MsgspecError, UnicodeError) as error:
         channel.abort("the answer cannot be read", code=Code.MALFORMED)
-        raise ForwardRefused(f"the answer cannot be read: {error}", Code.MALFORMED) from None
+        raise ForwardRefused(f"the answer cannot be read: {_quoting(error)}", Code.MALFORMED) from None
     except BaseException:
         channel.abort("given up", code=Code.GONE)
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING, cast
 
@@ -44,6 +45,21 @@ async def test_a_flood_of_strangers_makes_only_so_many_a_second_give_way(mock_cl
         mock_clock.jump(60.0)
         assert flood() == EVICTIONS_BURST
         assert counters.half_open == 300
+
+
+async def test_a_flood_of_strangers_does_not_fill_the_log(
+    mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    counters = ServerCounters()
+    async with trio.open_nursery() as nursery:
+        peers = Peers(nursery, Limits(half_open=5), counters)
+        for _ in range(100):
+            for _ in range(100):
+                peers.admit(cast("PacketLink", Stranger()))
+            mock_clock.jump(1.0)
+    assert counters.evicted > 400
+    assert 0 < len(caplog.records) < 300  # two lines per second after the first fifty
 
 
 @pytest.mark.requirement("R-13")

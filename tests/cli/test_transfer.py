@@ -342,6 +342,12 @@ def test_a_path_that_could_lead_out_is_refused(path: bytes) -> None:
         parts_of(path)
 
 
+def test_a_path_of_very_many_folders_is_refused_since_listing_them_costs_the_square_of_their_number() -> None:
+    assert len(parts_of(b"/".join([b"a"] * 256))) == 256
+    with pytest.raises(FileRefused, match="257 parts"):
+        parts_of(b"/".join([b"a"] * 257))
+
+
 Handler = Callable[[library.Channel], Awaitable[None]]
 
 

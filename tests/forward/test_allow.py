@@ -10,7 +10,7 @@ import muxkit
 from muxkit import forward
 from muxkit.forward.server import LOGGED_EVERY, LOGGED_MOST
 from muxkit.forward.sockets import Lookups
-from muxkit.forward.wire import Connect, Listen, Take, ask, encode
+from muxkit.forward.wire import NAME, Connect, Listen, Take, ask, encode
 from tests.forward._targets import PATIENCE, dial, echo, names, pair, read_all, target, until_refused
 
 URL = "bpmux+mem://allow"
@@ -370,6 +370,18 @@ async def test_what_a_server_says_is_escaped_before_it_gets_into_a_log() -> None
         with pytest.raises(forward.ForwardRefused) as caught:
             await ask(session, Connect("9"))
     assert caught.value.reason == r"\x1b[31mred\n"
+
+
+async def test_what_a_client_asks_for_is_escaped_before_it_gets_into_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    """The decoder's errors quote what they read, with the escape codes of terminals and line feeds."""
+    caplog.set_level("INFO", "muxkit.forward")
+    async with pair(URL) as there:
+        channel = await there.session.open(NAME, payload=b'{"do":"\\u001b[31mred\\nrefused nobody"}')
+        answer = await channel.receive()
+        await channel.aclose()
+    assert b"\\x1b[31mred" in answer
+    (text,) = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "refused"]
+    assert text.isprintable()
 
 
 @pytest.mark.parametrize("answer", [b"", b"{", b'{"answer":"maybe"}', b"\xff", None])

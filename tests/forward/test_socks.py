@@ -75,6 +75,8 @@ async def test_a_client_is_connected_and_what_it_sends_at_once_is_not_lost(host:
         (b"\5\1\0\7" + bytes(6), 8),
         (connect_to("127.0.0.1", 0), 8),
         (connect_to("no name", 80), 8),
+        (connect_to("a" * 64, 80), 8),  # a label of a name has at most 63 characters
+        (connect_to("a" * 255, 80), 8),
         (connect_to("10.0.0.1", 80), 2),
         (connect_to("www.example.com", 81), 2),
         (connect_to("unknown.invalid", 443), 4),
@@ -153,6 +155,18 @@ async def test_a_thousand_half_open_handshakes_keep_no_client_out() -> None:
                 assert (await read_all(stream)).endswith(b"tea")
             for each in stalled:
                 await each.aclose()
+
+
+async def test_a_client_that_is_refused_again_and_again_does_not_fill_the_log_of_the_proxy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "muxkit.forward")
+    with trio.fail_after(PATIENCE):
+        async with proxy([], allow=["any:80"]) as (_, opened):
+            for _ in range(100):
+                await exchange(opened, HELLO, connect_to("127.0.0.1", 81))
+    assert opened.stats().refused == 100
+    assert 0 < caplog.text.count("was not carried") < 100
 
 
 async def test_a_proxy_may_be_stricter_than_its_server() -> None:

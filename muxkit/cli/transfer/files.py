@@ -47,6 +47,9 @@ LISTING_MOST: Final = 1_000_000  # entries that a client takes
 LISTING_BYTES: Final = 256 << 20  # bytes of the paths in them
 PATH_MOST: Final = 4096  # bytes
 NAME_MOST: Final = 255  # bytes, of one part of a path
+# Parts of a path. A listing opens each folder from the root, so its cost grows with the square of the depth: one path
+# of 1,900 parts, which fits into `PATH_MOST`, made it take longer than 10 s. Real folders are seldom 40 deep.
+DEPTH_MOST: Final = 256
 
 REFUSED, DIFFERS, BROKEN, TAKEN_OVER = 403, 409, 422, 410  # codes of aborts
 
@@ -128,6 +131,8 @@ def parts_of(path: bytes) -> Parts:
     if not path or len(path) > PATH_MOST or b"\0" in path:
         raise FileRefused("this is no path of a file")
     parts = tuple(path.split(b"/"))
+    if len(parts) > DEPTH_MOST:
+        raise FileRefused(f"the path is too deep: it has {len(parts)} parts, at most {DEPTH_MOST} are possible")
     for part in parts:
         if part in (b"", b".", b"..") or len(part) > NAME_MOST:
             raise FileRefused("the path is not one inside the folder")

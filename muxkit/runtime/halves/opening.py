@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, Self,
 import trio
 
 from muxkit.core import Reason, StartPace
+from muxkit.runtime._log_pace import may_log
 from muxkit.runtime._thread import Owner, owner
 from muxkit.runtime.halves.send import ErrorMaker
 
@@ -342,9 +343,11 @@ class Unclaimed:
             self._decline(item, backlog.refusal)
 
     def _log(self, backlog: Backlog[Any]) -> None:
-        """Say it once for each kind, because a peer can repeat it."""
+        """Log it once for each kind and session; `may_log` bounds the lines of peers that reconnect to repeat it."""
         if backlog.kind not in self._logged:
             self._logged.add(backlog.kind)
+            if not may_log("channels and requests that were declined"):
+                return
             why = (
                 f"{self._served} are taken by this server's handler"
                 if self._served

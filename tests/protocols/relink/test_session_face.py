@@ -216,6 +216,17 @@ async def test_one_channel_is_too_few_for_common_ones(autojump_clock: MockClock)
                 pass
 
 
+@pytest.mark.parametrize("bound", ["channels", "channel_memory"])
+async def test_limits_that_leave_room_for_no_channel_are_named_instead_of_waiting(
+    bound: str, autojump_clock: MockClock
+) -> None:
+    """Half of the channels are for the peer, so with one channel `open` waited for ever."""
+    with trio.fail_after(3600):
+        async with both(limits=Limits(**{bound: 1})) as pair:
+            with pytest.raises(Unsupported, match=rf"Limits\({bound}="):
+                await pair.one.open()
+
+
 async def test_a_channel_is_a_byte_stream_too(autojump_clock: MockClock) -> None:
     async with both() as pair, pair.one.open() as here:
         ours = here.as_stream()

@@ -191,6 +191,9 @@ class Sink(SendHalf):
 
     def _finish(self, payload: bytes) -> None:
         self._connection.engine.end(self._entity, payload)
+        loss = self._connection.loss
+        if loss is not None:  # the end is sent, but no confirmation can come, and `finish` would wait for it
+            trio.lowlevel.current_trio_token().run_sync_soon(self._lost, loss)
 
     def _abort(self, reason: Reason) -> None:
         self._connection.engine.abort(self._entity, reason)

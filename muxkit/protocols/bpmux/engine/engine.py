@@ -29,6 +29,7 @@ from muxkit.protocols.bpmux.frames import (
 
 CHANNEL_PRICE = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
 NO_REASON = Reason()
+PROOF_SECONDS = 20.0  # between pongs to a half-closed peer without `Config.keepalive`: that setting's default
 ABORTED = b"\x01"  # end payload of an abort: any payload but an empty one means that messages are missing
 
 
@@ -82,6 +83,7 @@ class Engine:
         self._at = 0
         self._is_mid_chunk = False
         self._unwritten: tuple[int, int] | None = None  # pongs and bytes that waited when `_prove_peer` looked last
+        self._owed: list[Entity] = []  # of these, `_first_owed` drops those that are owed nothing any more
         self._is_unfinished = False  # a chunk or a message was, when bytes came the last time
         self._next_id = self.config.first_id
         self._largest = self.limits.message
@@ -210,6 +212,10 @@ class Engine:
         self.is_half_closed = True
         self._stall.stop()
         self._deadlines.stop(Timer.ANSWER)
+        if self._keepalive.interval is None:
+            # The pump reads no more, so it can't notice a reset by itself. Without a pong now and then, the session of
+            # a killed peer would stay for as long as a handler works for it.
+            self._keepalive.interval = PROOF_SECONDS
         self._keepalive.start(now)
         self._state.events.append(HalfClosed())
         return True
@@ -220,7 +226,23 @@ class Engine:
             return False
         if self._state.outbox.used > 0 or self._state.control.ends:
             return True
-        return any(map(self.owes, self._sending()))
+        return self._first_owed() is not None
+
+    def _first_owed(self) -> Entity | None:
+        """Return an entity that is owed something.
+
+        The pump asks after each write. Ended entities stay until the peer confirms their ends, which it can't any more,
+        so we keep a list of those that were owed something, and only look at all of them when it is empty.
+        """
+        while True:
+            while self._owed:
+                if self.owes(self._owed[-1]):
+                    return self._owed[-1]
+                self._owed.pop()
+            self._owed = [*filter(self.owes, self._sending())]
+            if not self._owed:
+                return None
+            self._owed.reverse()  # the oldest are usually served first
 
     def owes(self, entity: Entity) -> bool:
         """Return True if the peer waits for messages on this entity and needs to send nothing more about it.
@@ -240,13 +262,17 @@ class Engine:
     def _prove_peer(self, now: float) -> Event | None:
         """Send a pong to a peer that can answer nothing: if it has left altogether, writing fails soon after.
 
-        Returns the last event if nothing was written since the last time, because the peer takes no bytes.
+        Returns the last event if nothing was written since the last time, because the peer takes no bytes. Without
+        `Config.keepalive` such a peer may take its time, and a reset makes the write fail that waits for it.
         """
         control, outbox = self._state.control, self._state.outbox
-        owed = next(filter(self.owes, self._sending()), None)
+        owed = self._first_owed()
         unwritten = (control.pongs_owed, outbox.used)
         if unwritten == self._unwritten and (any(unwritten) or owed is None):
-            return Silent(self._keepalive.silence(now))
+            if self.config.keepalive is not None:
+                return Silent(self._keepalive.silence(now))
+            self._keepalive.postpone(now)
+            return None
         if owed is not None and not control.pongs_owed:
             control.owe(owed, pongs=1)
         self._unwritten = (control.pongs_owed, outbox.used)

@@ -652,6 +652,12 @@ class CommonChannels:
         """A common channel; the peer hears of it with the first message, or at once if it has something to be told."""
         self._core.budget.owner.check()
         self._use_common()
+        limits = self._core.limits
+        if limits.channels < 2:  # half of them are for the peer, so waiting for a slot would never end
+            raise Unsupported(
+                f"no channel can be opened: expected room for at least 2, of which the peer gets half, "
+                f"got {limits.channels}; raise Limits({limits.bound_of_channels}=…)"
+            )
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._openers.wait_for_slot()
         error = self._closed()

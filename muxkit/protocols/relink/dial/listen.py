@@ -21,7 +21,7 @@ from muxkit._limits import Limits
 from muxkit._observer import Observer, facts_of, for_connection, frames_of
 from muxkit._plugins import load_transport
 from muxkit._signatures import check_handler
-from muxkit.core import Reason
+from muxkit.core import Reason, printable
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
 from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.dial.urls import PROTOCOL, config_for, place_of
@@ -405,7 +405,7 @@ class Listener:
             _log.debug("link lost: %s", error)
         except Refused as error:
             if may_log("clients that were sent away"):
-                _log.info("a client was sent away: %s", error)
+                _log.info("a client was sent away: %s", printable(str(error)))
         except Exception as error:
             log_failure("the handler of a link failed, the link was given up", error, {"peer": link.info.peer})
         finally:

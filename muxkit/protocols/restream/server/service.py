@@ -777,7 +777,8 @@ class ClientConnection:
                     self._fail(error.message)
             case StoreError(passes=True) if not isinstance(error, TooManySessions):
                 # Without an error line the client connects again, perhaps to another server, and resumes.
-                _log.info("%s: hanging up, since the session store is still in trouble", self.client)
+                if may_log("clients that the session store kept waiting"):
+                    _log.info("%s: hanging up, since the session store is still in trouble", self.client)
                 self._engine.finish()
                 self._pump.request_write()
                 self._end()
