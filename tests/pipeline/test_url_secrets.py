@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from muxkit.pipeline import OptionError, StagingUnavailable
+from muxkit.pipeline import OptionError
+from muxkit.pipeline.errors import StagingUnavailable
 from muxkit.pipeline.options import SinkOptions, SourceOptions
 from muxkit.pipeline.source.client import Client
 from muxkit.pipeline.source.offsets import Offset
