@@ -177,6 +177,11 @@ _BETWEEN: Final = re.compile(rf"\s+|,\s*(?={_UUID}|restream\+|$)", re.IGNORECASE
 _SERVER: Final = re.compile(r"restream\+[a-z][a-z0-9]*://[^\s#]+", re.IGNORECASE)
 
 
+def is_uuid(text: str) -> bool:
+    """Return True for a uuid as it is in offsets: in lower case."""
+    return re.fullmatch(_UUID, text) is not None
+
+
 @attrs.frozen
 class Reference:
     """A restream session; `server` is the URL of its server, or None if that has to be found."""
