@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muxkit._lazy import lazily
+from muxkit.pipeline.errors import CaptureError as CaptureError
 from muxkit.pipeline.errors import DataLoss as DataLoss
 from muxkit.pipeline.errors import OffsetError as OffsetError
 from muxkit.pipeline.errors import OptionError as OptionError
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from muxkit.pipeline.capture.files import Rotation as Rotation
     from muxkit.pipeline.capture.files import Selection as Selection
     from muxkit.pipeline.capture.recorder import Capture as Capture
-    from muxkit.pipeline.capture.recorder import CaptureError as CaptureError
     from muxkit.pipeline.capture.report import report as report
     from muxkit.pipeline.fleet import Outcome as Outcome
     from muxkit.pipeline.fleet import run_fleet as run_fleet
@@ -110,7 +110,7 @@ _LAZY = {
     "Answers Raw analyse read_captures": "capture.analysis",
     "decode decode_batches decode_stream decoder": "capture.decoding",
     "Rotation Selection": "capture.files",
-    "Capture CaptureError": "capture.recorder",
+    "Capture": "capture.recorder",
     "report": "capture.report",
     "Outcome run_fleet simulate simulate_all": "fleet",
     "QueryLog lag_table observed query_name": "monitor",

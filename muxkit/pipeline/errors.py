@@ -73,6 +73,10 @@ class DataLoss(_StreamError):
         )
 
 
+class CaptureError(PipelineError):
+    """A capture could not be written, and from then on nothing more was recorded; or a file could not be read."""
+
+
 # ---------------------------------------------------------------------------- staging
 
 STAGING_ERRORS: dict[str, type[StagingError]] = {}

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
+from muxkit.core import without_secrets
 from muxkit.pipeline.errors import OptionError
 from muxkit.pipeline.staging.records import LONGEST_NAME
 
@@ -23,8 +24,10 @@ OptionsT = TypeVar("OptionsT", bound=attrs.AttrsInstance)
 # ---------------------------------------------------------------------------- fields that options set
 
 
-def option(name: str, parse: Callable[[str, str], ValueT], default: ValueT, *, shown: bool = True) -> ValueT:
-    """Make a field that an option sets; `parse` is a function of its text and its name."""
+def option(
+    name: str, parse: Callable[[str, str], ValueT], default: ValueT, *, shown: bool | Callable[[ValueT], str] = True
+) -> ValueT:
+    """Make a field that an option sets; `parse` is a function of its text and its name, `shown` what `repr` shows."""
     field: ValueT = attrs.field(default=default, repr=shown, metadata={"option": name, "parse": parse})
     return field
 
@@ -174,22 +177,38 @@ _BETWEEN: Final = re.compile(rf"\s+|,\s*(?={_UUID}|restream\+|$)", re.IGNORECASE
 _SERVER: Final = re.compile(r"restream\+[a-z][a-z0-9]*://[^\s#]+", re.IGNORECASE)
 
 
+def is_uuid(text: str) -> bool:
+    """Return True for a uuid as it is in offsets: in lower case."""
+    return re.fullmatch(_UUID, text) is not None
+
+
 @attrs.frozen
 class Reference:
     """A restream session; `server` is the URL of its server, or None if that has to be found."""
 
     uuid: str
-    server: str | None = None
+    server: str | None = attrs.field(default=None, repr=lambda url: repr(url and without_secrets(url)))
 
     def __str__(self) -> str:
-        return self.uuid if self.server is None else f"{self.server}#{self.uuid}"
+        return self.uuid if self.server is None else f"{without_secrets(self.server)}#{self.uuid}"
+
+
+def _shown(url: str) -> str:
+    """Return what was given as a URL, for an error: without what may be a secret, and not longer than a line."""
+    return without_secrets(url)[:200]
+
+
+def _shown_urls(urls: tuple[str, ...]) -> str:
+    return repr(tuple(map(without_secrets, urls)))
 
 
 def parse_reference(text: str, option: str) -> Reference:
     """Parse one stream, `uuid` or `url#uuid`; raises `OptionError` for this option."""
     found = _ONE.fullmatch(text)
     if found is None:
-        raise OptionError(option, f"{text[:200]!r} is neither a uuid nor url#uuid with a URL such as restream+tcp://…")
+        raise OptionError(
+            option, f"{_shown(text)!r} is neither a uuid nor url#uuid with a URL such as restream+tcp://…"
+        )
     return Reference(found["uuid"].lower(), found["server"])
 
 
@@ -204,7 +223,9 @@ def parse_servers(text: str, option: str) -> tuple[str, ...]:
     servers = items(text)
     for server in servers:
         if not _SERVER.fullmatch(server):
-            raise OptionError(option, f"{server[:200]!r} is no URL of a server, such as restream+tcp://127.0.0.1:7000")
+            raise OptionError(
+                option, f"{_shown(server)!r} is no URL of a server, such as restream+tcp://127.0.0.1:7000"
+            )
     return tuple(dict.fromkeys(servers))
 
 
@@ -243,7 +264,7 @@ def _ids(value: str, name: str, others: str) -> dict[str, int]:
     """Parse the number of messages of each stream before a point: JSON, `{"uuid": id}`."""
     try:
         found = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):  # the second for too many brackets inside one another
         found = None
     if not isinstance(found, dict) or not all(type(id) is int and 0 <= id <= MOST_ID for id in found.values()):
         raise OptionError(name, f'{value[:100]!r} is not {others}JSON as {{"uuid": 1750}}')
@@ -278,7 +299,7 @@ def link_options(url: str, tls: Tls) -> dict[str, Any]:
         options["ssl_context"] = _context(tls)
         if tls.server_hostname is not None:
             if transport != "tls":
-                raise OptionError("tlsServerHostname", f"{url}: only tls takes one")
+                raise OptionError("tlsServerHostname", f"{without_secrets(url)}: only tls takes one")
             options["server_hostname"] = tls.server_hostname
     if tls.insecure and transport not in ("mem", "unix"):
         options["insecure"] = True
@@ -336,7 +357,7 @@ class Verify(Enum):
 class SourceOptions:
     """All options of a source."""
 
-    servers: tuple[str, ...] = option("servers", parse_servers, ())
+    servers: tuple[str, ...] = option("servers", parse_servers, (), shown=_shown_urls)
     streams: tuple[Reference, ...] = option("streams", parse_references, ())
     streams_file: str | None = option("streamsFile", text, None)
     directory: Reference | None = option("directory", parse_reference, None)
@@ -436,7 +457,7 @@ class Spread(Enum):
 class SinkOptions:
     """All options of a sink."""
 
-    urls: tuple[str, ...]
+    urls: tuple[str, ...] = attrs.field(repr=_shown_urls)
     spread: Spread = option("spread", choice(Spread), Spread.COPIES)
     stream: str = option("stream", parse_name, "main")
     app: str | None = option("txnAppId", parse_name, None)
@@ -483,7 +504,7 @@ def _urls(given: GivenOptions) -> tuple[str, ...]:
     for url in found:
         scheme, separator, address = url.partition("://")
         if not (separator and address and "+" in scheme):
-            raise OptionError(name, f"{url[:100]!r} is no URL such as bpmux+tcp://127.0.0.1:7000")
+            raise OptionError(name, f"{_shown(url)!r} is no URL such as bpmux+tcp://127.0.0.1:7000")
     if len(set(found)) < len(found):
         raise OptionError(name, "a server is named twice")
     if name == "url" and len(found) > 1:

@@ -203,7 +203,7 @@ def commit_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
         known, given = await client.standing(key), sum(rows_for(client).values())
         if known.batch == batch and known.rows != given:
             raise PipelineError(
-                f"{key}, batch {batch}: {client.url} has committed {known.rows} rows of it, and now it would be "
+                f"{key}, batch {batch}: {client.shown} has committed {known.rows} rows of it, and now it would be "
                 f"{given}: the query has other partitions or other urls than before; with spread=partitions a batch "
                 "must be finished with those that it was begun with"
             )
@@ -215,10 +215,10 @@ def commit_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
             last = (await client.standing(key)).batch
             if last is not None and last > batch:
                 raise PipelineError(
-                    f"{key}: batch {batch} comes after batch {last} was committed on {client.url}, and its rows "
+                    f"{key}: batch {batch} comes after batch {last} was committed on {client.shown}, and its rows "
                     "would be left out: the checkpoint was lost or is another one; set option txnAppId to a new name"
                 )
-            _log.warning("%s, batch %d had been committed before on %s: it was left as it is", key, batch, client.url)
+            _log.warning("%s, batch %d had been committed before on %s: it was left as it is", key, batch, client.shown)
 
     if options.spread is Spread.PARTITIONS:
         _on_all(options, compare)

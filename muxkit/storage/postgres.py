@@ -6,8 +6,8 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -104,6 +104,28 @@ class Database:
         if isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
             return StoreCorrupt(f"the database is not in order: {text}; restore it from a copy")
         return StoreFailed(f"the database failed: {text}; what was under way may have been stored or not")
+
+
+@contextmanager
+def pipeline_of(connection: psycopg.Connection) -> Iterator[None]:
+    """Send statements without waiting for each answer, and raise the first error of them.
+
+    When a statement inside fails, psycopg would log a warning of its own for each of these errors: that the end of the
+    pipeline failed as well. So the pipeline ends first, and the error is raised after that.
+    """
+    import psycopg
+
+    first: psycopg.Error | None = None
+    try:
+        with connection.pipeline():
+            try:
+                yield
+            except psycopg.Error as error:
+                first = error
+    except psycopg.Error as error:
+        first = first or error
+    if first is not None:
+        raise first
 
 
 def _first_line(error: Exception) -> str:

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import attrs
 
@@ -16,6 +16,7 @@ SEPARATOR: Final = "\x1e"
 PREFIX: Final = "muxkit:"
 AGAIN: Final = " again"
 """How the name ends of a frame that is sent once more."""
+MOST_TIME: Final = 1e15  # ms, which is some 30,000 years
 MOST_RECORD: Final = 64 * 1024 * 1024  # bytes of one record
 
 
@@ -50,7 +51,12 @@ class Recording:
         """When the trace began, in milliseconds since 1970."""
         fields = _dict(_dict(self.header.get("trace")).get("common_fields"))
         found = fields.get("reference_time")
-        return float(found) if isinstance(found, (int, float)) else 0.0
+        return float(found) if _is_time(found) else 0.0
+
+
+def _is_time(value: object) -> TypeGuard[float]:
+    """Return True for a number of milliseconds that a trace may have; JSON of Python also reads NaN and infinity."""
+    return isinstance(value, (int, float)) and abs(value) <= MOST_TIME
 
 
 def _dict(value: object) -> dict[str, Any]:
@@ -61,14 +67,14 @@ def parse_record(text: str) -> Event | dict[str, Any] | None:
     """Return the event or the header of a record; None if it is neither, such as one that was cut off."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the second for too many brackets inside one another
         return None
     if not isinstance(value, dict):
         return None
     if "qlog_version" in value:
         return value
     time, name, data = value.get("time"), value.get("name"), value.get("data")
-    if not isinstance(time, (int, float)) or not isinstance(name, str) or not isinstance(data, dict):
+    if not _is_time(time) or not isinstance(name, str) or not isinstance(data, dict):
         return None
     return Event(float(time), name.removeprefix(PREFIX), data)
 

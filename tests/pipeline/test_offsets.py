@@ -15,7 +15,13 @@ from tests.pipeline._source_servers import ONE, THREE, TWO
 
 NAMES = st.integers(0, 99).map(lambda n: f"{n:08x}-0000-4000-8000-000000000000")
 POSITIONS = st.builds(Position, st.integers(0, 0xFFFFFFFF), st.none() | st.text("0123456789abcdef", min_size=1))
-OFFSETS = st.builds(Offset, st.dictionaries(NAMES, POSITIONS), st.dictionaries(NAMES, st.integers(0, 0xFFFFFFFF)))
+OFFSETS = st.dictionaries(NAMES, POSITIONS).flatmap(
+    lambda streams: st.builds(
+        Offset,
+        st.just(streams),
+        st.fixed_dictionaries({}, optional={uuid: st.integers(0, each.id) for uuid, each in streams.items()}),
+    )
+)
 LAGS = st.dictionaries(NAMES, st.integers(0, 1_000_000), max_size=30)
 
 
@@ -29,6 +35,29 @@ def test_equal_offsets_have_equal_text_whatever_the_order(offset: Offset) -> Non
     turned = Offset(dict(reversed([*offset.streams.items()])), dict(reversed([*offset.begins.items()])))
     assert json.dumps(offset.to_json()) == json.dumps(turned.to_json())
     assert json.dumps(offset.to_json()) == json.dumps(offset.to_json(), sort_keys=True)
+
+
+@pytest.mark.parametrize(
+    ("streams", "begins"),
+    [({ONE: 20}, {ONE: 21}), ({}, {ONE: 1}), ({ONE: 20}, {ONE: 1 << 40})],
+    ids=["beyond the end", "of no stream", "beyond all messages"],
+)
+def test_an_offset_that_would_acknowledge_what_it_does_not_read_is_refused(
+    streams: dict[str, int], begins: dict[str, int]
+) -> None:
+    with pytest.raises(OffsetError, match=f"begins after message|offset says {1 << 40}"):
+        Offset.from_json({"version": 2, "streams": streams, "begins": begins})
+
+
+@pytest.mark.parametrize("uuid", ["", "../etc", TWO[:-1]])
+def test_an_offset_with_a_name_that_is_no_uuid_is_refused(uuid: str) -> None:
+    with pytest.raises(OffsetError, match="no uuid: the checkpoint is damaged"):
+        Offset.from_json({"version": 2, "streams": {uuid: 5}})
+
+
+def test_an_offset_beyond_the_last_id_that_a_stream_can_have_is_refused() -> None:
+    with pytest.raises(OffsetError, match="the checkpoint is damaged"):
+        Offset.from_json({"version": 2, "streams": {ONE: 1 << 32}})
 
 
 @pytest.mark.parametrize("version", [3, None, "1"])

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from muxkit.pipeline.capture.recorder import Capture, CaptureError
+from muxkit.pipeline.capture.recorder import Capture
+from muxkit.pipeline.errors import CaptureError
 from muxkit.trace import Trace
 from muxkit.trace import writing as trace_writing
 from tests.protocols.restream._small_disk import small_disk

@@ -56,6 +56,8 @@ def report(
         spark = pipeline.spark_session() if with_spark else None
         try:
             page = pipeline.report(folder, out, raw=how, only=only, spark=spark)
+        except pipeline.CaptureError as error:
+            raise CommandFailed(printable(str(error))) from error
         finally:
             if spark is not None:
                 spark.stop()

@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 
 from muxkit._limits import must_be
 from muxkit._observer import Direction
+from muxkit.pipeline.errors import CaptureError
 
 Kind = Literal["frames", "raw"]
 """The kind of a file's rows, and the name of its folder."""
@@ -201,8 +202,15 @@ class Place:
         return [path for path in found if wanted.may_hold(path)]
 
     def rows(self, kind: Kind, wanted: Selection, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
-        """Read the wanted rows; groups of rows whose statistics exclude them are passed over."""
+        """Read the wanted rows; groups of rows whose statistics exclude them are passed over.
+
+        Raises:
+            CaptureError: A file is damaged, or has other columns. Without this check the rows of another table would
+                count as rows of the capture without values.
+        """
         files = self.files(kind, wanted)
+        for path in files:
+            self._check(path, kind)
         known = ds.dataset(files, schema=SCHEMAS[kind], filesystem=self.system, format="parquet")
         parts = []
         if wanted.since is not None:
@@ -213,6 +221,20 @@ class Place:
             parts.append(ds.field("connection") == wanted.connection)
         condition = reduce(and_, parts) if parts else None
         return known.scanner(columns=columns, filter=condition).to_reader()
+
+    def _check(self, path: str, kind: Kind) -> None:
+        try:
+            found = pq.read_schema(path, filesystem=self.system)
+        except (pa.ArrowException, OSError) as error:
+            what = next(iter(str(error).splitlines()), type(error).__name__)
+            raise CaptureError(
+                f"{path}: expected a complete Parquet file, got a damaged one: {what}; move it away"
+            ) from error
+        missing = [name for name in SCHEMAS[kind].names[: len(_PLACE)] if name not in found.names]
+        if missing:
+            raise CaptureError(
+                f"{path}: expected rows of a capture, got a table without the column {missing[0]}; move it away"
+            )
 
 
 def open_place(folder: str | Path, filesystem: object = None) -> Place:

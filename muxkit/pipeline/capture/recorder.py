@@ -17,7 +17,7 @@ import attrs
 from muxkit._errors import RemoteProtocolError
 from muxkit._observer import Direction
 from muxkit.pipeline.capture.files import MIB, FileWriter, Found, FramesRow, Kind, RawRow, Rotation, open_place, row
-from muxkit.pipeline.errors import PipelineError
+from muxkit.pipeline.errors import CaptureError
 
 BATCH_ROWS = 4096
 BATCH_BYTES = 1 * MIB  # of a batch of raw bytes
@@ -25,10 +25,6 @@ WAITING = 16  # batches that may wait for the disk
 FLUSH = 5.0  # s after which a batch is handed over, together with the next row
 
 RowT = TypeVar("RowT", "FramesRow", "RawRow")
-
-
-class CaptureError(PipelineError):
-    """A capture could not be written; from then on nothing more was recorded."""
 
 
 class Capture:

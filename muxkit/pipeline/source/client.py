@@ -20,6 +20,7 @@ import msgspec
 import trio
 
 from muxkit import PluginError
+from muxkit.core import without_secrets
 from muxkit.pipeline.errors import DataLoss, OptionError, PipelineError, StreamBroken, StreamUnavailable
 from muxkit.pipeline.options import SourceOptions, Tls, Verify, link_options
 from muxkit.pipeline.source.offsets import Span
@@ -151,7 +152,9 @@ def _dial(server: str, tls: Tls, written: tuple[float, ...]) -> Dial:
     try:
         return dial_of(server, link_options(server, tls))
     except (PluginError, ValueError, TypeError) as error:
-        raise error if isinstance(error, OptionError) else OptionError("servers", f"{server}: {error}") from error
+        raise (
+            error if isinstance(error, OptionError) else OptionError("servers", f"{without_secrets(server)}: {error}")
+        ) from error
 
 
 def _written(path: str | None) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from muxkit.pipeline.errors import OffsetError
+from muxkit.pipeline.options import MOST_ID, is_uuid
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -51,7 +52,7 @@ class Offset:
     def from_json(cls, offset: Mapping[str, object]) -> Offset:
         """Read JSON; raises `OffsetError` if it is no offset of this source."""
         version = offset.get("version")
-        if version not in (VERSION, OWNERS_VERSION):
+        if type(version) is not int or version not in (VERSION, OWNERS_VERSION):
             raise OffsetError(
                 f"this offset has version {version!r} and this muxkit reads version {VERSION}: "
                 "go on with the version that wrote the checkpoint, or begin a new checkpoint"
@@ -59,10 +60,18 @@ class Offset:
         streams, begins = offset.get("streams"), offset.get("begins", {})
         if not isinstance(streams, dict) or not isinstance(begins, dict):
             raise OffsetError("this offset has no streams: the checkpoint belongs to another source")
-        return cls(
+        found = cls(
             {uuid: _position(uuid, each) for uuid, each in streams.items()},
             {uuid: _id(uuid, each) for uuid, each in begins.items()},
         )
+        for uuid, begin in found.begins.items():
+            # Such a batch would be empty, and then everything up to its end would be acknowledged without being read.
+            if uuid not in found.streams or begin > found.streams[uuid].id:
+                raise OffsetError(
+                    f"this offset begins after message {begin} of stream {uuid}, which is beyond its end: the "
+                    "checkpoint is damaged"
+                )
+        return found
 
 
 @attrs.frozen
@@ -145,7 +154,9 @@ def _position(uuid: str, value: object) -> Position:
 
 
 def _id(uuid: str, value: object) -> int:
-    if type(value) is not int or value < 0:
+    if not is_uuid(uuid):
+        raise OffsetError(f"this offset has a stream {uuid!r:.100}, and that is no uuid: the checkpoint is damaged")
+    if type(value) is not int or not 0 <= value <= MOST_ID:
         raise OffsetError(f"this offset says {value!r:.100} of stream {uuid}, and no number: the checkpoint is damaged")
     return value
 
@@ -173,5 +184,5 @@ def offset_of(value: object) -> Offset:
     try:
         told = json.loads(value) if isinstance(value, str) else value
         return Offset.from_json(told) if isinstance(told, dict) else Offset()
-    except (OffsetError, ValueError):
+    except (OffsetError, ValueError, RecursionError):  # the last for too many brackets inside one another
         return Offset()

@@ -16,6 +16,7 @@ from typing import Final
 import attrs
 import trio
 
+from muxkit.core import without_secrets
 from muxkit.pipeline.concurrency import for_each_limited
 from muxkit.pipeline.errors import DataLoss, OptionError, StreamUnavailable
 from muxkit.pipeline.options import (
@@ -235,7 +236,8 @@ class Planner:
                 if not await streams.acknowledge(server, ids):
                     left.extend(ids.items())
             except Exception as error:  # any error here would end the query
-                _log.warning("%s: %d streams are not acknowledged, the next will cover it: %s", server, len(ids), error)
+                shown = without_secrets(server)
+                _log.warning("%s: %d streams are not acknowledged, the next will cover it: %s", shown, len(ids), error)
             self._answered.update(dict.fromkeys(uuids, self._ack_turn))
 
         requests = [(server, some) for server, ids in by_server.items() for some in _chunks([*ids])]
@@ -419,7 +421,10 @@ class StreamPlanner:
                     self.servers[uuid], places[uuid] = server, []
                 if answer is NoStatus.PLAIN:
                     if self._options.planning is Planning.STATUS:
-                        raise OptionError("planning", f"{server} answers no status requests, as planning=status needs")
+                        raise OptionError(
+                            "planning",
+                            f"{without_secrets(server)} answers no status requests, as planning=status needs",
+                        )
                     self.plain.add(uuid)
                 if answers.get(uuid) is not NoStatus.AWAY or answer is not NoStatus.UNKNOWN:
                     answers[uuid] = answer
@@ -467,11 +472,13 @@ class StreamPlanner:
             if not error.can_heal:
                 raise
             if server not in self._away:
-                _log.warning("%s is away, its streams are left out until it answers: %s", server, error)
+                _log.warning(
+                    "%s is away, its streams are left out until it answers: %s", without_secrets(server), error
+                )
             self._away[server] = self._now() + PROBE_INTERVAL
             return dict.fromkeys(uuids, NoStatus.AWAY)
         if self._away.pop(server, None) is not None:
-            _log.warning("%s answers again, its streams are read again", server)
+            _log.warning("%s answers again, its streams are read again", without_secrets(server))
         return answers
 
     async def _statuses(self, server: str, uuids: list[str], within: float | None) -> dict[str, Answer]:
@@ -492,7 +499,9 @@ class StreamPlanner:
         """Begin with the first message that is not before the option `startingTimestamp`."""
         moment = self._options.starting_time
         if status.uuid in self.plain:
-            raise OptionError("startingTimestamp", f"{status.server} answers no status requests, which it needs")
+            raise OptionError(
+                "startingTimestamp", f"{without_secrets(status.server)} answers no status requests, which it needs"
+            )
         if moment is not None:
             span = Span(status.uuid, status.server, status.begin, status.head, status.incarnation)
             status.begin = await self._client.find(span, moment)

@@ -14,6 +14,7 @@ import attrs
 import trio
 
 import muxkit
+from muxkit.core import without_secrets
 from muxkit.pipeline.errors import StagingError, StagingRequestInvalid, StagingUnavailable
 from muxkit.pipeline.staging import records
 from muxkit.runtime import Backoff, background, can_heal
@@ -67,6 +68,8 @@ class StagingClient:
         **options: Any,
     ) -> None:
         self.url = url
+        self.shown: str = without_secrets(url)
+        """The URL for logs and errors."""
         self.token = token
         self.channels = channels
         self.window = window
@@ -179,8 +182,8 @@ class StagingClient:
         if failing >= self._patience or not can_heal(trouble):
             because = str(trouble) or type(trouble).__name__
             raise StagingUnavailable(
-                f"{about}: {self.url} could not be used for {failing:.0f} s ({self._failures} attempts): {because}; is "
-                "the server running? The option patience says how long to try"
+                f"{about}: {self.shown} could not be used for {failing:.0f} s ({self._failures} attempts): {because}; "
+                "is the server running? The option patience says how long to try"
             ) from trouble
         await trio.sleep(min(self._backoff.wait(self._failures), self._patience - failing))
 

@@ -9,6 +9,7 @@ import warnings
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 import trio
 
@@ -100,34 +101,60 @@ async def test_a_producer_that_repeats_its_call_goes_on_over_a_restart(database:
 @pytest.mark.requirement("R-57")
 async def test_a_reader_empties_the_full_disk_of_a_server_and_its_producer_goes_on() -> None:
     with small_disk(4 << 20) as disk:
-        async with (
-            restream.open_store(f"sqlite:{disk}/sessions.db") as store,
-            serving(store, application=restream.Fed()) as url,
-        ):
-            await store.register(U1, None, attached=False)
-            refusals = 0
+        async with restream.open_store(f"sqlite:{disk}/sessions.db") as store:
+            await fill_and_empty(store)
 
-            async def produce() -> None:
-                nonlocal refusals
-                made = 0
-                while made < COUNT:
-                    try:
-                        await store.append_many(U1, [f"{number} ".ljust(2000) for number in range(made, made + 20)])
-                    except restream.StoreFull:
-                        refusals += 1
-                        await trio.sleep(0.01)
-                    else:
-                        made += 20
-                await store.finish(U1)
 
-            got: list[int] = []
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(produce)
-                while not refusals:  # noqa: ASYNC110 - the disk gets full first
+@pytest.mark.requirement("R-57")
+async def test_a_reader_empties_a_full_database_and_its_producer_goes_on(
+    database: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_disk(6 << 20) as disk:
+        disk.chmod(0o711)
+        place = disk / "tablespace"
+        place.mkdir()
+        owner = database.pgdata.stat()
+        os.chown(place, owner.st_uid, owner.st_gid)
+        with psycopg.connect(database.get_uri(), autocommit=True) as connection:
+            connection.execute(f"CREATE TABLESPACE small LOCATION '{place}'")
+        async with restream.open_store(f"{database.get_uri()}&options=-cdefault_tablespace%3Dsmall") as store:
+            await fill_and_empty(store)
+        with psycopg.connect(database.get_uri(), autocommit=True) as connection:
+            for table in ("servers", "sessions", "messages", "reserve", "store"):
+                connection.execute(f"DROP TABLE restream_{table}")
+            connection.execute("DROP TABLESPACE small")
+    assert not [record for record in caplog.records if record.name == "psycopg"]
+
+
+async def fill_and_empty(store: SessionStore[Any, Any]) -> None:
+    """Append messages until the disk is full, then read them from a server while the appending goes on."""
+    async with serving(store, application=restream.Fed()) as url:
+        await store.register(U1, None, attached=False)
+        refusals = 0
+
+        async def produce() -> None:
+            nonlocal refusals
+            made = 0
+            while made < COUNT:
+                try:
+                    # PostgreSQL would compress a text that repeats itself.
+                    some = [f"{number} {os.urandom(1000).hex()}" for number in range(made, made + 20)]
+                    await store.append_many(U1, some)
+                except restream.StoreFull:
+                    refusals += 1
                     await trio.sleep(0.01)
-                async with restream.stream(url, uuid=U1) as reading:
-                    while len(got) < COUNT:
-                        message = await reading.receive()
-                        assert isinstance(message.data, str)
-                        got.append(int(message.data))
-            assert got == list(range(COUNT))
+                else:
+                    made += 20
+            await store.finish(U1)
+
+        got: list[int] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(produce)
+            while not refusals:  # noqa: ASYNC110 - the disk gets full first
+                await trio.sleep(0.01)
+            async with restream.stream(url, uuid=U1) as reading:
+                while len(got) < COUNT:
+                    message = await reading.receive()
+                    assert isinstance(message.data, str)
+                    got.append(int(message.data.split()[0]))
+        assert got == list(range(COUNT))

@@ -6,6 +6,8 @@ its row locked, so a superseded owner is refused on any server.
 
 from __future__ import annotations
 
+import math
+import time
 import uuid as uuids
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -17,8 +19,8 @@ import trio
 from muxkit.protocols.restream.store.rules import LAST_ID, Data, Now, Row, Rows, Rules, Session, State, Wanted
 from muxkit.protocols.restream.store.store import SessionStore
 from muxkit.runtime import protect_package, protected_manager
-from muxkit.storage import Job, Schema, StoreError, Waiters, Worker, fail_jobs
-from muxkit.storage.postgres import HEARTBEAT, Database, Listener, migrate_postgres
+from muxkit.storage import Job, Schema, StoreError, StoreFull, Waiters, Worker, fail_jobs
+from muxkit.storage.postgres import HEARTBEAT, Database, Listener, migrate_postgres, pipeline_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -28,6 +30,13 @@ T = TypeVar("T")
 APPLICATION = "muxkit restream"  # of the connections, as the database shows them
 CHANNEL = "muxkit_restream"  # of LISTEN and NOTIFY
 COLUMNS = "uuid, params, state, head, acknowledged, final, fed, epoch, keep, due, incarnation, readers, written, marks"
+RESERVE = 128  # pages of 8 KiB that a full disk still has for VACUUM
+# The fill factor leaves one row in a page. Longer rows would give the table a second one for TOAST, and to truncate
+# that one takes a new page. Rows are added only up to the number of pages that are missing.
+FILL_RESERVE = (
+    "INSERT INTO restream_reserve SELECT repeat('x', 400) "
+    "FROM generate_series(1, {} - (SELECT count(*) FROM restream_reserve))"
+)
 # Uuids are in the order that Python gives them. Sessions change often, so their pages keep free space.
 MIGRATIONS = (
     (
@@ -41,10 +50,13 @@ MIGRATIONS = (
         "CREATE INDEX restream_sessions_server ON restream_sessions (server) WHERE due IS NULL",
         'CREATE TABLE restream_messages (uuid text COLLATE "C", id bigint, time double precision, '
         "data bytea NOT NULL, PRIMARY KEY (uuid, id))",
+        "CREATE TABLE restream_reserve (filler varchar(400) NOT NULL) WITH (fillfactor = 10)",
+        FILL_RESERVE.format(RESERVE),
     ),
 )
 SCHEMA = Schema(0x6D787273, "a store", MIGRATIONS, version_table="restream_store")
 
+MAKE_ROOM_INTERVAL = 2.0  # s between two attempts to make room, because each reads the pages that changed
 MAX_TRIES = 10  # of a group that collided with one of another server
 SERVER_TIMEOUT = 6 * HEARTBEAT  # s without a heartbeat after which a server counts as dead
 
@@ -73,6 +85,8 @@ CROSS JOIN LATERAL (
 """
 # In the order of the index, so that nothing is sorted. A sweep never waits for a lock, so its order cannot deadlock.
 OVERDUE = f"SELECT {COLUMNS} FROM restream_sessions WHERE due <= %s ORDER BY due LIMIT %s FOR UPDATE SKIP LOCKED"
+GIVE_RESERVE = "TRUNCATE restream_reserve"
+VACUUM = "VACUUM restream_messages, restream_sessions"
 TRIM = """
 DELETE FROM restream_messages AS m USING unnest(%s::text[], %s::bigint[], %s::bigint[]) AS t (uuid, above, upto)
 WHERE m.uuid = t.uuid AND m.id > t.above AND m.id <= t.upto
@@ -137,12 +151,13 @@ class _Postgres:
         self.server = uuids.uuid4().hex
         self._keep = keep
         self._now = now
+        self._room_made_at = -math.inf
         self._writing, self._reading = Database(url, APPLICATION), Database(url, APPLICATION)
         self.writer: Worker[Rows] = Worker("muxkit store writer", self._write, waiters)
         self.reader: Worker[Rows] = Worker("muxkit store reader", self._read)
 
     async def work(self, uuid: str, act: Callable[[Rows], T], *, grows: bool = False) -> T:
-        return await self.writer.work(uuid, act)
+        return await self.writer.work(uuid, act, grows=grows)
 
     async def look(self, uuid: str, act: Callable[[Rows], T], wants: Wanted | None = None) -> T:
         return await self.reader.look(uuid, act, wants)
@@ -188,7 +203,7 @@ class _Postgres:
     ) -> None:
         """Run the jobs, again where that is safe, and write nothing twice."""
         tries = MAX_TRIES
-        was_lost = False
+        was_lost = was_full = False
         while True:
             rows = None
             try:
@@ -196,6 +211,8 @@ class _Postgres:
                 if act != self._look:
                     rows.write()
                 self.writer.changed.extend(rows.woken)
+                if was_full and not jobs[0].grows:
+                    self._refill_reserve()
                 return
             except database.errors as error:
                 is_lost = database.recover()
@@ -207,10 +224,64 @@ class _Postgres:
                 if rows is None and is_lost and not was_lost:
                     was_lost = True
                     continue
-                fail_jobs(jobs, database.judge(error))
+                judged = database.judge(error)
+                if isinstance(judged, StoreFull) and act != self._look:
+                    database.close()  # after a failure in a pipeline, psycopg may use statements that were not prepared
+                    if len(jobs) > 1:
+                        # The whole group was undone, though some of its jobs may fit: each is tried alone.
+                        for job in jobs:
+                            self._attempt(database, [job], act)
+                        return
+                    if not was_full and self._make_room(grows=jobs[0].grows):
+                        was_full = True
+                        continue
+                fail_jobs(jobs, judged)
                 return
             except StoreError as error:
                 fail_jobs(jobs, error)
+                return
+
+    def _make_room(self, *, grows: bool) -> bool:
+        """Make room on a full disk; return True if the write that failed may fit now.
+
+        VACUUM lets the database use the space of deleted rows again. It needs a few new pages itself, for its maps of
+        free and of visible rows. A full disk has none, so autovacuum fails as well, and acknowledgements alone would
+        never empty the disk. The reserve gives these pages, and those of a write that adds no messages.
+        """
+        if grows and time.monotonic() < self._room_made_at + MAKE_ROOM_INTERVAL:
+            return False
+        try:
+            connection = self._writing.connection()
+            if not grows:
+                connection.execute(GIVE_RESERVE)
+                return True
+            self._room_made_at = time.monotonic()
+            try:
+                connection.execute(VACUUM)
+            except self._writing.errors as error:
+                if not isinstance(self._writing.judge(error), StoreFull):
+                    raise
+                connection.execute(GIVE_RESERVE)
+                connection.execute(VACUUM)
+        except (StoreError, self._writing.errors):
+            return False
+        self._refill_reserve()
+        return True
+
+    def _refill_reserve(self) -> None:
+        """Fill the reserve again, as far as the disk has room."""
+        pages = RESERVE
+        while pages:
+            try:
+                self._writing.connection().execute(FILL_RESERVE.format(pages))
+            except (StoreError, self._writing.errors) as error:
+                if isinstance(error, StoreError) or not isinstance(self._writing.judge(error), StoreFull):
+                    return
+                pages //= 2
+                with suppress(StoreError, self._writing.errors):
+                    # The pages of the insertion that failed are part of the table, though without rows.
+                    self._writing.connection().execute(GIVE_RESERVE)
+            else:
                 return
 
     def _transact(self, connection: psycopg.Connection, jobs: list[Job[Rows]]) -> PostgresRows:
@@ -281,7 +352,7 @@ class PostgresRows:
 
     def load(self, uuids: Iterable[str]) -> None:
         """Begin a transaction; read and lock these sessions."""
-        with self.connection.pipeline():
+        with pipeline_of(self.connection):
             self.connection.execute("BEGIN")
             found = self.connection.execute(LOAD + " FOR UPDATE", (sorted(uuids),), binary=True)
         self._keep(found)
@@ -289,7 +360,7 @@ class PostgresRows:
     def look(self, uuids: Iterable[str], wants: Sequence[Wanted]) -> None:
         """Read these sessions and messages in one snapshot."""
         messages = None
-        with self.connection.pipeline():
+        with pipeline_of(self.connection):
             self.connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             found = self.connection.execute(LOAD, (sorted(uuids),), binary=True)
             if wants:
@@ -371,7 +442,7 @@ class PostgresRows:
         added = [uuid for uuid in sorted(self._dirty) if uuid not in self._epochs]
         changed = [uuid for uuid in self._dirty if uuid in self._epochs]
         new = [(uuid, *row) for uuid, rows in self._new.items() for row in rows]
-        with self.connection.pipeline():
+        with pipeline_of(self.connection):
             if gone:
                 run(TRIM, _transposed(gone))
             if removed:
