@@ -204,8 +204,9 @@ async def connect(
 ) -> AsyncGenerator[Session, None]:
     """Open a session with the server at `url`; it ends with the block.
 
-    `tls` is what the transports that encrypt show and trust, `token` what the server's `authorize` gets to see; if it
-    does not let this client in, `Refused` says why.
+    `tls` is what the transports that encrypt show and trust. If the server doesn't accept the client's certificate,
+    `connect` raises `HandshakeFailed`; a relink session dials by itself and raises `LinkLost` when it is used. `token`
+    is what the server's `authorize` gets to see; if it does not let this client in, `Refused` says why.
     Other keyword arguments are options of the protocol (`config=` for bpmux) or of the transport
     (`ssl_context=` for tls, `insecure=True` for plaintext off loopback). Time limits are yours to set
     (`trio.fail_after`); leaving the block takes at most `linger` seconds.

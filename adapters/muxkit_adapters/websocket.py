@@ -53,8 +53,7 @@ from ._frames import (
 )
 from ._listen import serve_handshakes
 from ._sockets import RECEIVE_SIZE, Buffers, OneAtATime, SocketStream, in_batches, rest_of
-from .tls import TLSStream, acceptor
-from .tls import connect as tls_connect
+from .tls import TLSStream, acceptor, handshaken
 
 __all__ = [
     "HandshakeFailed",
@@ -117,7 +116,7 @@ async def connect(
     unprotected, verifies = False, True
     if place.secure:
         verifies = tls.verify if tls is not None else not insecure
-        wire = tls_connect(
+        wire = handshaken(
             place.host,
             place.port,
             tls=tls,
