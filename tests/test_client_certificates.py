@@ -106,7 +106,7 @@ async def test_a_relink_client_that_is_refused_is_never_connected(
 ) -> None:
     """Entering a link waits for no connection: `connected` does."""
     async with muxkit.open_server(echo, f"{scheme}://127.0.0.1:0", tls=certificates.server) as running:
-        with trio.fail_after(8), pytest.raises(muxkit.LinkLost, match="certificate required|unknown"):  # noqa: PT012
+        with trio.fail_after(8), pytest.raises(muxkit.LinkLost, match=r"certificate required|unknown"):  # noqa: PT012
             async with relink.connect(running.url, tls=getattr(certificates, shown)) as link:
                 await link.connected()
                 raise AssertionError("the server refused this client")
