@@ -94,6 +94,12 @@ class Door:
                     "show a certificate instead: tls=muxkit.TLS(cert=…, key=…)"
                 )
 
+    async def check_client(self) -> None:
+        """Raise ValueError now for an address to which the transport would refuse to send plaintext when it dials."""
+        check = getattr(self.transport, "check_client", None)  # transports of others need not have it
+        if check is not None:
+            await check(self.address, insecure=bool(self._link_options.get("insecure")))
+
     @protected_manager
     async def dial(self) -> AsyncGenerator[Link, None]:
         # Credit for streams side by side is the link's business, so what bounds it has to go there.

@@ -311,7 +311,14 @@ async def _serve_plain(
     await serve(handler, port, host=host, **options)
 
 
-transport: Final = Transport("ws", connect, _serve_plain, partial(_client_url, "ws"), partial(_server_place, "ws"))
+def _places(address: str) -> list[tuple[str, int]]:
+    place = _parse_url(f"ws://{address}")
+    return [(place.host, place.port)]
+
+
+transport: Final = Transport(
+    "ws", connect, _serve_plain, partial(_client_url, "ws"), partial(_server_place, "ws"), places=_places, secure="wss"
+)
 secure_transport: Final = Transport(
     "wss", connect, serve, partial(_client_url, "wss"), partial(_server_place, "wss"), needed=("tls", "ssl_context")
 )
