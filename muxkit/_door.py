@@ -108,6 +108,12 @@ class Door:
                     "show a certificate instead: tls=muxkit.TLS(cert=…, key=…)"
                 )
 
+    async def check_client(self) -> None:
+        """Raise ValueError now for an address to which the transport would refuse to send plaintext when it dials."""
+        check = getattr(self.transport, "check_client", None)  # transports of others need not have it
+        if check is not None:
+            await check(self.address, insecure=bool(self._link_options.get("insecure")))
+
     @protected_manager
     async def dial(self) -> AsyncGenerator[Link, None]:
         # Credit for streams side by side is the link's business, so what bounds it has to go there.
@@ -231,8 +237,9 @@ async def connect(
 ) -> AsyncGenerator[Session, None]:
     """Open a session with the server at `url`; it ends with the block.
 
-    `tls` is what the transports that encrypt show and trust, `token` what the server's `authorize` gets to see; if it
-    does not let this client in, `Refused` says why.
+    `tls` is what the transports that encrypt show and trust. If the server doesn't accept the client's certificate,
+    `connect` raises `HandshakeFailed`; a relink session dials by itself and raises `LinkLost` when it is used. `token`
+    is what the server's `authorize` gets to see; if it does not let this client in, `Refused` says why.
     Other keyword arguments are options of the protocol (`config=` for bpmux) or of the transport
     (`ssl_context=` for tls, `insecure=True` for plaintext off loopback). Time limits are yours to set
     (`trio.fail_after`); leaving the block takes at most `linger` seconds.

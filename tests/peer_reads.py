@@ -87,6 +87,7 @@ def shown(error: BaseException) -> str:
     text = re.sub(r"epoch \d+", "epoch N", text)
     text = re.sub(r"stream \d+", "stream N", text)
     text = re.sub(r"; [\d,]+ bytes were not sent", "", text)
+    text = text.replace(", N s after it began", "")  # only a connection that lived for a second says so
     # A system may say that a peer hung up in either way, according to what was on its way.
     ended = r"the peer hung up( while [\d]+ \w+ (was|were) open)?|the connection broke while (reading|writing)"
     text = re.sub(ended, "the peer hung up", text)

@@ -11,6 +11,7 @@ import trio
 import trustme
 
 import muxkit
+from muxkit.protocols import relink
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -84,6 +85,31 @@ async def test_a_client_without_a_certificate_is_told_to_show_one(
                 await use(session)
     assert "certificate required" in str(caught.value)
     assert "tls=muxkit.TLS(cert=…, key=…)" in str(caught.value)
+
+
+@pytest.mark.parametrize("shown", ["without", "stranger"])
+@pytest.mark.parametrize("scheme", [url for url in URLS if not url.startswith("relink")])
+async def test_a_client_that_the_server_refuses_never_gets_into_its_block(
+    scheme: str, shown: str, certificates: Certificates
+) -> None:
+    """Was: over `tls` the block began, and the next call in it raised."""
+    async with muxkit.open_server(echo, f"{scheme}://127.0.0.1:0", tls=certificates.server) as running:
+        with trio.fail_after(8), pytest.raises(OSError, match=r"(?i)certificate required|unknown|bad certificate"):
+            async with muxkit.connect(running.url, tls=getattr(certificates, shown)):
+                raise AssertionError("the server refused this client")
+
+
+@pytest.mark.parametrize("shown", ["without", "stranger"])
+@pytest.mark.parametrize("scheme", ["relink+tls", "relink+wss"])
+async def test_a_relink_client_that_is_refused_is_never_connected(
+    scheme: str, shown: str, certificates: Certificates
+) -> None:
+    """Entering a link waits for no connection: `connected` does."""
+    async with muxkit.open_server(echo, f"{scheme}://127.0.0.1:0", tls=certificates.server) as running:
+        with trio.fail_after(8), pytest.raises(muxkit.LinkLost, match=r"certificate required|unknown"):  # noqa: PT012
+            async with relink.connect(running.url, tls=getattr(certificates, shown)) as link:
+                await link.connected()
+                raise AssertionError("the server refused this client")
 
 
 @pytest.mark.parametrize("scheme", URLS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import warnings
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from inspect import signature
 from typing import Any, Generic, Literal, TypeVar
 
@@ -46,6 +46,10 @@ class Transport(Generic[LinkT]):
     """Typed dictionaries of the keywords that are passed on: the first by `connect`, all by `serve`."""
     needed: tuple[str, ...] = ()
     """Keywords with the certificate of a server, which needs one of them."""
+    places: Callable[[str], Sequence[tuple[str, int]]] | None = None
+    """Reads a client's address as hosts and ports, if the transport is plaintext."""
+    secure: str = ""
+    """The transport to use in its place beyond loopback."""
 
     def options(self, side: Literal["client", "server"]) -> frozenset[str]:
         """Return the names of the options that one side takes."""
@@ -53,6 +57,17 @@ class Transport(Generic[LinkT]):
         named = signature(function).parameters.values()
         names = {one.name for one in named if one.kind is one.KEYWORD_ONLY}
         return frozenset(names.union(*(kind.__annotations__ for kind in passed_on)) - NOT_OPTIONS)
+
+    async def check_client(self, address: str, *, insecure: bool = False) -> None:
+        """Raise ValueError for an address that `connect` would refuse because plaintext would leave this machine.
+
+        A host that cannot be looked up at the moment passes: `connect` looks again.
+        """
+        if self.places is None or insecure:
+            return
+        for host, port in self.places(address):
+            with suppress(OSError):
+                await exposed(self.scheme, host, port, insecure=False, secure=self.secure)
 
     def connect(self, address: str, **options: Any) -> AbstractAsyncContextManager[LinkT]:
         check_options(self.scheme, options, self.options("client") | NOT_OPTIONS)
@@ -88,7 +103,12 @@ def one_place(address: str) -> dict[str, object]:
 
 def several_places(address: str) -> dict[str, object]:
     """Read one or more `host:port`, separated by commas, to be tried in that order."""
-    return {"host": [parse_host_port(part.strip()) for part in address.split(",")]}
+    return {"host": hosts_and_ports(address)}
+
+
+def hosts_and_ports(address: str) -> list[tuple[str, int]]:
+    """Read one or more `host:port`, separated by commas."""
+    return [parse_host_port(part.strip()) for part in address.split(",")]
 
 
 def parse_host_port(address: str, *, default_port: int | None = None, form: str = FORM) -> tuple[str, int]:

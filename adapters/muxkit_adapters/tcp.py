@@ -13,7 +13,7 @@ import trio
 from muxkit import Limits
 from muxkit.runtime import protect_package, protected_manager, source_of
 
-from ._addresses import Transport, exposed, join_host_port, one_place, several_places
+from ._addresses import Transport, exposed, hosts_and_ports, join_host_port, one_place, several_places
 from ._errors import PlaintextWarning, failed
 from ._listen import serve_connections
 from ._sockets import SocketListener, SocketStream, adopted, take_socket
@@ -70,7 +70,7 @@ async def serve(
     await serve_connections(open_to, handler, limits=limits, started=lambda: task_status.started(addresses))
 
 
-transport: Final = Transport("tcp", connect, serve, several_places, one_place)
+transport: Final = Transport("tcp", connect, serve, several_places, one_place, places=hosts_and_ports, secure="tls")
 
 
 # What the transports above TCP share

@@ -26,8 +26,14 @@ __all__ = ["HandshakeFailed", "TLSStream", "connect", "serve", "transport"]
 CLOSE_TIMEOUT = 5.0  # s, for close_notify to leave when the peer does not read
 RECORD_SIZE = 16_384  # bytes of plaintext in a record, at most
 ALERT_TIMEOUT = 1.0  # s, for a peer to read why it was refused
+# s, for a server to judge a client's certificate. It does so at once, so this only bounds the wait for servers that
+# send no session ticket and let the client speak first, and ends before a user takes the wait for a hang.
+VERDICT_TIMEOUT = 1.0
 FOREIGN_PROTOCOL = "It may speak another protocol"
-CLIENT_CERTIFICATE = "If the server wants a client certificate: tls=muxkit.TLS(cert=…, key=…)"
+CLIENT_CERTIFICATE = "The server asked for a client certificate: tls=muxkit.TLS(cert=…, key=…)"
+GIVE_ONE = "give it one: tls=muxkit.TLS(cert=…, key=…)"
+APPLICATION_DATA = 23  # the type of every encrypted record of TLS 1.3 (RFC 8446, section 5.2)
+FINISHED_OVERHEAD = 4 + 1 + 16  # bytes around the hash in a Finished record: header, inner content type, tag
 FOREIGN = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"}
 NO_TLS = "; what the peer sends is not TLS: is this a plaintext port?"
 HANDSHAKE_TIMEOUT = 30.0  # s, on the connecting side; a listener has Limits.handshake
@@ -65,6 +71,8 @@ class TLSStream(trio.abc.Stream):
         self._told: Reason | None = None
         self._shows_nothing = shows_nothing
         self._is_1_3 = False  # remembered, since OpenSSL forgets the version with the end
+        self._is_judged = True  # False while a server that asked for our certificate may still refuse it
+        self._early = b""  # decrypted while the stream waited for the server's verdict
         self._identity: Identity | None = None
         self._sending = OneAtATime("sending on this TLS stream")
         self._receiving = OneAtATime("receiving from this TLS stream")
@@ -95,15 +103,18 @@ class TLSStream(trio.abc.Stream):
 
     @property
     def may_be_refused_late(self) -> bool:
-        """True for a client of TLS 1.3, whose handshake is complete before the server has seen its certificate."""
-        return self._is_1_3 and not self._tls.server_side
+        """True if the server asked for a certificate and did not say within `VERDICT_TIMEOUT` whether it accepts it.
+
+        Only a server of TLS 1.3 that sends no session ticket and lets the client speak first leaves this open.
+        """
+        return not self._is_judged
 
     @property
     def hint_if_silent(self) -> str | None:
         """What to try if the connection ends before a byte came: a client hears only then that it was refused."""
         if self._tls.server_side:
             return None
-        certificate = CLIENT_CERTIFICATE if self._shows_nothing and self._is_1_3 else ""
+        certificate = CLIENT_CERTIFICATE if self._shows_nothing and not self._is_judged else ""
         if self._told:
             return certificate or None
         return f"{certificate}. {FOREIGN_PROTOCOL}, too" if certificate else FOREIGN_PROTOCOL
@@ -169,6 +180,10 @@ class TLSStream(trio.abc.Stream):
         read, incoming = self._tls.read, self._incoming
         pieces: list[bytes] = []
         left = max_bytes
+        if self._early:
+            pieces.append(self._early)  # one byte
+            left -= 1
+            self._early = b""
         self._may_hold_more = False
         try:
             while True:
@@ -314,11 +329,16 @@ class TLSStream(trio.abc.Stream):
                 is_done = True
             except ssl.SSLWantReadError:
                 pass
-            if is_done and self._tls.server_side:
-                # Session tickets; to a client that only sends they would be data that was never read, and a reset.
-                self._unsent = self._outgoing.read() if self._tls.version() == "TLSv1.3" else b""
-            if self._outgoing.pending:
-                await self._wire.send_all(self._outgoing.read())
+            flight = self._outgoing.read()
+            if is_done and self._tls.version() == "TLSv1.3":
+                if not self._tls.server_side:
+                    self._is_judged = not self._holds_certificate(flight)
+                elif self._tls.context.verify_mode is ssl.CERT_NONE:
+                    # Session tickets; to a client that only sends they would be data that was never read, and a reset.
+                    # A client that was asked for a certificate waits for them, as they say that it was accepted.
+                    self._unsent, flight = flight, b""
+            if flight:
+                await self._wire.send_all(flight)
                 if place is not None:
                     place.progressed()  # the peer's bytes completed a flight
             if not is_done:
@@ -329,6 +349,39 @@ class TLSStream(trio.abc.Stream):
                     self._incoming.write_eof()
         self._is_1_3 = self._tls.version() == "TLSv1.3"
         self._may_hold_more = bool(self._incoming.pending)
+
+    def _holds_certificate(self, flight: bytes) -> bool:
+        """Return True if a client's last flight answers a server that asked for a certificate.
+
+        The `ssl` module doesn't tell whether a CertificateRequest came. But without one, the flight has a Finished
+        message and nothing else that is encrypted, and the size of that follows from the hash of the cipher suite. The
+        answer to a request is a Certificate message before it, even if the client has no certificate to show
+        (RFC 8446, section 4.4).
+        """
+        cipher = self._tls.cipher()
+        digest = 48 if cipher is not None and cipher[0].endswith("SHA384") else 32
+        encrypted = at = 0
+        while at < len(flight):
+            size = int.from_bytes(flight[at + 3 : at + 5], "big")
+            encrypted += size if flight[at] == APPLICATION_DATA else 0
+            at += 5 + size
+        return encrypted > digest + FINISHED_OVERHEAD
+
+    async def _verdict(self) -> None:
+        """Wait until a server that asked for a certificate accepts the client; raises `HandshakeFailed` if it doesn't.
+
+        Whatever arrives after the handshake says that it accepts: a session ticket, or the first bytes of the protocol.
+        """
+        with trio.move_on_after(VERDICT_TIMEOUT):
+            while not self._is_judged:
+                await self.wait_readable()
+                came = self.receive_nowait(1)
+                if came:
+                    self._early, self._may_hold_more = came, True
+                session = self._tls.session
+                self._is_judged = bool(came) or (session is not None and session.has_ticket)
+                if came == b"" and not self._is_judged:
+                    raise trio.BrokenResourceError("close_notify")
 
     async def aclose(self) -> None:
         """Send close_notify and close; a peer that does not read delays it by the close timeout."""
@@ -388,9 +441,51 @@ async def connect(
 
     `tls`, or a context of your own in its place, says whom to trust and what to show; without either the authorities of
     the system are trusted. With `alpn`, a peer that agrees to none of these protocols is refused. Raises
-    `HandshakeFailed` with the reason when the peer cannot be trusted. `insecure=True` admits a context that
-    does not verify.
+    `HandshakeFailed` with the reason when the peer cannot be trusted, or refuses this client. `insecure=True` admits a
+    context that does not verify.
+
+    A server of TLS 1.3 that asks for a client certificate sees it only after the handshake. Then the call waits for
+    the first thing that the server sends, which takes a round trip. If the server sends nothing within a second,
+    because it uses no session tickets and lets the client speak first, the call returns all the same. A refusal that
+    comes later is raised by the next call that waits for the connection.
     """
+    opened = handshaken(
+        host,
+        port,
+        tls=tls,
+        ssl_context=ssl_context,
+        server_hostname=server_hostname,
+        alpn=alpn,
+        connect_timeout=connect_timeout,
+        handshake_timeout=handshake_timeout,
+        close_timeout=close_timeout,
+        unsent=unsent,
+        insecure=insecure,
+    )
+    async with opened as stream:
+        try:
+            await stream._verdict()
+        except trio.BrokenResourceError as error:
+            raise _refusal(stream, error) from error
+        yield stream
+
+
+@protected_manager
+async def handshaken(
+    host: Hosts,
+    port: int | None = None,
+    *,
+    tls: TLS | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+    server_hostname: str | None = None,
+    alpn: Sequence[str] = (),
+    connect_timeout: float = CONNECT_TIMEOUT,
+    handshake_timeout: float = HANDSHAKE_TIMEOUT,
+    close_timeout: float = CLOSE_TIMEOUT,
+    unsent: int = UNSENT,
+    insecure: bool = False,
+) -> AsyncIterator[TLSStream]:
+    """`connect` for a caller that sends a request and waits for the answer, which says that the client is accepted."""
     context, verifies = client_context(tls, ssl_context, alpn=alpn, insecure=insecure)
     wire, (found, at) = await dial("tls", each_host(host, port), connect_timeout=connect_timeout, unsent=unsent)
     where = f"tls {join_host_port(found, at)}{'' if verifies else ' (not verified, insecure)'}"
@@ -520,6 +615,16 @@ async def _shake_hands(stream: TLSStream, within: float) -> None:
     raise HandshakeFailed(f"{stream.peer}: the peer hung up during the TLS handshake{hint}") from cause
 
 
+def _refusal(stream: TLSStream, error: trio.BrokenResourceError) -> HandshakeFailed:
+    """Return the error for a server that ended the connection instead of accepting the client's certificate."""
+    cause = error.__cause__
+    alert = alert_of(cause) if isinstance(cause, ssl.SSLError) else None
+    if isinstance(cause, ssl.SSLError) and alert is not None:
+        return HandshakeFailed(f"{stream.peer}: {reason_of(cause)}", alert=alert)
+    told = f"; {GIVE_ONE}" if stream._shows_nothing else ""
+    return HandshakeFailed(f"{stream.peer}: the peer hung up after it had asked for a client certificate{told}")
+
+
 async def _send_alert(stream: TLSStream) -> None:
     """Send the alert that says what is wrong, and let the peer read it."""
     wire, alert = stream._wire, stream._outgoing.read()
@@ -562,8 +667,7 @@ def reason_of(error: ssl.SSLError) -> str:
         return "cut off without close_notify, so data may be missing"
     alert = alert_of(error)
     if alert is not None:
-        told = "give it one: tls=muxkit.TLS(cert=…, key=…)"
-        return f"the peer refused the connection: {alert}{f'; {told}' if alert == 'certificate required' else ''}"
+        return f"the peer refused the connection: {alert}{f'; {GIVE_ONE}' if alert == 'certificate required' else ''}"
     reason = (error.reason or type(error).__name__).replace("_", " ").lower()
     return f"TLS failed: {reason}{NO_TLS if error.reason in FOREIGN else ''}"
 

@@ -10,7 +10,7 @@ import trio
 from muxkit import Limits
 from muxkit.runtime import protect_package, protected_manager
 
-from ._addresses import Transport, exposed, join_host_port, one_place
+from ._addresses import Transport, exposed, hosts_and_ports, join_host_port, one_place
 from ._errors import PlaintextWarning
 from .packets.links import ClientLink, UdpLink
 from .packets.listeners import PeerLink, UdpListener, Validation, serve_listeners
@@ -109,6 +109,16 @@ async def serve(
     await serve_listeners(listeners, listener_options, task_status.started)
 
 
-transport: Final = Transport("udp", connect, serve, one_place, one_place, "packets", (PacketKeywords, ListenerKeywords))
+transport: Final = Transport(
+    "udp",
+    connect,
+    serve,
+    one_place,
+    one_place,
+    "packets",
+    (PacketKeywords, ListenerKeywords),
+    places=hosts_and_ports,
+    secure="dtls",
+)
 
 protect_package("muxkit_adapters")

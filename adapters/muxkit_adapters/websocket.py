@@ -54,8 +54,7 @@ from ._frames import (
 )
 from ._listen import serve_handshakes
 from ._sockets import RECEIVE_SIZE, Buffers, OneAtATime, SocketStream, in_batches, rest_of
-from .tls import TLSStream, acceptor
-from .tls import connect as tls_connect
+from .tls import TLSStream, acceptor, handshaken
 
 __all__ = [
     "HandshakeFailed",
@@ -118,7 +117,7 @@ async def connect(
     unprotected, verifies = False, True
     if place.secure:
         verifies = tls.verify if tls is not None else not insecure
-        wire = tls_connect(
+        wire = handshaken(
             place.host,
             place.port,
             tls=tls,
@@ -316,7 +315,14 @@ async def _serve_plain(
     await serve(handler, port, host=host, **options)
 
 
-transport: Final = Transport("ws", connect, _serve_plain, partial(_client_url, "ws"), partial(_server_place, "ws"))
+def _places(address: str) -> list[tuple[str, int]]:
+    place = _parse_url(f"ws://{address}")
+    return [(place.host, place.port)]
+
+
+transport: Final = Transport(
+    "ws", connect, _serve_plain, partial(_client_url, "ws"), partial(_server_place, "ws"), places=_places, secure="wss"
+)
 secure_transport: Final = Transport(
     "wss", connect, serve, partial(_client_url, "wss"), partial(_server_place, "wss"), needed=("tls", "ssl_context")
 )

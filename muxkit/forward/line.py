@@ -9,19 +9,19 @@ from typing import Any, TypeAlias
 import trio
 
 from muxkit import Limits, Observer, Refused
-from muxkit._door import LINGER_SECONDS
+from muxkit._door import LINGER_SECONDS, Door
 from muxkit._reconnecting import reconnecting
 from muxkit._tls import TLS
 from muxkit.core import without_secrets
 from muxkit.forward.relay import ForwardLimits, Tally, log
-from muxkit.forward.wire import Code, Done, ForwardRefused, Request, ask
+from muxkit.forward.wire import NAME, Code, Done, ForwardRefused, Request, ask
 from muxkit.runtime import (
     Backoff,
     Channel,
+    ChannelCancelled,
     ChannelStopped,
     LinkLost,
     Session,
-    Unsupported,
     background,
     can_heal,
     protect_package,
@@ -31,7 +31,8 @@ from muxkit.runtime import (
 PATIENCE = 30.0  # s that a new connection waits for a session
 LONGEST_PAUSE = 5.0  # s between attempts, since connections wait
 AGAIN = 0.2  # s until a session that has failed is tried again, if no other one has come
-FIRST_ANSWER = 10.0  # s for the answer to the ping that begins a session
+PROBE = f"{NAME}.probe"  # the name of a channel that the server declines
+FIRST_ANSWER = 10.0  # s for the answer to the channel that begins a session
 ANSWER_SLACK = 5.0  # s that an answer may take beside the time of the server's connecting
 
 LOST = (LinkLost, ChannelStopped, trio.ClosedResourceError)
@@ -97,9 +98,8 @@ class Line:
             connected = getattr(session, "connected", None)  # of a session that outlives its connections
             if connected is not None:
                 await connected()
-            # Some protocols begin before the server has let this client in, or without a server that speaks them.
-            with trio.move_on_after(FIRST_ANSWER) as scope, suppress(Unsupported):
-                await session.ping()
+            with trio.move_on_after(FIRST_ANSWER) as scope:
+                await _until_let_in(session)
             if scope.cancelled_caught:
                 return f"the server did not answer within {FIRST_ANSWER:g} s; does it speak {session.info.protocol}?"
             self._note_up()
@@ -144,6 +144,21 @@ class Line:
             log.info("connected to %s", self.url, extra={"event": "connected"})
 
 
+async def _until_let_in(session: Session) -> None:
+    """Wait until the server has let this client in; raises `LinkLost` if it refuses the client.
+
+    Some protocols begin before the server has let the client in, or without a server that speaks them. A ping would
+    not do, since the engine of a server answers it before the server refuses. So we open a channel that the server's
+    handler declines, and its answer is the proof: a server that refuses the client ends the session instead.
+    """
+    with suppress(trio.EndOfChannel, ChannelCancelled, ChannelStopped):
+        async with session.open(PROBE) as channel:
+            try:
+                await channel.receive()
+            finally:
+                channel.abort("this was only to learn whether the server lets this client in")
+
+
 @protected_manager
 async def line(
     url: str,
@@ -159,10 +174,13 @@ async def line(
 ) -> AsyncGenerator[Line, None]:
     """Keep a session with the server at `url` while the block runs, opened again whenever it was lost.
 
-    Entering does not wait for the first one. The arguments are those of `muxkit.reconnecting`. After `patience` seconds
-    without a session, and after a failure that waiting can't change, the block is cancelled and raises that failure.
+    Entering does not wait for the first one, but raises ValueError for a URL to which plaintext may not be sent. The
+    arguments are those of `muxkit.reconnecting`. After `patience` seconds without a session, and after a failure that
+    waiting can't change, the block is cancelled and raises that failure.
     Each outage is one WARNING of the logger `muxkit.forward`.
     """
+    door = Door(url, limits=limits, observer=None, linger=linger, tls=tls, options=options, token=token)
+    await door.check_client()
     kept = Line(url)
     sessions = reconnecting(
         url,

@@ -26,6 +26,9 @@ Phase = Literal["connect", "handshake", "open", "leave"]
 """When a connection was lost: before it stood, before the protocol began, while it was used, while it was closed."""
 
 
+SHORTEST_TOLD: Final = 1.0  # s that a connection has to live for the text of its loss to say how long it did
+
+
 class LinkLost(MuxError, trio.BrokenResourceError):
     """The connection is gone; raised by every call that waits for it, each time as a new error.
 
@@ -67,7 +70,8 @@ class LinkLost(MuxError, trio.BrokenResourceError):
         who = f"{self.peer}: " if self.peer else ""
         told = Reason(self.peer_reason or "", self.code or 0)
         why = f"{self.reason}: {told}" if told else self.reason
-        when = "" if self.after is None else f", {self.after:.1f} s after it began"
+        # Below a second the time says nothing that the reader doesn't know: the connection ended as it began.
+        when = "" if self.after is None or self.after < SHORTEST_TOLD else f", {self.after:.1f} s after it began"
         unsent = f"; {self.unsent:,} bytes were not sent" if self.unsent else ""
         return f"{who}{why}{when}{unsent}{f'. {self.hint}' if self.hint else ''}"
 

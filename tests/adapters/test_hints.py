@@ -97,24 +97,83 @@ async def test_a_client_without_a_certificate_reads_that_one_is_required(tmp_pat
     ) as server:
         async with muxkit.connect(server.url, tls=TLS(tmp_path / "alice.pem", ca=ca)) as session:
             await session.ping()
-        error = await lost(server.url, tls=TLS(ca=ca))
-        assert (error.peer_reason, error.by) == ("TLS alert: certificate required", "peer")
-        assert error.hint == "If the server wants a client certificate: tls=muxkit.TLS(cert=…, key=…)"
-        assert "give it one: tls=muxkit.TLS(cert=…, key=…)" in str(error.__cause__)
-        error = await lost(server.url, tls=TLS(tmp_path / "mallory.pem", ca=ca))
-        assert error.peer_reason == "TLS alert: unknown ca"
-        assert error.hint is None
+        for alert, shown in (
+            ("certificate required; give it one: tls=muxkit.TLS(cert=…, key=…)", TLS(ca=ca)),
+            ("unknown ca", TLS(tmp_path / "mallory.pem", ca=ca)),
+        ):
+            with trio.fail_after(PATIENCE), pytest.raises(HandshakeFailed) as caught:
+                async with muxkit.connect(server.url, tls=shown):
+                    raise AssertionError("the server refused this client")
+            assert str(caught.value).endswith(f": the peer refused the connection: {alert}")
 
 
-async def test_without_an_alert_a_client_without_a_certificate_reads_what_may_be_missing() -> None:
+async def test_a_client_that_was_asked_for_no_certificate_is_not_told_to_show_one() -> None:
     async with hanging_up(GOOD.server()) as port:
-        ca = GOOD.authority.cert_pem.bytes()
-        error = await lost(f"bpmux+tls://127.0.0.1:{port}", tls=TLS(ca=ca))
-        certificate = "If the server wants a client certificate: tls=muxkit.TLS(cert=…, key=…)"
-        assert error.hint == f"{certificate}. It may speak another protocol, too"
-        # Whether a context of the application has a certificate cannot be seen.
-        error = await lost(f"bpmux+tls://127.0.0.1:{port}", ssl_context=GOOD.client())
+        error = await lost(f"bpmux+tls://127.0.0.1:{port}", tls=TLS(ca=GOOD.authority.cert_pem.bytes()))
         assert error.hint == "It may speak another protocol"
+
+
+async def test_a_client_whose_peer_asks_for_a_certificate_and_hangs_up_reads_what_may_be_missing() -> None:
+    async def hang_up(stream: trio.SocketStream) -> None:
+        await trio.SSLStream(stream, asking(), server_side=True).do_handshake()
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, hang_up, 0, host="127.0.0.1"))
+        url = f"bpmux+tls://127.0.0.1:{listener.socket.getsockname()[1]}"
+        with trio.fail_after(PATIENCE), pytest.raises(HandshakeFailed, match=r"asked for .*; give it one: tls="):
+            async with muxkit.connect(url, tls=TLS(ca=GOOD.authority.cert_pem.bytes())):
+                raise AssertionError("the server hung up")
+        nursery.cancel_scope.cancel()
+
+
+def asking(*, tickets: int = 0) -> ssl.SSLContext:
+    """Return the context of a server that asks clients for a certificate, and lets in who has none."""
+    context = GOOD.server()
+    GOOD.authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    context.num_tickets = tickets
+    return context
+
+
+async def test_a_client_that_is_not_asked_for_a_certificate_does_not_wait_for_the_server() -> None:
+    """A server of ours keeps its session tickets until it sends something, so a client that waited would time out."""
+    async with serving(tls.serve, park, ssl_context=GOOD.server()) as (address,):
+        async with tls.connect("127.0.0.1", port_of(address), ssl_context=GOOD.client()) as stream:
+            assert not stream.may_be_refused_late
+
+
+@pytest.mark.parametrize("curve", ["prime256v1", "secp384r1"])  # the client offers a share of another one at first
+@pytest.mark.parametrize("has_certificate", [False, True])
+async def test_the_session_tickets_of_a_server_that_asks_for_a_certificate_let_the_client_in(
+    curve: str, has_certificate: bool
+) -> None:
+    server, client = asking(tickets=2), GOOD.client()
+    server.set_ecdh_curve(curve)
+    if has_certificate:
+        GOOD.authority.issue_cert("alice@users.test").configure_cert(client)
+    async with serving(tls.serve, park, ssl_context=server) as (address,):
+        async with tls.connect("127.0.0.1", port_of(address), ssl_context=client) as stream:
+            assert not stream.may_be_refused_late
+
+
+async def test_the_first_bytes_of_a_server_without_session_tickets_let_the_client_in_and_are_not_lost() -> None:
+    async def greet(stream: tls.TLSStream) -> None:
+        await stream.send_all(b"welcome")
+        await park(stream)
+
+    async with serving(tls.serve, greet, ssl_context=asking()) as (address,):
+        async with tls.connect("127.0.0.1", port_of(address), ssl_context=GOOD.client()) as stream:
+            assert not stream.may_be_refused_late
+            assert await stream.receive_some(1) == b"w"
+            assert await stream.receive_some() == b"elcome"
+
+
+async def test_a_server_without_session_tickets_that_waits_for_the_client_is_waited_for_one_second() -> None:
+    async with serving(tls.serve, echo, ssl_context=asking()) as (address,):
+        async with tls.connect("127.0.0.1", port_of(address), ssl_context=GOOD.client()) as stream:
+            assert stream.may_be_refused_late
+            await stream.send_all(b"here")
+            assert await stream.receive_some() == b"here"
 
 
 @pytest.mark.parametrize("least", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

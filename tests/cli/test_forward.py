@@ -201,6 +201,30 @@ def test_a_wrong_token_ends_the_command_with_the_servers_reason(echo: int) -> No
     assert "a-guess" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("token", [{}, {"MUXKIT_TOKEN": "a-guess"}])
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x"])
+def test_a_client_that_the_server_refuses_is_never_told_that_it_is_connected(
+    protocol: str, token: dict[str, str], echo: int
+) -> None:
+    """Was: the server answered a ping before it refused the client, so "connected to" came before the error."""
+    url = f"{protocol}+tcp://127.0.0.1:{free_port()}"
+    with command(url, "--serve", "--allow", str(echo), MUXKIT_TOKEN=TOKEN) as server:
+        server.next("listening")
+        done = muxkit("forward", url, "-L", f"0:{echo}", **token)
+    assert done.returncode == 3
+    assert "token" in done.stderr
+    assert "connected to" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("url", ["bpmux+tcp://192.0.2.1:7", "bpmux+ws://192.0.2.1:7", "e3x+udp://192.0.2.1:7"])
+def test_plaintext_beyond_loopback_is_refused_before_anything_listens(url: str, echo: int) -> None:
+    """Was: "listening on" came first, and the refusal with the first attempt to connect."""
+    done = muxkit("forward", url, "-L", f"0:{echo}")
+    assert done.returncode == 2
+    assert "is plaintext and '192.0.2.1' is not a loopback address" in done.stderr
+    assert "listening on" not in done.stdout + done.stderr
+
+
 def test_a_listener_that_is_not_allowed_ends_the_command_with_the_servers_reason(echo: int) -> None:
     url = f"bpmux+tcp://127.0.0.1:{free_port()}"
     with command(url, "--serve", "--allow", str(echo)) as server:

@@ -6,6 +6,8 @@ import pytest
 
 from muxkit._errors import LocalProtocolError
 from muxkit.protocols.aqueduct import Config, Mode
+from muxkit.protocols.aqueduct.engine.events import Ended
+from muxkit.protocols.aqueduct.engine.halves import Outcome
 from tests.protocols.aqueduct._helpers import EMPTY, ScriptedPeer, client, entry, hexed, server
 
 clause = pytest.mark.clause
@@ -259,6 +261,20 @@ def test_a_stopped_stream_is_reset_and_its_sender_gives_up() -> None:
     assert peer.bytes_written() == [hexed("03 00 07")]
     assert peer.send("03 00 0A") == []
     assert engine.senders == {}
+
+
+def test_a_sender_that_is_stopped_and_closed_at_once_is_reported_to_its_owner() -> None:
+    """Was: the engine forgot the owner before the session had read the event, and the owner stayed open for ever."""
+    peer = client()
+    sent(peer, b"x" * 100)
+    sender, owner = entry(peer), object()
+    sender.owner, sender.taken = owner, True
+    peer.engine.next_stream(True)
+    peer.engine.stream_to_send(6, 10)
+    peer.engine.receive_stopped(6, 0.0)
+    peer.engine.receive_stream(7, bytes.fromhex("03 00 0A"), fin=False, now=0.0)
+    (ended,) = [event for event in peer.engine.events() if isinstance(event, Ended)]
+    assert (ended.outcome, ended.half.owner) == (Outcome.NO_RECEIVER, owner)
 
 
 def test_a_stop_for_the_acks_silences_them() -> None:

@@ -991,6 +991,8 @@ class Core:
 
     def _on_ended(self, machine: Half, outcome: Outcome) -> None:
         self.unconfirmed.discard(machine)
+        if isinstance(machine, SenderMachine):
+            machine.is_report_unread = False
         half = self.half_of(machine)
         half._machine_ended(outcome)
         # A receiver whose attachment did not come, of a channel that is forgotten, will never be taken.

@@ -380,6 +380,7 @@ class SenderMachine(_Machine):
 
     state: Sending = Sending.OPEN
     outcome_told: Outcome | None = None  # reported to the application before the peer confirmed it
+    is_report_unread: bool = False  # the session has not read the event that reports it
     cancelling: bool = False  # CANCEL_SENDER was sent and the receiver is not closed yet
     finish_written: bool = False
     queued: int = 0  # bytes that wait for the link

@@ -263,7 +263,7 @@ class Registry:
         if is_news:
             half.is_told = True
             self.events.append(Ended(half, outcome))
-        elif half.taken:
+        elif half.taken and not (isinstance(half, halves.SenderMachine) and half.is_report_unread):
             half.owner = None
         return lost
 
@@ -290,6 +290,8 @@ class Registry:
         self.nack(sender.take_unsent())
         if outcome is halves.Outcome.NO_RECEIVER:
             sender.is_told = True
+            # The peer may close the receiver before the session reads this, and the session looks for the owner then.
+            sender.is_report_unread = True
             self.events.append(Ended(sender, outcome))
 
     def sender_stopped(self, sender: halves.SenderMachine) -> None:
