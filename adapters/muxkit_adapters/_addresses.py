@@ -6,6 +6,7 @@ import ipaddress
 import warnings
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import cache
 from inspect import signature
 from typing import Any, Generic, Literal, TypeVar
 
@@ -47,6 +48,7 @@ class Transport(Generic[LinkT]):
     needed: tuple[str, ...] = ()
     """Keywords with the certificate of a server, which needs one of them."""
 
+    @cache  # noqa: B019 - transports are made once, when their modules are imported
     def options(self, side: Literal["client", "server"]) -> frozenset[str]:
         """Return the names of the options that one side takes."""
         function, passed_on = (self._connect, self.keywords[:1]) if side == "client" else (self._serve, self.keywords)
