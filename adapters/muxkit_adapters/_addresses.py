@@ -6,6 +6,7 @@ import ipaddress
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import cache
 from inspect import signature
 from typing import Any, Generic, Literal, TypeVar
 
@@ -51,6 +52,7 @@ class Transport(Generic[LinkT]):
     secure: str = ""
     """The transport to use in its place beyond loopback."""
 
+    @cache  # noqa: B019 - transports are made once, when their modules are imported
     def options(self, side: Literal["client", "server"]) -> frozenset[str]:
         """Return the names of the options that one side takes."""
         function, passed_on = (self._connect, self.keywords[:1]) if side == "client" else (self._serve, self.keywords)

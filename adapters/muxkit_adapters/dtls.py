@@ -13,7 +13,7 @@ from muxkit.runtime import close_at_once, protect_package, protected_manager
 from ._addresses import CERTIFICATE_NEEDED, Transport, join_host_port, one_of, one_place
 from ._errors import HandshakeFailed
 from .packets.certificates import Context, Renewed, check_context, client_context, context_of, server_context, verifies
-from .packets.dtls_links import INBOX, DtlsLink, DtlsListener, EndpointSocket
+from .packets.dtls_links import DtlsLink, DtlsListener, EndpointSocket, endpoint_on
 from .packets.listeners import serve_listeners
 from .packets.options import (
     Address,
@@ -89,7 +89,7 @@ async def connect(
     sock = open_socket(family, connect=address)
     packets = PacketSocket(sock, packet_options, refused=refused, peer=address)
     wire = EndpointSocket(packets, lambda _: link)
-    with trio.DTLSEndpoint(wire, incoming_packets_buffer=INBOX) as endpoint:
+    with endpoint_on(wire) as endpoint:
         link = DtlsLink(
             endpoint.connect(cast("tuple[str, int]", address), context),  # as given by recvfrom, also for IPv6
             packets,

@@ -31,7 +31,7 @@ from muxkit.runtime import (
 PATIENCE = 30.0  # s that a new connection waits for a session
 LONGEST_PAUSE = 5.0  # s between attempts, since connections wait
 AGAIN = 0.2  # s until a session that has failed is tried again, if no other one has come
-PROBE = f"{NAME}.probe"  # the name of a channel that the server declines
+PROBE = "muxkit.forward.probe"  # the name of a channel that the server declines
 FIRST_ANSWER = 10.0  # s for the answer to the channel that begins a session
 ANSWER_SLACK = 5.0  # s that an answer may take beside the time of the server's connecting
 

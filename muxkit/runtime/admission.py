@@ -16,7 +16,8 @@ below follow from that:
     LEFT       the connection was closed
 
 - A listener is full while `Limits.half_open` of its places are half-open, or `Limits.connections` of them are taken.
-  While it is full it accepts nothing: newcomers wait in the kernel's backlog (for packets: they send theirs again).
+  While it is full it accepts nothing: newcomers wait in the kernel's backlog. Those of DTLS wait in a line of the
+  listener once their address is proved, and those of UDP and QUIC send their packet again.
 - Nobody gives way while there is room, and nobody who makes progress gives way at all. A half-open connection makes
   progress when its bytes let us answer, or finish: `Place.progressed`. Single bytes that complete nothing are none, so
   dribbling does not help. `Limits.handshake` seconds without progress end a handshake in any case.

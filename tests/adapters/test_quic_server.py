@@ -16,6 +16,7 @@ from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # it is documen
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicPacketType, pull_quic_header
+from aioquic.tls import Epoch
 
 from muxkit import Limits
 from muxkit.testing import cancel_sweep
@@ -54,6 +55,23 @@ def wire() -> Iterator[socket.socket]:
         sock.bind(("127.0.0.1", 0))
         sock.setblocking(False)
         yield sock
+
+
+async def test_after_a_retry_a_client_sends_the_same_hello_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may refuse another one (RFC 9000, 17.2.5.3)."""
+    hellos: list[bytes] = []
+    push = QuicConnection._push_crypto_data
+
+    def spy(self: QuicConnection) -> None:
+        if self._is_client and (data := self._crypto_buffers[Epoch.INITIAL].data):
+            hellos.append(data)
+        push(self)
+
+    monkeypatch.setattr(QuicConnection, "_push_crypto_data", spy)
+    async with serving(echo) as (host, port):
+        assert await works(host, port)
+    assert len(hellos) == 2
+    assert hellos[0] == hellos[1]
 
 
 def first_packet(*, token: bytes = b"") -> bytes:

@@ -7,7 +7,7 @@ import math
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -20,13 +20,16 @@ from .._addresses import CERTIFICATE_REQUIRED, join_host_port
 from .._errors import HandshakeFailed, failed
 from .certificates import ALERTS, DTLS_1_2, SSL, Context, Verdict, identity_of, reason_of, verifies
 from .links import CLOSED, PacketLink
-from .listeners import PacketListener, Peers
+from .listeners import PacketListener, PeerPlace, Peers
 from .options import TURN, Address, ListenerOptions, PacketOptions, PacketTooLarge, loss
 from .sockets import PacketSocket
 
 BURST = 32  # packets encrypted before the kernel is asked to take them
 INBOX = 256  # packets that wait for the handler of one peer
 ALERT_GRACE = 1.0  # s
+PATIENCE = 20.0  # s for which a peer that waits for a place may be silent; most pauses between its packets are shorter
+CHANGE_CIPHER_SPEC, HANDSHAKE = 20, 22  # kinds of records
+RECORD_HEADER = 13  # bytes: the kind, the version, the epoch (2), the number (6) and the size (2)
 LARGEST_RECORD = 18_500  # bytes: above any DTLS record; larger packets are dropped
 
 
@@ -60,24 +63,55 @@ class DtlsLink(PacketLink):
         self._early: deque[bytes] = deque()
         self.place: Place | None = None
         """Of this link at its listener, for a handshake that goes on."""
+        self.patience: trio.CancelScope = trio.CancelScope(deadline=self._heard_at + PATIENCE)
+        """Around the wait of this link for its place, which ends when nothing is heard of the peer for too long."""
         channel.set_ciphertext_mtu(self._room())
         self._handshake_step: Callable[[], None] = self._ssl.do_handshake
-        vars(self._ssl)["do_handshake"] = self._step
+        self._flight = b""  # what the last step of the handshake has to say, until Trio reads it
+        self._last_message = -1  # number of the last message in the flights so far
+        self._has_changed_cipher = False  # in those flights
+        vars(self._ssl).update(do_handshake=self._step, bio_read=self._take_flight)
 
     def _step(self) -> None:
-        """Do a step of the handshake, without what OpenSSL would repeat of the flight before.
+        """Do a step of the handshake, without what OpenSSL repeats of the flight before.
 
-        Trio has a timer of its own for that. OpenSSL has another one, of a second. If a peer takes longer than that,
-        OpenSSL puts the old flight in front of the new one, Trio takes both for a repetition and drops them, and the
-        handshake never ends.
+        Trio has a timer of its own for that. OpenSSL has another one, of a second, and looks at it in the middle of the
+        step. If it has run out, OpenSSL puts the old flight in front of the new one, Trio takes both for a repetition
+        and drops them, and the handshake never ends.
         """
-        ssl = self._ssl
-        if ssl.DTLSv1_get_timeout() == 0:
-            ssl.DTLSv1_handle_timeout()
+        bio_read = type(self._ssl).bio_read
+        try:
+            self._handshake_step()
+        finally:
+            flight = b""
             with suppress(SSL.Error):
-                while ssl.bio_read(LARGEST_RECORD):
-                    pass
-        self._handshake_step()
+                while record := bio_read(self._ssl, LARGEST_RECORD):
+                    flight += record
+            self._flight += self._without_repetition(flight)
+
+    def _take_flight(self, _: int) -> bytes:
+        if not self._flight:
+            raise SSL.WantReadError
+        flight, self._flight = self._flight, b""
+        return flight
+
+    def _without_repetition(self, flight: bytes) -> bytes:
+        """Return the records of a flight from the first message on that was in none before."""
+        repeated, at = 0, 0
+        while len(flight) >= at + RECORD_HEADER:
+            kind, epoch = flight[at], int.from_bytes(flight[at + 3 : at + 5])
+            size = RECORD_HEADER + int.from_bytes(flight[at + 11 : at + 13])
+            if kind == CHANGE_CIPHER_SPEC:
+                if repeated and self._has_changed_cipher:
+                    return b""  # this side has nothing more to say after its first change
+                self._has_changed_cipher = True
+            elif kind == HANDSHAKE and not epoch:
+                message = int.from_bytes(flight[at + RECORD_HEADER + 4 : at + RECORD_HEADER + 6])
+                if message <= self._last_message and repeated == at:
+                    repeated += size
+                self._last_message = max(self._last_message, message)
+            at += size
+        return flight[repeated:]
 
     async def shake_hands(
         self, *, within: float, retransmit: float, heeds_alerts: bool = False, shows_nothing: bool = False
@@ -121,6 +155,7 @@ class DtlsLink(PacketLink):
             raise HandshakeFailed(f"{peer}: {reason}") from failure
         if self._ssl.get_protocol_version() > DTLS_1_2:  # versions of DTLS count downwards
             raise HandshakeFailed(f"{peer}: speaks {self._ssl.get_protocol_version_name()}, and DTLS 1.2 is the least")
+        del vars(self._ssl)["bio_read"]
         self._limit = self._channel.get_cleartext_mtu()
         self._identity = identity_of(self._ssl) if verifies(context) else None
         self._keep_early_packets()
@@ -147,6 +182,8 @@ class DtlsLink(PacketLink):
         if not self._limit:
             if self.place is not None:
                 self.place.progressed()  # the address is proved, so nobody else can have sent them
+            else:
+                self.patience.deadline = self._heard_at + PATIENCE
             for packet in packets:
                 self._verdict.heard(packet)
             if self._heeds_alerts and self._verdict.alert is not None:
@@ -354,7 +391,7 @@ class DtlsListener(PacketListener[DtlsLink]):
                 endpoint._listening_context = context
 
         wire = EndpointSocket(self.packets, self._links.get, on_packets=renew)
-        with trio.DTLSEndpoint(wire, incoming_packets_buffer=INBOX) as endpoint:
+        with endpoint_on(wire) as endpoint:
             await endpoint.serve(context, self._peer, task_status=task_status)
 
     async def _peer(self, channel: trio.DTLSChannel) -> None:
@@ -363,22 +400,37 @@ class DtlsListener(PacketListener[DtlsLink]):
         link = DtlsLink(
             channel, self.packets, f"dtls {join_host_port(*address[:2])}", self.options, idle=self.options.idle
         )
-        place = self.peers.admit(link, source_of(address[0]))
-        if place is None:
-            return  # the client sends its packet again, with the cookie that proves its address
-        link.place = place
         self._links[address] = link
         try:
-            await self.peers.run(link, place, partial(self._shake_hands_and_handle, link))
+            # A peer that still wants to get in sends its packet again, with the cookie that proves its address. If it
+            # has left, or too many wait, the next such packet begins anew.
+            place: PeerPlace | None = None
+            with link.patience:
+                link.place = place = await self.peers.admit_in_turn(link, source_of(address[0]))
+            if place is not None:
+                await self.peers.run(link, place, partial(self._shake_hands_and_handle, link, place))
         finally:
             self.options.counters.dropped += link.stats().dropped
             if self._links.get(address) is link:
                 del self._links[address]
 
-    async def _shake_hands_and_handle(self, link: DtlsLink) -> None:
+    async def _shake_hands_and_handle(self, link: DtlsLink, place: PeerPlace) -> None:
+        await self.peers.start_handshake(place)
         await link.shake_hands(within=self.options.limits.handshake, retransmit=self._retransmit)
         self.peers.establish(link)
         await self._handle(link)
+
+
+def endpoint_on(wire: EndpointSocket) -> trio.DTLSEndpoint:
+    """Return Trio's endpoint on a socket, without the lock around sending.
+
+    Trio's handshakes would take turns at that lock, one in each round of its scheduler. If many go on, the timer of a
+    handshake runs out while it waits there, Trio gives up sending, and a last flight that was not sent is not sent
+    later either. `EndpointSocket.sendto` sends each packet at once, so it needs no lock.
+    """
+    endpoint = trio.DTLSEndpoint(wire, incoming_packets_buffer=INBOX)
+    vars(endpoint)["_send_lock"] = nullcontext()  # Trio keeps it private, and offers no other way
+    return endpoint
 
 
 class EndpointSocket(trio.socket.SocketType):
@@ -438,13 +490,13 @@ class EndpointSocket(trio.socket.SocketType):
         return self._queue.popleft()
 
     async def sendto(self, *arguments: Any) -> int:
+        # If the kernel takes the packet now, there is no checkpoint, at which Trio could give up a flight half sent.
         packet, address = bytes(arguments[0]), arguments[-1]
         try:
             while not self.packets.send([packet], address):
                 await self.packets.wait_writable()
         except OSError:  # too large for the path: the handshake is repeated with smaller packets
             self.packets.lost += 1
-        await trio.lowlevel.checkpoint()
         link = self._link_of(address)
         if link is not None:
             link.handshake_sent()

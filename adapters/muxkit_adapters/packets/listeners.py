@@ -38,6 +38,7 @@ HEADER = 28  # bytes of IP and UDP; counted in both directions, so that tiny pac
 INBOX_PACKETS = 1024  # most packets that wait for the handler of one peer
 FIRST_PACKETS = 32  # the same while its address has no proof
 FIRST_BYTES = 16_384
+BACKLOG = 1024  # peers with a proved address that wait for a place, each with some 30 KiB
 LATE = 3.0  # s after a link was closed on this side, in which packets of its peer start no new link
 
 log: Final = logging.getLogger("muxkit.adapters")
@@ -71,8 +72,9 @@ class PeerPlace(Place):
 class Peers:
     """The places of the peers of a listener; handlers run in `nursery`, each in a scope of its own.
 
-    `muxkit.runtime.Admission` decides who is admitted and who gives way. A newcomer for whom there is no place waits by
-    sending its packet again.
+    `muxkit.runtime.Admission` decides who is admitted and who gives way. We keep nothing for an address without proof,
+    so a newcomer for whom there is no place sends its packet again. One with proof waits here, in the order in which
+    they came: it would send its packet again too, but after 1, 3, 7 and 15 seconds, at the same moments as all others.
     """
 
     def __init__(self, nursery: trio.Nursery, limits: Limits, counters: ServerCounters) -> None:
@@ -85,6 +87,7 @@ class Peers:
         self._alarm = trio.CancelScope()
         self._evictions = TokenBucket(EVICTIONS, EVICTIONS_BURST)
         self._turns = turns()
+        self._next = trio.Lock()  # of those that wait for a place, first come, first served
 
     def make_room(self) -> bool:
         """Return True if `admit` would take one more peer now; peers give way at a limited rate."""
@@ -99,8 +102,7 @@ class Peers:
         """Admit a peer without proof and return the place for `run`, or None; handlers that still run count too."""
         place = self._admission.admit(source, PeerPlace) if self.make_room() else None
         if place is None:
-            self._counters.turned_away += 1
-            turned_away("connections" if self._admission.half_open < self._limits.half_open else "half_open")
+            self._turn_away()
             return None
         place.scope.deadline = math.inf  # `expires` counts from the last packet
         place.peer, place.peers = peer, self
@@ -111,6 +113,24 @@ class Peers:
         self.count()
         self._alarm.deadline = min(self._alarm.deadline, peer.expires)
         return place
+
+    async def admit_in_turn(self, peer: PacketLink, source: str) -> PeerPlace | None:
+        """`admit` a peer with a proved address as soon as there is room; None if `BACKLOG` others wait already."""
+        if self._counters.waiting >= BACKLOG:
+            self._turn_away()
+            return None
+        self._counters.waiting += 1
+        try:
+            async with self._next:
+                await self._admission.wait_for_place()
+                return self.admit(peer, source)
+        finally:
+            self._counters.waiting -= 1
+
+    async def start_handshake(self, place: PeerPlace) -> None:
+        """Wait until it is the turn of an admitted peer; a thousand handshakes side by side would all be late."""
+        await self._admission.start(place)
+        place.scope.deadline = math.inf  # see `admit`
 
     def start(self, peer: PacketLink, place: PeerPlace, work: Callable[[], Awaitable[None]]) -> None:
         """`run` in a task of its own."""
@@ -159,6 +179,10 @@ class Peers:
         self._counters.evicted += 1
         self._evictions.take(trio.current_time())
         peer.forget("gave way to newer peers before it had proved itself")
+
+    def _turn_away(self) -> None:
+        self._counters.turned_away += 1
+        turned_away("connections" if self._admission.half_open < self._limits.half_open else "half_open")
 
     def count(self) -> None:
         """Update the counters of the listener."""

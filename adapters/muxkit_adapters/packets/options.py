@@ -106,6 +106,8 @@ class ServerCounters:
     """Packets that found the socket's receive buffer full, on systems that count them."""
     half_open: int = 0
     """Peers at present without a proved address, or with an unfinished handshake."""
+    waiting: int = 0
+    """Peers at present with a proved address that wait for a place."""
     peers: int = 0
     """Peers at present with a proved address and a finished handshake."""
 

@@ -296,7 +296,15 @@ class LimitedConnection(QuicConnection):
         super()._close_begin(is_initiator, now)
 
     def _initialize(self, peer_cid: bytes) -> None:
-        super()._initialize(peer_cid)
+        if not (self._is_client and self._retry_count):
+            super()._initialize(peer_cid)
+        else:
+            # After a Retry a client sends the same hello again (RFC 9000, 17.2.5.3). aioquic would make another one,
+            # which a server may refuse, with four new pairs of keys.
+            tls, hello = self.tls, bytes(self._crypto_streams[Epoch.INITIAL].sender._buffer)
+            super()._initialize(peer_cid)
+            self.tls = tls
+            self._crypto_buffers[Epoch.INITIAL].push_bytes(hello)
         self.tls._max_early_data = None  # early data can be replayed: none is offered
         if not self._is_client and self.configuration.verify_mode is ssl.CERT_REQUIRED:
             # aioquic can ask for a certificate and checks that the client has its key, but not who vouches for it.
