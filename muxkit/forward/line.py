@@ -14,7 +14,7 @@ from muxkit._reconnecting import reconnecting
 from muxkit._tls import TLS
 from muxkit.core import without_secrets
 from muxkit.forward.relay import ForwardLimits, Tally, log
-from muxkit.forward.wire import NAME, Code, Done, ForwardRefused, Request, ask
+from muxkit.forward.wire import Code, Done, ForwardRefused, Request, ask
 from muxkit.runtime import (
     Backoff,
     Channel,
