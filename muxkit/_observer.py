@@ -146,6 +146,8 @@ class ConnectionObserver(Observer, Protocol):
 
 def for_connection(observer: Observer | None, name: str = "") -> Observer | None:
     """Return the observer of the connection that begins now; called once for each, so that two can be told apart."""
+    if observer is None:
+        return None
     return observer.connection(name) if isinstance(observer, ConnectionObserver) else observer
 
 
@@ -159,6 +161,8 @@ def facts_of(observer: Observer | None) -> Facts | None:
 
     An observer of many connections that was not asked for one of its own is asked now.
     """
+    if observer is None:
+        return None
     given: object = observer
     if isinstance(observer, ConnectionObserver) and not getattr(observer, "wants_frames", True):
         given = observer.connection()
