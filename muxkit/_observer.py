@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._info import SessionInfo
+from muxkit.core import QuickCheck
 
 Direction = Literal["in", "out"]
 Blocked = Literal["credit", "transport"]
@@ -68,7 +69,7 @@ class Counted(Protocol):
 
 
 @runtime_checkable
-class Facts(Protocol):
+class Facts(Protocol, metaclass=QuickCheck):
     """The part of an observer that is told what is rare: never of a frame, at most of a wait."""
 
     def session_began(self, session: Counted) -> None:
@@ -137,7 +138,7 @@ class BaseObserver:
 
 
 @runtime_checkable
-class ConnectionObserver(Observer, Protocol):
+class ConnectionObserver(Observer, Protocol, metaclass=QuickCheck):
     """An observer of many connections, such as all those of a server, which makes one of its own for each."""
 
     def connection(self, name: str = "") -> Observer:
