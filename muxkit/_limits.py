@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
 import attrs
@@ -93,10 +94,7 @@ class Limits:
     def at_price(self, price: int) -> Limits:
         """Return the same limits, with at most as many channels as `channel_memory` pays for at `price` bytes each."""
         most = max(1, self.channel_memory // price)
-        if most >= self.channels:
-            return self
-        values = attrs.asdict(self, recurse=False)
-        return _LimitsByMemory(**values | {"channels": most, "backlog": min(most, self.backlog)})
+        return self if most >= self.channels else _at_most(self, most)
 
     def __attrs_post_init__(self) -> None:
         if self.reassembly < self.message:
@@ -112,3 +110,9 @@ class _LimitsByMemory(Limits):
     """Limits whose `channels` follow from `channel_memory`."""
 
     bound_of_channels = "channel_memory"
+
+
+@lru_cache(maxsize=64)  # each session asks, and the sessions of a server have the same limits
+def _at_most(limits: Limits, channels: int) -> _LimitsByMemory:
+    values = attrs.asdict(limits, recurse=False)
+    return _LimitsByMemory(**values | {"channels": channels, "backlog": min(channels, limits.backlog)})

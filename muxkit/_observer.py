@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._info import SessionInfo
+from muxkit.core import QuickCheck
 
 Direction = Literal["in", "out"]
 Blocked = Literal["credit", "transport"]
@@ -68,7 +69,7 @@ class Counted(Protocol):
 
 
 @runtime_checkable
-class Facts(Protocol):
+class Facts(Protocol, metaclass=QuickCheck):
     """The part of an observer that is told what is rare: never of a frame, at most of a wait."""
 
     def session_began(self, session: Counted) -> None:
@@ -137,7 +138,7 @@ class BaseObserver:
 
 
 @runtime_checkable
-class ConnectionObserver(Observer, Protocol):
+class ConnectionObserver(Observer, Protocol, metaclass=QuickCheck):
     """An observer of many connections, such as all those of a server, which makes one of its own for each."""
 
     def connection(self, name: str = "") -> Observer:
@@ -146,6 +147,8 @@ class ConnectionObserver(Observer, Protocol):
 
 def for_connection(observer: Observer | None, name: str = "") -> Observer | None:
     """Return the observer of the connection that begins now; called once for each, so that two can be told apart."""
+    if observer is None:
+        return None
     return observer.connection(name) if isinstance(observer, ConnectionObserver) else observer
 
 
@@ -159,6 +162,8 @@ def facts_of(observer: Observer | None) -> Facts | None:
 
     An observer of many connections that was not asked for one of its own is asked now.
     """
+    if observer is None:
+        return None
     given: object = observer
     if isinstance(observer, ConnectionObserver) and not getattr(observer, "wants_frames", True):
         given = observer.connection()

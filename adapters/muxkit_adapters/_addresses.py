@@ -18,6 +18,7 @@ from muxkit.runtime import LinkKind, check_options
 
 from ._errors import PlaintextWarning, failed
 
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 LinkT = TypeVar("LinkT")
 
 _warned: set[str] = set()  # kinds of transports that have warned in this process
@@ -52,13 +53,10 @@ class Transport(Generic[LinkT]):
     secure: str = ""
     """The transport to use in its place beyond loopback."""
 
-    @cache  # noqa: B019 - transports are made once, when their modules are imported
     def options(self, side: Literal["client", "server"]) -> frozenset[str]:
         """Return the names of the options that one side takes."""
         function, passed_on = (self._connect, self.keywords[:1]) if side == "client" else (self._serve, self.keywords)
-        named = signature(function).parameters.values()
-        names = {one.name for one in named if one.kind is one.KEYWORD_ONLY}
-        return frozenset(names.union(*(kind.__annotations__ for kind in passed_on)) - NOT_OPTIONS)
+        return _options(function, passed_on)
 
     async def check_client(self, address: str, *, insecure: bool = False) -> None:
         """Raise ValueError for an address that `connect` would refuse because plaintext would leave this machine.
@@ -88,6 +86,13 @@ class Transport(Generic[LinkT]):
         if self.needed and all(options.get(name) is None for name in self.needed):
             raise ValueError(f"{self.scheme}://{address}: {CERTIFICATE_NEEDED}")
         await self._serve(handler, limits=limits, task_status=task_status, **self.server(address), **options)
+
+
+@cache  # each connection is checked against them
+def _options(function: Callable[..., object], passed_on: tuple[type, ...]) -> frozenset[str]:
+    named = signature(function).parameters.values()
+    names = {one.name for one in named if one.kind is one.KEYWORD_ONLY}
+    return frozenset(names.union(*(kind.__annotations__ for kind in passed_on)) - NOT_OPTIONS)
 
 
 def one_of(**options: object) -> None:
@@ -168,10 +173,19 @@ async def exposed(kind: str, host: str, port: int, *, insecure: bool, secure: st
 
 def is_loopback(address: str) -> bool:
     """Return True if a numeric address stays on this machine; an IPv4 address inside IPv6 counts as IPv4."""
+    parsed = _numeric(address.partition("%")[0])
+    return parsed is not None and _stays_here(parsed)
+
+
+def _numeric(host: str) -> Address | None:
+    """Return the address that `host` is, None for a name."""
     try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
+
+
+def _stays_here(parsed: Address) -> bool:
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return (mapped or parsed).is_loopback
 
@@ -179,6 +193,8 @@ def is_loopback(address: str) -> bool:
 async def _all_loopback(kind: str, host: str, port: int) -> bool:
     if not host:  # the wildcard
         return False
+    if (numeric := _numeric(host)) is not None:
+        return _stays_here(numeric)
     try:
         found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
     except OSError as error:

@@ -46,6 +46,7 @@ from muxkit.core._numbers import encode_varu64 as encode_varu64
 from muxkit.core._numbers import serial_add as serial_add
 from muxkit.core._numbers import serial_distance as serial_distance
 from muxkit.core._numbers import serial_less as serial_less
+from muxkit.core._protocols import QuickCheck as QuickCheck
 from muxkit.core._queues import NO_QUEUE as NO_QUEUE
 from muxkit.core._queues import QUANTUM as QUANTUM
 from muxkit.core._queues import Outbox as Outbox

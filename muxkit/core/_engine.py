@@ -7,6 +7,8 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import attrs
 
+from muxkit.core._protocols import QuickCheck
+
 EventT_co = TypeVar("EventT_co", covariant=True)
 
 Buffer = bytes | memoryview
@@ -143,7 +145,7 @@ class MultistreamEngine(Engine[EventT_co], Protocol[EventT_co]):
 
 
 @runtime_checkable
-class BoundedParsing(Protocol):
+class BoundedParsing(Protocol, metaclass=QuickCheck):
     """An engine that parses a bounded number of frames at a time, so that its pump can end a turn in time.
 
     Bytes alone are no measure: a read that is full of the smallest frames takes a thousand times as long as one
@@ -159,7 +161,7 @@ class BoundedParsing(Protocol):
 
 
 @runtime_checkable
-class Answering(Protocol):
+class Answering(Protocol, metaclass=QuickCheck):
     """An engine that can still owe the peer something when the peer has ended its direction of the stream.
 
     A pump calls `receive_half_close` instead of `receive_eof` if the link can still carry bytes to the peer. While that
@@ -174,7 +176,7 @@ class Answering(Protocol):
 
 
 @runtime_checkable
-class SeparateTimers(Protocol):
+class SeparateTimers(Protocol, metaclass=QuickCheck):
     """An engine whose `next_deadline` is now while it has something to send, as its timers begin when that leaves.
 
     While its transport takes nothing a pump goes by `next_timer`, or it would call such an engine without end.

@@ -14,7 +14,7 @@ import trio
 from muxkit._errors import Refused
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import Reason, StreamId
+from muxkit.core import QuickCheck, Reason, StreamId
 from muxkit.runtime._session import Session
 
 LinkKind = Literal["stream", "packets", "multistream"]
@@ -27,7 +27,7 @@ PacketLink = trio.abc.Channel[bytes]
 
 
 @runtime_checkable
-class NowaitLink(Protocol):
+class NowaitLink(Protocol, metaclass=QuickCheck):
     """A byte stream that can also write at once, without a checkpoint.
 
     The pump uses it when nothing is queued, and hands what the kernel did not take to its writer. It is never
@@ -47,7 +47,7 @@ class NowaitLink(Protocol):
 
 
 @runtime_checkable
-class WaitableLink(Protocol):
+class WaitableLink(Protocol, metaclass=QuickCheck):
     """A byte stream on which a task can wait for bytes before it takes them.
 
     A receiver that waits for a message can then read in the place of the pump's own task, and has the message one
@@ -72,7 +72,7 @@ class WaitableLink(Protocol):
 
 
 @runtime_checkable
-class Described(Protocol):
+class Described(Protocol, metaclass=QuickCheck):
     """A link that can name its ends; the text goes into errors and `session.info`."""
 
     @property
@@ -81,7 +81,7 @@ class Described(Protocol):
 
 
 @runtime_checkable
-class Explaining(Protocol):
+class Explaining(Protocol, metaclass=QuickCheck):
     """A link whose end can carry a reason, as the close frame of a WebSocket does.
 
     `peer_reason` may also be had without `close_with`, by a link that can only read reasons.
@@ -96,7 +96,7 @@ class Explaining(Protocol):
 
 
 @runtime_checkable
-class Parting(Protocol):
+class Parting(Protocol, metaclass=QuickCheck):
     """A byte stream that has no half-open state, and yet can end so that what was sent last arrives."""
 
     async def part(self) -> None:
@@ -121,7 +121,7 @@ def peer_of(link: object) -> str:
 
 
 @runtime_checkable
-class NowaitPackets(Protocol):
+class NowaitPackets(Protocol, metaclass=QuickCheck):
     """A packet link that knows its largest packet, and can send and receive several at once without a checkpoint.
 
     A pump uses it to move a burst with few system calls. Neither call may be made while the link's own `send` or
@@ -360,7 +360,7 @@ class Listening(Protocol):
 
 
 @runtime_checkable
-class ResumingPlugin(Protocol):
+class ResumingPlugin(Protocol, metaclass=QuickCheck):
     """A protocol whose sessions outlive their connections, and which therefore dials by itself."""
 
     def split(self, transport: str, address: str) -> tuple[str, str | None]:

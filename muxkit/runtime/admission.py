@@ -61,6 +61,7 @@ import trio
 from muxkit._errors import Refused
 from muxkit._limits import Limits
 from muxkit._observer import turned_away
+from muxkit.core import QuickCheck
 from muxkit.runtime._log_pace import may_log
 
 GRACE: Final = 0.1
@@ -119,7 +120,7 @@ class Occupant(Protocol):
 
 
 @runtime_checkable
-class Refusing(Protocol):
+class Refusing(Protocol, metaclass=QuickCheck):
     """A handler of connections that can also tell a peer why it is not served."""
 
     async def refuse(self, link: object, refused: Refused, /) -> None:

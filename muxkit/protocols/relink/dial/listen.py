@@ -21,7 +21,7 @@ from muxkit._limits import Limits
 from muxkit._observer import Observer, facts_of, for_connection, frames_of
 from muxkit._plugins import load_transport
 from muxkit._signatures import check_handler
-from muxkit.core import Reason, printable
+from muxkit.core import QuickCheck, Reason, printable
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
 from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.dial.urls import PROTOCOL, config_for, place_of
@@ -117,7 +117,7 @@ UNIDENTIFIED = b""
 
 
 @runtime_checkable
-class Identified(Protocol):
+class Identified(Protocol, metaclass=QuickCheck):
     """A stream with an authenticated peer: for TLS, the certificate whose private key the peer proved to own."""
 
     @property
