@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._info import SessionInfo
-from muxkit.core import QuickCheck
+from muxkit._quick_check import QuickCheck
 
 Direction = Literal["in", "out"]
 Blocked = Literal["credit", "transport"]

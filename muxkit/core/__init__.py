@@ -1,5 +1,6 @@
 """The toolkit that the protocols share: rules and bookkeeping without any I/O. Imports neither trio nor time."""
 
+from muxkit._quick_check import QuickCheck as QuickCheck
 from muxkit.core._channels import CODE_MOST as CODE_MOST
 from muxkit.core._channels import RECEIVING as RECEIVING
 from muxkit.core._channels import SENDING as SENDING
@@ -46,7 +47,6 @@ from muxkit.core._numbers import encode_varu64 as encode_varu64
 from muxkit.core._numbers import serial_add as serial_add
 from muxkit.core._numbers import serial_distance as serial_distance
 from muxkit.core._numbers import serial_less as serial_less
-from muxkit.core._protocols import QuickCheck as QuickCheck
 from muxkit.core._queues import NO_QUEUE as NO_QUEUE
 from muxkit.core._queues import QUANTUM as QUANTUM
 from muxkit.core._queues import Outbox as Outbox

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import attrs
 
-from muxkit.core._protocols import QuickCheck
+from muxkit._quick_check import QuickCheck
 
 EventT_co = TypeVar("EventT_co", covariant=True)
 

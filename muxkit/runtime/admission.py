@@ -61,7 +61,7 @@ import trio
 from muxkit._errors import Refused
 from muxkit._limits import Limits
 from muxkit._observer import turned_away
-from muxkit.core import QuickCheck
+from muxkit._quick_check import QuickCheck
 from muxkit.runtime._log_pace import may_log
 
 GRACE: Final = 0.1

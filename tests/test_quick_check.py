@@ -7,8 +7,7 @@ from typing import Protocol, runtime_checkable
 import attrs
 import pytest
 
-from muxkit.core import QuickCheck
-from muxkit.core._protocols import _members
+from muxkit._quick_check import QuickCheck, _members
 
 
 @runtime_checkable
