@@ -18,7 +18,17 @@ import attrs
 import trio
 
 from muxkit import Limits
-from muxkit.runtime import Admission, Place, TokenBucket, bare_nursery, close_at_once, source_of, turned_away, turns
+from muxkit.runtime import (
+    Admission,
+    Occupant,
+    Place,
+    TokenBucket,
+    bare_nursery,
+    close_at_once,
+    source_of,
+    turned_away,
+    turns,
+)
 
 from .._addresses import join_host_port
 from .._listen import log_failure
@@ -61,7 +71,7 @@ class PeerPlace(Place):
     def give_way(self, why: str) -> None:
         if self.peer is not None and self.peers is not None and not self.is_proved:
             self.peers.evicted(self.peer)
-            self.occupant = None  # an address without proof is not sent a reason
+            self.occupant: Occupant | None = None  # an address without proof is not sent a reason
         super().give_way(why)
 
     def moved(self) -> None:

@@ -25,6 +25,8 @@ PRIVATE_NAMES: Final = MappingProxyType(
     {
         QuicConnection: frozenset(
             {
+                "_crypto_buffers",
+                "_retry_count",
                 "_close_begin",
                 "_close_event",
                 "_close_pending",
@@ -66,6 +68,7 @@ PRIVATE_NAMES: Final = MappingProxyType(
         ),
         tls.Context: frozenset(
             {
+                "_certificate_request",
                 "_max_early_data",
                 "_peer_certificate",
                 "_peer_certificate_chain",

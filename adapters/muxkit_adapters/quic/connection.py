@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from aioquic.quic.events import ConnectionTerminated
     from aioquic.quic.logger import QuicLoggerTrace
     from aioquic.quic.recovery import QuicPacketSpace
-    from aioquic.tls import CipherSuite, Direction, SessionTicketFetcher, SessionTicketHandler
+    from aioquic.tls import CipherSuite, Context, Direction, SessionTicketFetcher, SessionTicketHandler
 
 CRYPTO_MOST = 128 * 1024  # bytes of handshake that a peer may send in each of its three parts
 GAPS_MOST = 1024  # between the pieces of one stream that arrived out of order
@@ -303,7 +303,7 @@ class LimitedConnection(QuicConnection):
             # which a server may refuse, with four new pairs of keys.
             tls, hello = self.tls, bytes(self._crypto_streams[Epoch.INITIAL].sender._buffer)
             super()._initialize(peer_cid)
-            self.tls = tls
+            self.tls: Context = tls
             self._crypto_buffers[Epoch.INITIAL].push_bytes(hello)
         self.tls._max_early_data = None  # early data can be replayed: none is offered
         if not self._is_client and self.configuration.verify_mode is ssl.CERT_REQUIRED:
