@@ -37,6 +37,7 @@ from muxkit.runtime import (
 
 MAGIC = b"muxkit 1 "
 LINE_MOST = 4096  # bytes
+NO_AUTHORIZE = "It may have no authorize=; then leave token= out"
 TOKEN_MOST = 2048  # characters
 ANSWER_TIMEOUT = 10.0  # s
 AUTHORIZE_FAILED = 500  # the code of a refusal because `authorize` itself failed, as in HTTP
@@ -97,13 +98,13 @@ async def show_token(stream: trio.abc.Stream, protocol: str, token: str) -> trio
                     text = "the server did not answer about the token"
                     hint = f"Its bytes look like {found or 'another protocol'}"
                     if found is not None and found.lower() == protocol:
-                        hint = f"It speaks {found} and doesn't ask for a token (no authorize=): leave token= out"
+                        hint = NO_AUTHORIZE
                     raise LinkLost(
                         text, by="peer", peer=peer, phase="handshake", hint=hint, found=found or "another protocol"
                     )
                 if not data or len(held) > 2 * LINE_MOST:
                     text = "the server did not answer about the token"
-                    raise LinkLost(text, by="peer", peer=peer, phase="handshake", hint="It may have no authorize=")
+                    raise LinkLost(text, by="peer", peer=peer, phase="handshake", hint=NO_AUTHORIZE)
     except trio.TooSlowError:
         text = f"the server did not answer about the token within {ANSWER_TIMEOUT:g} s; does it have authorize=?"
         raise LinkLost(text, by="peer", peer=peer, phase="handshake") from None

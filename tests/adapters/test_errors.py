@@ -181,6 +181,10 @@ async def test_an_unknown_option_is_told_with_the_nearest_one(transport: Transpo
         await start(transport, address, zzz=1)
 
 
+async def stay(channel: muxkit.Channel) -> None:
+    await trio.sleep_forever()
+
+
 async def test_by_url_the_options_of_the_protocol_are_listed_as_well() -> None:
     text = "tls has no option 'sslcontext'; did you mean 'ssl_context'? Options of tls: alpn, "
     with pytest.raises(TypeError) as caught:
@@ -196,7 +200,7 @@ async def test_by_url_the_options_of_the_protocol_are_listed_as_well() -> None:
         async with muxkit.connect("bpmux+tcp://127.0.0.1:1", tls=muxkit.TLS()):
             pass
     with pytest.raises(TypeError, match="tcp has no option 'unsend'; did you mean 'unsent'"):
-        async with muxkit.open_server(park, "bpmux+tcp://127.0.0.1:0", unsend=1):  # type: ignore[arg-type]
+        async with muxkit.open_server(stay, "bpmux+tcp://127.0.0.1:0", unsend=1):
             pass
 
 
