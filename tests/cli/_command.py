@@ -32,10 +32,10 @@ def environment(**changes: str) -> dict[str, str]:
     return {**plain, "TERM": "xterm-256color", "MUXKIT_TIMEOUT": str(PATIENCE), **changes}
 
 
-def muxkit(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
+def muxkit(*arguments: str, typed: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end. `typed` is what it reads from its standard input."""
     return subprocess.run(
-        [*MUXKIT, *arguments], capture_output=True, text=True, check=False, env=environment(**changes)
+        [*MUXKIT, *arguments], input=typed, capture_output=True, text=True, check=False, env=environment(**changes)
     )
 
 

@@ -102,8 +102,12 @@ def test_the_command_knows_its_channel_and_the_user_but_no_token() -> None:
     assert TOKEN not in said
 
 
-def test_a_command_that_is_not_there_is_an_exit_code_and_a_line() -> None:
-    with serving("bpmux+tcp://127.0.0.1:0", "--exec", "/there/is/no/such") as (_, url):
+def test_a_command_that_is_no_longer_there_is_an_exit_code_and_a_line(tmp_path: Path) -> None:
+    command = tmp_path / "command"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    with serving("bpmux+tcp://127.0.0.1:0", "--exec", str(command)) as (_, url):
+        command.unlink()
         done = pipe(url)
     assert (done.returncode, done.stderr) == (126, b"muxkit: the command could not be started\n")
 

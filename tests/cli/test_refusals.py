@@ -50,7 +50,7 @@ def tokens(tmp_path: Path) -> str:
 def test_a_command_without_a_token_ends(protocol: str, name: str, tokens: str) -> None:
     """Was: `forward` connected, was sent away and connected again for ever."""
     with serving(f"{protocol}+tcp://{HERE}", "--echo", "--token-file", tokens) as (_, url):
-        done = muxkit(*command(name, url))
+        done = muxkit(*command(name, url), typed="hello\n")
     assert done.returncode == 3, done.stderr
     assert "this server wants a token: --token-file, or the environment's MUXKIT_TOKEN" in last_line(done.stderr)
 

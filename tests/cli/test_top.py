@@ -114,7 +114,7 @@ def test_what_a_peer_named_is_escaped() -> None:
 @pytest.mark.parametrize(
     ("target", "code", "says"),
     [
-        ("/nowhere/admin.sock", 3, "No such file"),
+        ("/nowhere/admin.sock", 3, "no such file"),
         ("ftp://127.0.0.1:1", 2, "expected http://HOST:PORT"),
         ("127.0.0.1", 2, "expected http://HOST:PORT"),
     ],

@@ -179,7 +179,9 @@ class StagingClient:
             self._failing_since = now
         self._failures += 1
         failing = now - self._failing_since
-        if failing >= self._patience or not can_heal(trouble):
+        # A server that has no room says so in an answer, or closes the channel. Neither is about the connection.
+        may_pass = isinstance(trouble, StagingUnavailable | trio.EndOfChannel) or can_heal(trouble)
+        if failing >= self._patience or not may_pass:
             because = str(trouble) or type(trouble).__name__
             raise StagingUnavailable(
                 f"{about}: {self.shown} could not be used for {failing:.0f} s ({self._failures} attempts): {because}; "
