@@ -412,7 +412,7 @@ async def test_a_peer_that_is_gone_is_noticed_while_it_is_owed_an_answer(
             await trio.testing.wait_all_tasks_blocked()
             await peer.aclose()
             started = trio.current_time()
-    assert 9 < trio.current_time() - started < most
+    assert trio.current_time() - started < most
     (error,) = errors
     assert isinstance(error, LinkLost)
     assert error.by == "peer"

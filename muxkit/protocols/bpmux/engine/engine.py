@@ -29,6 +29,7 @@ from muxkit.protocols.bpmux.frames import (
 
 CHANNEL_PRICE = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
 NO_REASON = Reason()
+FIRST_PROOF_SECONDS = 0.05  # until the first pong to a half-closed peer; each later pause is twice as long
 PROOF_SECONDS = 20.0  # between pongs to a half-closed peer without `Config.keepalive`: that setting's default
 ABORTED = b"\x01"  # end payload of an abort: any payload but an empty one means that messages are missing
 
@@ -212,10 +213,10 @@ class Engine:
         self.is_half_closed = True
         self._stall.stop()
         self._deadlines.stop(Timer.ANSWER)
-        if self._keepalive.interval is None:
-            # The pump reads no more, so it can't notice a reset by itself. Without a pong now and then, the session of
-            # a killed peer would stay for as long as a handler works for it.
-            self._keepalive.interval = PROOF_SECONDS
+        # The pump reads no more, so it can't notice a reset by itself. Without a pong now and then, the session of a
+        # peer that has closed its socket would stay for as long as a handler works for it. Most peers that end their
+        # direction have closed it, so the first pongs come quickly.
+        self._keepalive.interval = FIRST_PROOF_SECONDS
         self._keepalive.start(now)
         self._state.events.append(HalfClosed())
         return True
@@ -267,6 +268,15 @@ class Engine:
         """
         control, outbox = self._state.control, self._state.outbox
         owed = self._first_owed()
+        usual = PROOF_SECONDS if self.config.keepalive is None else self.config.keepalive
+        interval = FIRST_PROOF_SECONDS if self._keepalive.interval is None else self._keepalive.interval
+        if interval < usual:  # too early to judge by what the peer has read
+            if owed is not None and not control.pongs_owed:
+                control.owe(owed, pongs=1)
+            self._unwritten = (control.pongs_owed, outbox.used)
+            self._keepalive.interval = min(usual, 2 * interval)
+            self._keepalive.postpone(now)
+            return None
         unwritten = (control.pongs_owed, outbox.used)
         if unwritten == self._unwritten and (any(unwritten) or owed is None):
             if self.config.keepalive is not None:
