@@ -211,8 +211,10 @@ async def test_no_statement_of_a_postgres_store_walks_over_a_table(schema: str, 
 def check_plan(schema: str, sql: str, values: tuple[object, ...]) -> None:
     with psycopg.connect(schema, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO restream_sessions (uuid, params, state, head, acknowledged, final, fed, epoch, due) "
-            "SELECT 'u' || lpad(n::text, 5, '0'), '', '', 0, 0, false, false, 0, n FROM generate_series(1, 20000) AS n"
+            "INSERT INTO restream_sessions "
+            "(uuid, params, state, head, acknowledged, final, fed, epoch, due, incarnation, readers, written, marks) "
+            "SELECT 'u' || lpad(n::text, 5, '0'), '', '', 0, 0, false, false, 0, n, '', '', 0, '' "
+            "FROM generate_series(1, 20000) AS n"
         )
         connection.execute(
             "INSERT INTO restream_messages SELECT 'u' || lpad((n % 100)::text, 5, '0'), n, NULL, '' "
