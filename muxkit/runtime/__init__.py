@@ -104,6 +104,7 @@ from muxkit.runtime.halves.send import SendTurn as SendTurn
 from muxkit.runtime.halves.send import Watermark as Watermark
 from muxkit.runtime.halves.send import as_bytes as as_bytes
 from muxkit.runtime.pumps.multistream import MultistreamPump as MultistreamPump
+from muxkit.runtime.pumps.owner import PumpOwner as PumpOwner
 from muxkit.runtime.pumps.packets import DatagramPump as DatagramPump
 from muxkit.runtime.pumps.pump import read_first as read_first
 from muxkit.runtime.pumps.reading import Reading as Reading

@@ -7,11 +7,10 @@ reaches it, so no frame is ever cut. When nothing is queued a sender writes at o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import Unpack
 
 import trio
 
@@ -19,7 +18,8 @@ from muxkit._errors import RemoteProtocolError
 from muxkit.core import Answering, BoundedParsing, Buffer, Queued, SeparateTimers, StreamEngine
 from muxkit.runtime._errors import CLOSED_HERE, HEAD, Phase, Side, looks_like
 from muxkit.runtime._links import Explaining, NowaitLink, Parting, may_answer_after_end
-from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring, keep_freed_memory
+from muxkit.runtime.pumps.owner import EventT, PumpOwner
+from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, Pump, keep_freed_memory
 from muxkit.runtime.pumps.reading import Reading
 from muxkit.runtime.pumps.turns import LONG_TURN
 
@@ -45,14 +45,14 @@ class StreamPump(Pump[EventT]):
         self,
         stream: trio.abc.Stream,
         engine: StreamEngine[EventT],
+        owner: PumpOwner[EventT],
         *,
         outbox: Queued | None = None,
-        **wiring: Unpack[Wiring[EventT]],
     ) -> None:
         self._stream = stream
         self._engine = engine
         self._timers = engine if isinstance(engine, SeparateTimers) else None
-        super().__init__(stream, engine, engine.next_deadline if self._timers is None else self._deadline, wiring)
+        super().__init__(stream, engine, owner)
         keep_freed_memory()
         self._outbox = outbox
         self._nowait = stream if isinstance(stream, NowaitLink) else None
@@ -80,10 +80,6 @@ class StreamPump(Pump[EventT]):
         """The reader, in whose place a receiver may read."""
         self.phase: Phase = "handshake"
         self._head = b""  # what the peer sent first
-        self.is_understood: Callable[[], bool] = lambda: True
-        """Returns False while nothing that came had a meaning, for engines that ignore such bytes."""
-        self.speaks = ""
-        """The name that `looks_like` has for this end's own protocol."""
 
     # --- the life of the connection
 
@@ -109,7 +105,7 @@ class StreamPump(Pump[EventT]):
         return hint
 
     def _found(self, by: Side, cause: BaseException | None) -> str | None:
-        if isinstance(cause, RemoteProtocolError) or (by != "local" and not self.is_understood()):
+        if isinstance(cause, RemoteProtocolError) or (by != "local" and not self._owner.has_understood_peer()):
             return self._foreign_protocol()
         return None
 
@@ -120,7 +116,7 @@ class StreamPump(Pump[EventT]):
 
     def _foreign_protocol(self) -> str | None:
         found = looks_like(self._head)
-        return None if found == self.speaks else found
+        return None if found == self._owner.wire_name else found
 
     def _last_words(self, parting: Sequence[bytes]) -> Sequence[bytes]:
         if self._hanging_up or not (parting or self._farewell or self._answering is not None):
@@ -289,7 +285,7 @@ class StreamPump(Pump[EventT]):
     def _pulled_out(self) -> None:
         """Bytes left the engine: hand out its events about that, and let senders use what is free."""
         self.dispatch_events()
-        self._on_written()
+        self._owner.handle_written()
 
     async def _hand_over(self, buffers: list[Buffer]) -> None:
         if len(buffers) == 1:
@@ -369,13 +365,13 @@ class StreamPump(Pump[EventT]):
         events = self._engine.events()
         self._is_burst = len(events) >= BURST
         if events:
-            self._on_events(events)
+            self._owner.handle_events(events)
             if self._place is not None:
                 self._heard()
             self.dispatch_events()  # handling one may cause another
         self.request_write()
 
-    def _deadline(self) -> float | None:
+    def _engine_deadline(self) -> float | None:
         if self._timers is not None and (self._is_writing or self._carry or self._hanging_up):
             return self._timers.next_timer()
         return self._engine.next_deadline()

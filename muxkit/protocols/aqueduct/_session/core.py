@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Final, TypeVar
 from weakref import WeakSet
@@ -13,7 +12,7 @@ import trio
 
 from muxkit._errors import LocalProtocolError, MuxError
 from muxkit._limits import Limits
-from muxkit._observer import Facts, Observer, facts_of, frames_of
+from muxkit._observer import Observer, facts_of, frames_of
 from muxkit.core import Reason, Receiving, Sending, Step, advance, counted
 from muxkit.protocols.aqueduct.carrier import Carrier
 from muxkit.protocols.aqueduct.config import Config
@@ -35,6 +34,7 @@ from muxkit.runtime import (
     MultistreamLink,
     MultistreamPump,
     OutboxBudget,
+    PumpOwner,
     Reading,
     SendHalf,
     Session,
@@ -695,9 +695,10 @@ class Channel(CommonChannel):
 # --- the connection
 
 
-class Core:
+class Core(PumpOwner[Event]):
     """An engine with its pump, and the Trio objects of its halves."""
 
+    wire_name = "Aqueduct"
     session: Session  # set by the session that is made with it
 
     def __init__(
@@ -710,18 +711,22 @@ class Core:
         limits: Limits | None,
         observer: Observer | None,
     ) -> None:
-        self.facts: Facts | None = facts_of(observer)
-        observer = frames_of(observer)
+        self.facts = facts_of(observer)
+        self.observer = frames_of(observer)
         self.engine: Engine = Engine(
-            role, config, headers=headers, limits=limits, observer=observer, now=trio.current_time()
+            role, config, headers=headers, limits=limits, observer=self.observer, now=trio.current_time()
         )
         self.limits: Limits = self.engine.limits
         self.budget: OutboxBudget = OutboxBudget(facts=self.facts)
+        self.reminder = self.budget.watchdog.reminder
         self._may_be_refused_late: bool = getattr(link, "may_be_refused_late", False)
         self._carrier = None if isinstance(link, MultistreamLink) else Carrier(self.engine)
-        self.pump: MultistreamPump[Event] | StreamPump[Event] = self._make_pump(link, observer)
-        if isinstance(self.pump, StreamPump):
-            self.pump.speaks = "Aqueduct"
+        self.pump: MultistreamPump[Event] | StreamPump[Event]
+        if isinstance(link, MultistreamLink):
+            self.pump = MultistreamPump(link, self.engine, self)
+        else:
+            assert self._carrier is not None  # made for any link that is not of that kind
+            self.pump = StreamPump(link, self._carrier, self)
         self.info: SessionInfo = describe(link, "aqueduct")
         self.round_trip: Callable[[], float | None] | None = None
         if isinstance(link, MultistreamLink):
@@ -744,25 +749,6 @@ class Core:
         self.connected: trio.Event = trio.Event()  # the peer's headers have come, or never will
         self._unsent: WeakSet[Sender | Receiver] = WeakSet()  # halves whose other half was not sent yet
         self._is_dispatching = False
-
-    def _make_pump(
-        self, link: trio.abc.Stream | MultistreamLink, observer: Observer | None
-    ) -> MultistreamPump[Event] | StreamPump[Event]:
-        make: partial[MultistreamPump[Event]] | partial[StreamPump[Event]]
-        if isinstance(link, MultistreamLink):
-            make = partial(MultistreamPump, link, self.engine)
-        else:
-            assert self._carrier is not None  # made for any link that is not of that kind
-            make = partial(StreamPump, link, self._carrier)
-        return make(
-            on_events=self._dispatch,
-            on_written=self._on_written,
-            on_lost=self._on_lost,
-            queued=lambda: self.engine.outbox,
-            observer=observer,
-            facts=self.facts,
-            reminder=self.budget.watchdog.reminder,
-        )
 
     # --- halves
 
@@ -913,12 +899,15 @@ class Core:
 
     # --- called by the pump
 
-    def _on_written(self) -> None:
+    def handle_written(self) -> None:
         self.pump.rearm()  # what was written may have to be announced to the peer after a delay
         if self.changed:  # among it may be the end of channels, which makes room for others
             self.changed.unpark_all()
 
-    def _on_lost(self) -> None:
+    def queued_bytes(self) -> int:
+        return self.engine.outbox
+
+    def handle_lost(self) -> None:
         loss = self.pump.loss
         with turns().spreading():
             for half in self._halves():
@@ -931,7 +920,7 @@ class Core:
         self.on_end(loss)
         self.changed.unpark_all()
 
-    def _dispatch(self, events: Sequence[Event]) -> None:
+    def handle_events(self, events: Sequence[Event]) -> None:
         before, self._is_dispatching = self._is_dispatching, True
         try:
             for event in events:

@@ -13,7 +13,7 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import Facts, Observer, facts_of, frames_of
+from muxkit._observer import Observer, facts_of, frames_of
 from muxkit.core import Reason, Receiving, Sending, printable
 from muxkit.protocols.e3x.config import LEAST_PACKET, Config
 from muxkit.protocols.e3x.engine.channel import EngineChannel
@@ -32,6 +32,7 @@ from muxkit.runtime import (
     NowaitPackets,
     OutboxBudget,
     PacketLink,
+    PumpOwner,
     ReceiveHalf,
     SendHalf,
     Session,
@@ -55,11 +56,13 @@ REASON_MOST: Final = 512  # bytes
 BYE_HEAD: Final = 64  # bytes of the packet of a goodbye beside its body
 
 
-class Connection:
+class Connection(PumpOwner[Event]):
     """Runs an engine over a link; `on_events` receives the engine's events, `on_lost` is called once.
 
     `on_aborted` is called for each channel that this side aborts, because the engine reports no event for that.
     """
+
+    wire_name = "e3x"
 
     def __init__(
         self,
@@ -79,30 +82,21 @@ class Connection:
         self.is_on_packets: bool = not isinstance(link, trio.abc.Stream)
         if not self.is_on_packets:
             config = attrs.evolve(config, congestion=False)  # the stream limits the rate itself
-        self.facts: Facts | None = facts_of(observer)
-        observer = frames_of(observer)
-        self.engine: Engine = Engine(odd, config, limits=limits, observer=observer)
-        make: partial[StreamPump[Event]] | partial[DatagramPump[Event]]
+        self.facts = facts_of(observer)
+        self.observer = frames_of(observer)
+        self.engine: Engine = Engine(odd, config, limits=limits, observer=self.observer)
+        self.budget: OutboxBudget = OutboxBudget(facts=self.facts)  # the engine itself limits what each channel queues
+        self.reminder = self.budget.watchdog.reminder
+        self._on_events = on_events
+        self._on_lost = on_lost
+        self.pump: StreamPump[Event] | DatagramPump[Event]
         if isinstance(link, trio.abc.Stream):
-            make = partial(StreamPump, link, ChunkedEngine(self.engine, trio.current_time, observer=observer))
+            chunked = ChunkedEngine(self.engine, trio.current_time, observer=self.observer)
+            self.pump = StreamPump(link, chunked, self)
         else:
-            fatal = REFUSED if config.refusal_is_fatal else ()
-            make = partial(DatagramPump, link, self.engine, on_limit=self._limit_packets, fatal=fatal)
+            self.pump = DatagramPump(link, self.engine, self, fatal=REFUSED if config.refusal_is_fatal else ())
             if isinstance(link, NowaitPackets):
                 self.engine.packet_size = min(config.packet, link.packet_limit)
-        self.budget: OutboxBudget = OutboxBudget(facts=self.facts)  # the engine itself limits what each channel queues
-        self.pump: StreamPump[Event] | DatagramPump[Event] = make(
-            on_events=on_events,
-            on_written=self._on_written,
-            on_lost=on_lost,
-            queued=lambda: self.engine.stats().unsent,
-            observer=observer,
-            facts=self.facts,
-            reminder=self.budget.watchdog.reminder,
-        )
-        if isinstance(self.pump, StreamPump):
-            self.pump.is_understood = lambda: self.was_heard
-            self.pump.speaks = "e3x"
         self.pump.phase = "handshake"  # a packet link has none: until something was heard
         self.request_write: Final = self.pump.request_write
         self.gone: Final = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
@@ -188,12 +182,24 @@ class Connection:
         if self.pump.is_lost:
             raise self.pump.loss()
 
-    def _on_written(self) -> None:
+    def handle_events(self, events: Sequence[Event]) -> None:
+        self._on_events(events)
+
+    def handle_lost(self) -> None:
+        self._on_lost()
+
+    def queued_bytes(self) -> int:
+        return self.engine.stats().unsent
+
+    def has_understood_peer(self) -> bool:
+        return self.was_heard
+
+    def handle_written(self) -> None:
         if self.written:
             self.written.unpark_all()
         self._on_packets_written()
 
-    def _limit_packets(self, limit: int) -> None:
+    def handle_packet_limit(self, limit: int) -> None:
         self.engine.packet_size = max(LEAST_PACKET, min(self.engine.config.packet, limit))
 
 

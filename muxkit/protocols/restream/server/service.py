@@ -75,6 +75,7 @@ from muxkit.protocols.restream.wire import (
 from muxkit.runtime import (
     Admission,
     Place,
+    PumpOwner,
     SessionStats,
     StreamPump,
     background,
@@ -405,7 +406,7 @@ async def serve(
 # ---------------------------------------------------------------------------- one connection
 
 
-class ClientConnection:
+class ClientConnection(PumpOwner[ServerEvent]):
     """One connection, from its first line to its end."""
 
     def __init__(self, stream: trio.abc.Stream, service: Service, number: int) -> None:
@@ -414,19 +415,10 @@ class ClientConnection:
         self._service = service
         observer = traced(for_connection(service._observer, "server restream"), "server restream")
         self.info: SessionInfo = describe(stream, "restream")
-        self._facts = facts_of(observer)
-        observer = frames_of(observer)
-        self._engine = ServerEngine(service._config, limits=service.limits, observer=observer)
-        self._pump: StreamPump[ServerEvent] = StreamPump(
-            stream,
-            self._engine,
-            on_events=self._on_events,
-            on_written=self._wake,
-            on_lost=self._on_lost,
-            queued=lambda: self._engine.outbox,
-            observer=observer,
-            facts=self._facts,
-        )
+        self.facts = facts_of(observer)
+        self.observer = frames_of(observer)
+        self._engine = ServerEngine(service._config, limits=service.limits, observer=self.observer)
+        self._pump: StreamPump[ServerEvent] = StreamPump(stream, self._engine, self)
         self._session: ServerSession | None = None
         self._request: ServerEvent | None = None
         self._nursery: trio.Nursery | None = None
@@ -441,7 +433,7 @@ class ClientConnection:
 
     async def run(self) -> None:
         """Serve the connection; every failure goes to the client or to the log."""
-        with measured(self._facts, self):
+        with measured(self.facts, self):
             await self._run()
 
     def stats(self) -> SessionStats:
@@ -505,7 +497,7 @@ class ClientConnection:
 
     # --- from the engine and the pump
 
-    def _on_events(self, events: Sequence[ServerEvent]) -> None:
+    def handle_events(self, events: Sequence[ServerEvent]) -> None:
         for event in events:
             match event:
                 case Acknowledged(id=id):
@@ -514,7 +506,7 @@ class ClientConnection:
                 case Failed(error):
                     if may_log("peers that broke a rule"):
                         _log.info("%s broke a rule: %s", self.client, shown(str(error)))
-                    tell_limit(self._facts, error)
+                    tell_limit(self.facts, error)
                     self._end()
                 case Silent(seconds):
                     if may_log("clients that sent nothing"):
@@ -524,12 +516,15 @@ class ClientConnection:
                     pass  # the pump loses the connection next
                 case _:
                     self._request = event
-                    self._wake()
+                    self.handle_written()
 
-    def _wake(self) -> None:
+    def handle_written(self) -> None:
         self._changed.unpark_all()
 
-    def _on_lost(self) -> None:
+    def queued_bytes(self) -> int:
+        return self._engine.outbox
+
+    def handle_lost(self) -> None:
         self._engine.connection_lost(trio.current_time())
         self._serving.cancel()
 
@@ -761,7 +756,7 @@ class ClientConnection:
             self._fail_with(error)
         finally:
             self._is_storing = False
-            self._wake()
+            self.handle_written()
 
     # --- the end
 
