@@ -14,8 +14,8 @@ from muxkit._info import Identity, SessionInfo
 from muxkit._limits import Limits
 from muxkit._observer import Facts
 from muxkit.runtime._errors import Unsupported
+from muxkit.runtime.halves.budget import ErrorMaker
 from muxkit.runtime.halves.opening import Opening
-from muxkit.runtime.halves.send import ErrorMaker
 
 
 @attrs.frozen(kw_only=True)

@@ -353,7 +353,7 @@ class Model:
             await at_rest()
         heads = [(half, self.size[next(iter(line))] + 4) for half, line in self.waiting.items() if line]
         used = self.outbox.used
-        open_ = [(half, size) for half, size in heads if half._admits(size)]
+        open_ = [(half, size) for half, size in heads if half.has_room(size)]
         share = self.outbox.room.reservation_for
         fitting = [half for half, size in open_ if used == 0 or used + share(size) <= self.outbox.limit]
         assert not fitting or len(fitting) < len(open_), f"{len(fitting)} senders sleep although they fit"

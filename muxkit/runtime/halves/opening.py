@@ -16,7 +16,7 @@ import trio
 from muxkit.core import Reason, StartPace
 from muxkit.runtime._log_pace import may_log
 from muxkit.runtime._thread import Owner, owner
-from muxkit.runtime.halves.send import ErrorMaker
+from muxkit.runtime.halves.budget import ErrorMaker
 
 LEFT_BY_ERROR: Final = "the other side left the channel by an error"
 LEFT_BY_ERROR_CODE: Final = 500

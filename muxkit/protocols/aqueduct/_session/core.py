@@ -216,7 +216,7 @@ class Sender(SendHalf):
     def __repr__(self) -> str:
         return f"<aqueduct.Sender {name_of(self._machine)}: {self._state_text()}>"
 
-    def _unread_beside(self) -> int:
+    def unread_beside(self) -> int:
         return 0 if self._channel is None else self._channel.receiver.unread
 
     # --- for the connection
@@ -247,7 +247,7 @@ class Sender(SendHalf):
         self._channel = None
         super()._lost(error)
 
-    def _admits(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         return self._engine.admits(self._machine, size + NO_HEADERS_SIZE)
 
     def _watch(self, size: int) -> None:
@@ -271,7 +271,7 @@ class Sender(SendHalf):
                 raise LocalProtocolError(f"only the ticket of a new channel can be sent, not a {type(ticket).__name__}")
         if self.state is not Sending.OPEN:
             await self._refuse()
-        size = len(payload)  # `_admits` and `_watch` add what the headers of a plain message take
+        size = len(payload)  # `has_room` and `_watch` add what the headers of a plain message take
         if headers or attachments:
             size = self._engine.size_of(payload, headers, attachments) - NO_HEADERS_SIZE
         must_wait = mode is not Mode.UNRELIABLE and not self._may_send(size)

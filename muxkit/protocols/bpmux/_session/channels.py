@@ -166,9 +166,9 @@ class Sink(SendHalf):
     @property
     def _waits_for_credit(self) -> bool:
         """Whether a task waits here to send what the peer's credit does not cover."""
-        return self._first_waiter is not None and not self._admits(self._first_waiter.size)
+        return self.first_waiter is not None and not self.has_room(self.first_waiter.size)
 
-    def _admits(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         return self._connection.engine.admits(self._entity, size)
 
     def _watch(self, size: int) -> None:
@@ -217,7 +217,7 @@ class Sink(SendHalf):
     def __repr__(self) -> str:
         return f"<bpmux.Sink {self._entity.label} {self._state_text()}>"
 
-    def _unread_beside(self) -> int:
+    def unread_beside(self) -> int:
         return 0 if self._channel is None else self._channel.source.unread
 
 

@@ -432,7 +432,7 @@ class Sender(SendHalf):
     def __repr__(self) -> str:
         return f"<e3x.Sender {self._channel.id} {self._channel.type[:64]!r}: {self._state_text()}>"
 
-    def _unread_beside(self) -> int:
+    def unread_beside(self) -> int:
         return self._channel.incoming.waiting if self._channel.incoming is not None else 0
 
     # --- for the application
@@ -518,7 +518,7 @@ class Sender(SendHalf):
 
     # --- engine commands of `SendHalf`
 
-    def _admits(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         return self._engine.admits(self._channel, size)
 
     def _watch(self, size: int) -> None:

@@ -77,7 +77,7 @@ class Sink(SendHalf):
     def _may_close(self) -> bool:
         return self._is_finished and not self._markers
 
-    def _admits(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         return self._engine.admits(self._id, size + RESERVE)
 
     def _watch(self, size: int) -> None:
@@ -171,7 +171,7 @@ class Sink(SendHalf):
     def __repr__(self) -> str:
         return f"<relink.Sink {self._id} {self._state_text()}>"
 
-    def _unread_beside(self) -> int:
+    def unread_beside(self) -> int:
         channel = self._core.ins.get(self._id)
         return channel.unread if isinstance(channel, Channel) else 0
 
