@@ -7,7 +7,6 @@ side of the same object: what a session asks about channels, and the commands th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
 
 from muxkit.core._channels import Reason
 from muxkit.core._windows import StartPace
@@ -51,7 +50,7 @@ class MuxEngine(ABC):
         """End a channel that the peer opened and that nobody here takes, and say why if the protocol can."""
 
     @abstractmethod
-    def ping(self, key: Hashable) -> None:
+    def ping(self, key: object) -> None:
         """Queue a ping, about a half of a channel if the protocol has such pings; the answer is a `Pong`."""
 
     @abstractmethod

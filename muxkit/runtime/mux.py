@@ -117,7 +117,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         self.observer = frames_of(observer)
         self.budget = OutboxBudget(sys.maxsize if outbox is None else limits.outbox, outbox, facts=self.facts)
         self.reminder = self.budget.watchdog.reminder
-        self.pings: Pings[Hashable] = Pings(self.facts)
+        self.pings: Pings[Any] = Pings(self.facts)
         self.openers: SlotQueue = SlotQueue(self.free_slots)
         self.gone: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
         """Tasks that wait until halves have ended."""
@@ -368,7 +368,8 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
 
     def half_ended(self, half: Sender | Receiver[Any]) -> None:
         """A half has ended: let go of it, and wake those who wait for its place, its bytes or its pong."""
-        owner, half.owner = half.owner, None  # or only a garbage collection would free both
+        owner = half.owner
+        half.owner = None  # or only a garbage collection would free both
         if isinstance(owner, SendHalf):
             owner.beside = None
         self.budget.wake_waiting()  # its queue no longer counts
@@ -476,7 +477,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
     async def ping(self) -> float:
         return await self.ping_about(None)
 
-    async def ping_about(self, key: Hashable) -> float:
+    async def ping_about(self, key: object) -> float:
         """Send a ping, about a half if the protocol has such pings, and wait for the answer; return its seconds."""
         self.budget.owner.check()
         await trio.lowlevel.checkpoint_if_cancelled()

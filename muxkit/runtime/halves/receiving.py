@@ -110,7 +110,7 @@ class ReceiveHalf(Generic[ItemT]):
         self._error: ErrorMaker = trio.EndOfChannel
         self._since_yield = 0  # bytes
         self.state: Receiving = Receiving.OPEN
-        receiver.owner = self
+        receiver.owner = self  # type: ignore[misc]  # each implementation has that slot
 
     # --- for the application
 

@@ -86,7 +86,7 @@ class SendHalf:
         self.was_stuck: bool = False
         self.beside: ReceiveHalf[Any] | None = None
         """The receiving half of the same channel, while there is one."""
-        sender.owner = self
+        sender.owner = self  # type: ignore[misc]  # each implementation has that slot
 
     # --- for the application
 
