@@ -13,6 +13,7 @@ import trio
 from muxkit._info import Identity, SessionInfo
 from muxkit._limits import Limits
 from muxkit._observer import Facts
+from muxkit.core import Headers
 from muxkit.runtime._errors import Unsupported
 from muxkit.runtime.halves.opening import Opening
 from muxkit.runtime.halves.send import ErrorMaker
@@ -58,6 +59,15 @@ class Channel(trio.abc.Channel[bytes]):
     @abstractmethod
     def opening(self) -> bytes:
         """The payload that came, or went, with the opening; not a message."""
+
+    @property
+    @abstractmethod
+    def headers(self) -> Headers:
+        """The headers that came, or went, with the opening; empty if there were none.
+
+        They are set by the peer, so treat them as input: check them before you act on them, and escape them before you
+        show them.
+        """
 
     @abstractmethod
     async def send_many(self, messages: Iterable[bytes]) -> None:
@@ -178,11 +188,13 @@ class Session(ABC):
             raise AttributeError(told, name=name, obj=self)
 
     @abstractmethod
-    def open(self, name: str = "", *, payload: bytes = b"") -> Opening[Channel]:
+    def open(self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None) -> Opening[Channel]:
         """Open a channel to the peer: `async with session.open()` or `channel = await session.open()`.
 
-        Leaving the block normally finishes the channel, leaving it by an error aborts it. The peer reads `name` and
-        `payload` as `channel.name` and `channel.opening`.
+        Leaving the block normally finishes the channel, leaving it by an error aborts it. The peer reads the arguments
+        as `channel.name`, `channel.opening` and `channel.headers`. Headers are pairs of texts, for facts about the
+        channel that aren't messages; `Limits.headers` bounds them. Peers of other programs, and of older versions, see
+        them as the beginning of the payload.
         """
 
     @abstractmethod

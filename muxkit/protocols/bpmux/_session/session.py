@@ -13,7 +13,7 @@ import trio
 from muxkit._limits import Limits
 from muxkit._observer import Observer, measured
 from muxkit._typed import Connect, OpenServer, Reconnecting
-from muxkit.core import Reason, Receiving, Sending, counted, with_name
+from muxkit.core import Headers, Reason, Receiving, Sending, counted, encode_headers, opening_refusal, with_name
 from muxkit.protocols.bpmux._session.channels import (
     REASON_MOST,
     Connection,
@@ -153,8 +153,8 @@ class Session(CommonSession):
 
     # --- opening: waits for a slot under the limits, and for top-level credit if there is a payload
 
-    def open(self, name: str = "", *, payload: bytes = b"") -> ChannelOpening[Duplex]:
-        return self.open_duplex(with_name(name, payload))
+    def open(self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None) -> ChannelOpening[Duplex]:
+        return self.open_duplex(with_name(name, payload, encode_headers(headers, self.limits)))
 
     def open_duplex(self, payload: bytes = b"", *, credit: int | None = None) -> ChannelOpening[Duplex]:
         """Open a two-way channel, which is announced at once. With `credit` all further grants are made by hand."""
@@ -266,7 +266,9 @@ class Session(CommonSession):
             return
         entity, connection = event.entity, self._connection
         backlog = self._backlog_of(event)
-        refusal = None if backlog.is_claimed else self._unclaimed.refusal(backlog)
+        refusal = opening_refusal(event.payload, self.limits) if backlog is self._duplexes else None
+        if not backlog.is_claimed:
+            refusal = self._unclaimed.refusal(backlog) or refusal
         if refusal is not None:
             self._engine.consumed_opening(len(event.payload))
             self._engine.refuse(entity, refusal)

@@ -16,7 +16,7 @@ from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, measured
 from muxkit._typed import Connect, OpenServer, Reconnecting
-from muxkit.core import Reason, counted, encode_name
+from muxkit.core import Headers, Reason, counted, encode_headers, encode_name, opening_refusal, with_name
 from muxkit.protocols.e3x._session.channels import BYE, IN_ORDER, TYPE, Channel, Connection
 from muxkit.protocols.e3x.config import Config
 from muxkit.protocols.e3x.engine import events
@@ -156,16 +156,19 @@ class Session(CommonSession):
 
     # --- channels
 
-    def open(self, name: str = "", *, payload: bytes = b"", reliable: bool = True) -> ChannelOpening[Channel]:
+    def open(
+        self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None, reliable: bool = True
+    ) -> ChannelOpening[Channel]:
         """Open a channel and announce it to the peer immediately. The call waits only for a slot under the limits.
 
         The peer reads `name` as `channel.name`, which the specification calls the channel's type. It reads `payload`
         as `channel.opening`. The opening of an unreliable channel may be lost, so there the payload is the first
-        message.
+        message, and the headers may be missing.
         """
         if name:
             encode_name(name)  # raises for one that cannot be sent
-        return ChannelOpening(lambda: self._open(name or TYPE, reliable, payload))
+        body = with_name("", payload, encode_headers(headers, self.limits))
+        return ChannelOpening(lambda: self._open(name or TYPE, reliable, body))
 
     async def _open(self, type: str, reliable: bool, body: bytes) -> Channel:
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -220,6 +223,8 @@ class Session(CommonSession):
             self._engine.err(event.channel, "too many channels")
             if self._connection.facts is not None:
                 self._connection.facts.limit("backlog")
+        elif (refusal := opening_refusal(event.body, self._limits)) is not None:
+            self._engine.err(event.channel, refusal.encode().decode())
         else:
             connection = self._connection
             connection.messages_received += bool(event.body) and not event.channel.is_reliable

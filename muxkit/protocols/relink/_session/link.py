@@ -12,7 +12,7 @@ import trio
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Facts, measured, tell_limit
-from muxkit.core import Reason, with_name
+from muxkit.core import Headers, Reason, encode_headers, with_name
 from muxkit.protocols.relink._session.common import Channel, CommonChannels, goodbye_in
 from muxkit.protocols.relink._session.core import Core, In, LinkChanged, LinkRefused, Out
 from muxkit.protocols.relink._session.native import Receipt, Receiver, Sender, as_parts
@@ -213,12 +213,14 @@ class Link(CommonSession):
 
     # --- the common channels
 
-    def open(self, name: str = "", *, payload: bytes = b"") -> ChannelOpening[Channel]:
+    def open(self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None) -> ChannelOpening[Channel]:
         """A channel in both directions; the peer hears of it with its first message.
 
         With a name or a payload it hears of it at once.
         """
-        return ChannelOpening(partial(self._common.open, with_name(name, payload)))
+        return ChannelOpening(
+            partial(self._common.open, with_name(name, payload, encode_headers(headers, self.limits)))
+        )
 
     def incoming(self) -> AsyncIterator[Channel]:
         return self._common.incoming()
