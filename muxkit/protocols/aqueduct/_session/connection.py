@@ -18,6 +18,7 @@ from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, measured
 from muxkit._typed import Connect, OpenServer, Reconnecting
+from muxkit.codecs import Codec, announced
 from muxkit.core import Headers as ChannelHeaders
 from muxkit.core import (
     Reason,
@@ -43,12 +44,15 @@ from muxkit.runtime import (
     MultistreamLink,
     SessionInfo,
     SessionStats,
+    TypedChannel,
     Unclaimed,
     Unsupported,
+    ValueT,
     background,
     protect_package,
     protected_manager,
     reason_for_leaving,
+    typed,
 )
 from muxkit.runtime import Session as CommonSession
 from muxkit.trace import traced
@@ -178,14 +182,29 @@ class Connection(CommonSession):
 
     # --- the common session
 
+    @overload
     def open(
         self, name: str = "", *, payload: bytes = b"", headers: ChannelHeaders | None = None
-    ) -> ChannelOpening[Channel]:
+    ) -> ChannelOpening[Channel]: ...
+    @overload
+    def open(
+        self, name: str = "", *, codec: Codec[ValueT], payload: bytes = b"", headers: ChannelHeaders | None = None
+    ) -> ChannelOpening[TypedChannel[ValueT]]: ...
+    def open(
+        self,
+        name: str = "",
+        *,
+        codec: Codec[ValueT] | None = None,
+        payload: bytes = b"",
+        headers: ChannelHeaders | None = None,
+    ) -> ChannelOpening[Channel] | ChannelOpening[TypedChannel[ValueT]]:
         """Open a two-way channel; the peer hears of it at once. A server waits until its client has called `open` or
         `incoming`.
 
         The payload counts as a message. The name and the headers go in headers of that message.
         """
+        if codec is not None:
+            return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
         block = encode_headers(headers, self.limits)
         pairs: Pairs = ((NAME, encode_name(name)),) if name else ()
         if block:

@@ -6,13 +6,14 @@ import logging
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import trio
 
 from muxkit._limits import Limits
 from muxkit._observer import Observer, measured
 from muxkit._typed import Connect, OpenServer, Reconnecting
+from muxkit.codecs import Codec, announced
 from muxkit.core import Headers, Reason, Receiving, Sending, counted, encode_headers, opening_refusal, with_name
 from muxkit.protocols.bpmux._session.channels import (
     REASON_MOST,
@@ -52,7 +53,9 @@ from muxkit.runtime import (
     SessionInfo,
     SessionStats,
     SlotQueue,
+    TypedChannel,
     Unclaimed,
+    ValueT,
     background,
     describe,
     may_log,
@@ -60,6 +63,7 @@ from muxkit.runtime import (
     protected_manager,
     reason_for_leaving,
     turns,
+    typed,
 )
 from muxkit.runtime import Session as CommonSession
 from muxkit.trace import traced
@@ -153,7 +157,24 @@ class Session(CommonSession):
 
     # --- opening: waits for a slot under the limits, and for top-level credit if there is a payload
 
-    def open(self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None) -> ChannelOpening[Duplex]:
+    @overload
+    def open(
+        self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None
+    ) -> ChannelOpening[Duplex]: ...
+    @overload
+    def open(
+        self, name: str = "", *, codec: Codec[ValueT], payload: bytes = b"", headers: Headers | None = None
+    ) -> ChannelOpening[TypedChannel[ValueT]]: ...
+    def open(
+        self,
+        name: str = "",
+        *,
+        codec: Codec[ValueT] | None = None,
+        payload: bytes = b"",
+        headers: Headers | None = None,
+    ) -> ChannelOpening[Duplex] | ChannelOpening[TypedChannel[ValueT]]:
+        if codec is not None:
+            return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
         return self.open_duplex(with_name(name, payload, encode_headers(headers, self.limits)))
 
     def open_duplex(self, payload: bytes = b"", *, credit: int | None = None) -> ChannelOpening[Duplex]:
