@@ -1,14 +1,14 @@
-"""The JavaScript client as files of this package, for servers that deliver it to browsers.
+"""What a server gives to browsers: the JavaScript client, and static pages on the port of a WebSocket.
 
-`FOLDER` holds `muxkit.js`, an ES module without dependencies, and its types, `muxkit.d.ts`.
+`MODULE` is the path of `muxkit.js`, an ES module without dependencies. `Pages` serves a folder, and the module with it,
+when it is given to a WebSocket server as `pages=`.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final
+from ._files import FOLDER as FOLDER
+from ._files import MODULE as MODULE
+from ._files import TYPES as TYPES
+from .pages import Pages as Pages
 
-__all__ = ["FOLDER", "MODULE"]
-
-FOLDER: Final = Path(__file__).parent
-MODULE: Final = FOLDER / "muxkit.js"
+__all__ = ["FOLDER", "MODULE", "TYPES", "Pages"]
