@@ -358,10 +358,9 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
             case Silent(seconds):
                 self.lose(f"nothing was heard for {seconds:.0f} s", by="network")
             case Failed(error):
-                foreign = self.pump.foreign
+                what = f"{error}{self.pump.foreign}"
                 if may_log("peers that broke a rule"):
-                    peer = self._info.peer or "a peer"
-                    _log.warning("%s broke a rule, the session was closed: %s%s", peer, error, foreign)
+                    _log.warning("%s broke a rule, the session was closed: %s", self._info.peer or "a peer", what)
                 told = Reason(str(error), PEER_BROKE_A_RULE)
                 self.lose(str(error), by="peer", cause=error, told=told)
             case _:
