@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from difflib import get_close_matches
 from typing import Any, Final
@@ -60,6 +60,19 @@ def serve(
     Raises:
         TypeError: A method has parameters that can't travel, or two services have the same name.
     """
+    return serve_bridged(services, lambda function, method: function, tuple(interceptors), otherwise)
+
+
+def serve_bridged(
+    services: Sequence[object],
+    bridge: Callable[[Callable[..., Any], Method], Callable[..., Any]],
+    interceptors: tuple[Interceptor, ...] = (),
+    otherwise: ChannelHandler | None = None,
+) -> ChannelHandler:
+    """`serve` for services whose methods belong to another event loop: `bridge` returns the function that Trio calls.
+
+    Raises TypeError as `serve` does.
+    """
     methods: dict[str, _Served] = {}
     reflection = Reflection()
     for service in (*services, reflection):
@@ -70,9 +83,12 @@ def serve(
                 raise TypeError(f"invalid services: {method.service!r} was given twice")
             limit = method.options.max_concurrent
             limiter = None if limit is None else trio.CapacityLimiter(limit)
-            methods[method.full_name] = _Served(method, getattr(service, method.name), limiter)
+            function = getattr(service, method.name)
+            if service is not reflection:
+                function = bridge(function, method)
+            methods[method.full_name] = _Served(method, function, limiter)
     reflection.methods = [each.method for each in methods.values()]
-    return _Calls(methods, tuple(interceptors), otherwise).handle
+    return _Calls(methods, interceptors, otherwise).handle
 
 
 @attrs.frozen(eq=False)

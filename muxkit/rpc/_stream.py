@@ -149,4 +149,5 @@ async def _iterating(source: AsyncIterable[ItemT] | Iterable[ItemT]) -> AsyncIte
 async def _slowly(source: Iterable[ItemT]) -> AsyncIterator[ItemT]:
     for item in source:
         yield item
-        await trio.lowlevel.checkpoint()
+        if trio.lowlevel.in_trio_task():  # asyncio iterates over streams as well
+            await trio.lowlevel.checkpoint()
