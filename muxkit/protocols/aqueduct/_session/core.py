@@ -653,6 +653,9 @@ class Channel(CommonChannel):
     async def receive_many(self, limit: int | None = None) -> list[bytes]:
         return [self._payload(arrived) for arrived in await self.receiver._next_all(limit)]
 
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        self.sender.cancel_when_over(scope)
+
     def _try_send(self, message: bytes) -> bool:
         return self.sender._try_send(message)
 

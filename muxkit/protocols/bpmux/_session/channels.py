@@ -344,6 +344,9 @@ class Duplex(Channel):
     def receive_many(self, limit: int | None = None) -> Coroutine[object, object, list[bytes]]:
         return self.source.receive_many(limit)
 
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        self.sink.cancel_when_over(scope)
+
     def _try_send(self, message: bytes) -> bool:
         return self.sink._try_send(message)
 

@@ -273,6 +273,9 @@ class Channel(CommonChannel):
     def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
         return self._sender.send_many(messages)
 
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        self._sender.cancel_when_over(scope)
+
     def _try_send(self, message: bytes) -> bool:
         return self._sender._try_send(message)
 
