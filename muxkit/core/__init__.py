@@ -36,7 +36,6 @@ from muxkit.core._engine import StreamEngine as StreamEngine
 from muxkit.core._engine import StreamId as StreamId
 from muxkit.core._liveness import Deadlines as Deadlines
 from muxkit.core._liveness import Keepalive as Keepalive
-from muxkit.core._liveness import Reminder as Reminder
 from muxkit.core._liveness import StallWatch as StallWatch
 from muxkit.core._numbers import Cursor as Cursor
 from muxkit.core._numbers import NeedMore as NeedMore
@@ -98,7 +97,6 @@ __all__ = [
     "ReceiveBudget",
     "ReceiveWindow",
     "Receiving",
-    "Reminder",
     "Reset",
     "Scheduler",
     "Sending",
