@@ -13,7 +13,7 @@ from muxkit.core import Receiving, Step, advance
 from muxkit.runtime._thread import Owner, owner, refuse_thread
 from muxkit.runtime.halves.mailbox import ItemQueue, Storage
 from muxkit.runtime.halves.send import YIELD_BYTES, YIELD_LEAST, ErrorMaker
-from muxkit.runtime.pumps.reading import Reading
+from muxkit.runtime.pumps.reading import OFFERED, Reading
 from muxkit.runtime.pumps.turns import turns
 
 ItemT = TypeVar("ItemT")
@@ -270,7 +270,7 @@ class Inbox(ABC, Generic[ItemT]):
         reading = self._reading()
         if reading is not None:
             reading.is_wanted = True
-            if reading.is_free:
+            if reading.state is OFFERED:
                 waiter.reading = reading
                 try:
                     await reading.read_for(waiter)
