@@ -117,7 +117,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         self.facts = facts_of(observer)
         self.observer = frames_of(observer)
         self.budget = OutboxBudget(sys.maxsize if outbox is None else limits.outbox, outbox, facts=self.facts)
-        self.reminder = self.budget.watchdog.reminder
+        self.reminder = self.budget.watchdog
         self.pings: Pings[Any] = Pings(self.facts)
         self.openers: SlotQueue = SlotQueue(self.free_slots)
         self.gone: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()

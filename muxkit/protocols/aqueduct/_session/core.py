@@ -735,7 +735,7 @@ class Core(PumpOwner[Event]):
         )
         self.limits: Limits = self.engine.limits
         self.budget: OutboxBudget = OutboxBudget(facts=self.facts)
-        self.reminder = self.budget.watchdog.reminder
+        self.reminder = self.budget.watchdog
         self._may_be_refused_late: bool = getattr(link, "may_be_refused_late", False)
         self._carrier = None if isinstance(link, MultistreamLink) else Carrier(self.engine)
         self.pump: MultistreamPump[Event] | StreamPump[Event]

@@ -63,7 +63,7 @@ class Connection(PumpOwner[Event]):
         self.observer = frames_of(observer)
         self.engine: Engine = Engine(config, limits=limits, observer=self.observer, joins_messages=True)
         self.budget: OutboxBudget = OutboxBudget(limits.outbox, self.engine.waiting, facts=self.facts)
-        self.reminder = self.budget.watchdog.reminder
+        self.reminder = self.budget.watchdog
         self._on_events = on_events
         self._on_lost = on_lost
         self.pump: StreamPump[Event] = StreamPump(stream, self.engine, self, outbox=self.engine.waiting)
