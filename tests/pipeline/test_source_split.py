@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from muxkit.pipeline.options import SourceOptions
 from muxkit.pipeline.source.client import Client
 from muxkit.pipeline.source.offsets import Span
 from muxkit.pipeline.source.rows import Rows, read
-from muxkit.pipeline.source.spark import BatchReader, Spans, checked
+from muxkit.pipeline.source.spark import BatchReader, Spans, arrow_schema, checked
 from muxkit_adapters import memory
 from tests.pipeline._source_place import ids, lines, place, scripted
 from tests.pipeline._source_servers import ONE, TWO, hall
@@ -93,7 +92,7 @@ def test_ranges_of_one_stream_in_one_task_come_in_order(order: tuple[int, ...]) 
     with hall() as there:
         there.feed(ONE, list(range(300)))
         spans = [Span(ONE, there.url, 100 * number, 100 * (number + 1)) for number in order]
-        rows = Rows(to_arrow_schema(COLUMNS, timezone="UTC"))
+        rows = Rows(arrow_schema(COLUMNS))
         client = Client(SourceOptions.parse({"servers": there.url, "streams": ONE}))
         found = [id for batch in read(client, rows, spans, 40) for id in batch.column("id").to_pylist()]
     assert found == [*range(1, 301)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -10,18 +11,20 @@ from typing import cast
 
 import attrs
 import pyarrow as pa
+from pyspark import __version__ as SPARK_VERSION
 from pyspark.sql import datasource
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from muxkit.pipeline.concurrency import run_bare
 from muxkit.pipeline.errors import OptionError
-from muxkit.pipeline.options import MOST_ID, SourceOptions, Verify
+from muxkit.pipeline.options import SourceOptions, Verify
 from muxkit.pipeline.source.client import Client
 from muxkit.pipeline.source.offsets import Span, cut, group
 from muxkit.pipeline.source.planner import Planner
-from muxkit.pipeline.source.rows import SCHEMA, Rows, read
+from muxkit.pipeline.source.rows import COLUMNS, SCHEMA, Rows, read
+from muxkit.pipeline.spark import ADMISSION_SPARK, version_numbers
+
+_log = logging.getLogger("muxkit")
 
 
 def schema(options: Mapping[str, str]) -> str:
@@ -34,7 +37,25 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReade
     parsed = SourceOptions.parse(options)
     if parsed.ending is not None:
         raise OptionError("endingOffsets", "it is for batch queries; a streaming query ends with its trigger")
-    return StreamReader(parsed, checked(schema))
+    if version_numbers(SPARK_VERSION) < ADMISSION_SPARK:
+        options_of_limits = (parsed.most_messages, parsed.most_bytes, parsed.least_messages)
+        if options_of_limits != (None, None, None):
+            _log.warning(
+                "Spark %s has no admission control for sources in Python: with trigger availableNow a limit ends the "
+                "query after one batch; use another trigger, or Spark %s",
+                SPARK_VERSION,
+                ".".join(map(str, ADMISSION_SPARK)),
+            )
+    return reader_class()(parsed, checked(schema))
+
+
+def reader_class() -> type[StreamReader]:
+    """Return the class of streaming readers for the version of Spark that is installed."""
+    if version_numbers(SPARK_VERSION) < ADMISSION_SPARK:
+        return UnadmittedStreamReader
+    from muxkit.pipeline.source.admission import AdmittedStreamReader  # its base classes came with that version
+
+    return AdmittedStreamReader
 
 
 def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
@@ -51,6 +72,11 @@ def checked(schema: StructType) -> StructType:
         if field.dataType.simpleString() != kind:
             raise OptionError("schema", f"column {field.name} is a {kind}, not a {field.dataType.simpleString()}")
     return schema
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow types of these columns, which is what Spark makes of them on all versions."""
+    return pa.schema([pa.field(field.name, COLUMNS[field.name], field.nullable) for field in schema.fields])
 
 
 class Spans(datasource.InputPartition):
@@ -89,30 +115,18 @@ class _Reading:
 
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         spans = cast("Spans", partition).spans  # this reader has made it
-        rows = Rows(to_arrow_schema(self._schema, timezone="UTC"))
-        return read(Client(self._options), rows, spans, self._options.batch_rows)
+        return read(Client(self._options), Rows(arrow_schema(self._schema)), spans, self._options.batch_rows)
 
 
-class StreamReader(_Reading, datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """`spark.readStream.format("muxkit")`."""
+class StreamReader(_Reading, datasource.DataSourceStreamReader):
+    """`spark.readStream.format("muxkit")`: what is the same on all versions of Spark."""
 
     def initialOffset(self) -> dict[str, object]:
         return dict(self._planner.initial())
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        # Spark has one kind of limit at a time, so the planner applies all options; this only says that they apply.
-        return ReadMaxRows(self._options.most_messages or MOST_ID)
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        run_bare(self._planner.prepare_available_now)
-
-    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
-        return dict(run_bare(partial(self._planner.latest, start, limited=not isinstance(limit, ReadAllAvailable))))
-
-    def reportLatestOffset(self) -> dict[str, object] | None:
-        return self._planner.report()
-
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[datasource.InputPartition]:
+        if start == end:
+            return []  # Spark 4.0 and 4.1 ask for this when a query is started again
         return self._partitions(run_bare(partial(self._planner.spans, start, end)))
 
     def commit(self, end: dict[str, object]) -> None:
@@ -126,6 +140,31 @@ class StreamReader(_Reading, datasource.DataSourceStreamReader, SupportsTriggerA
         """
         if isinstance(sys.exc_info()[1], (EOFError, ConnectionError)):
             sys.excepthook = _without_traceback
+
+
+class UnadmittedStreamReader(StreamReader):
+    """The reader on Spark 4.0 and 4.1, which tell a source neither where a batch starts nor the trigger of the query.
+
+    The start is known all the same: it is the offset that this reader returned last. When a query is started again,
+    Spark asks for the partitions between the last offset of its checkpoint and the same offset before it asks for the
+    next one, so `partitions` notes the start for a new process.
+    """
+
+    _start: Mapping[str, object] | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        state = super().__getstate__()
+        state.pop("_start", None)
+        return state
+
+    def latestOffset(self) -> dict[str, object]:  # type: ignore[override]
+        start = self._planner.initial() if self._start is None else self._start
+        self._start = run_bare(partial(self._planner.latest, start))
+        return dict(self._start)
+
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[datasource.InputPartition]:
+        self._start = end
+        return super().partitions(start, end)
 
 
 def _without_traceback(
