@@ -62,7 +62,7 @@ def run(frame: DataFrame, folder: Path) -> list[Any]:
     while True:
         query = to_table(frame, folder)
         assert query.awaitTermination(int(PATIENCE))
-        new = [*query.recentProgress]
+        new = [each for each in query.recentProgress if each.numInputRows]
         progress += new
         if HAS_ADMISSION or not new:
             return progress

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import InputPartition
     from pyspark.sql.types import StructType
 
+    from muxkit.pipeline.source.readers import StreamReader as Reader
+else:
+    Reader = source.reader_class()
+
 MOMENTS: Final = ("start", "planned", "before-read", "mid-read", "after-sink", "before-ack", "after-ack")
 """Spark has started; an end is planned; it is written to the log; some rows are read; the sink has the batch, and Spark
 has not noted it; an acknowledgement is due; it is done."""
@@ -43,12 +47,6 @@ def pass_by(folder: Path, moment: str) -> None:
         while wanted.exists():
             time.sleep(LOOK)
         held.unlink(missing_ok=True)
-
-
-if TYPE_CHECKING:
-    Reader = source.StreamReader
-else:
-    Reader = source.reader_class()
 
 
 class HeldReader(Reader):

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from muxkit.pipeline.concurrency import run_bare
 from muxkit.pipeline.options import MOST_ID
-from muxkit.pipeline.source.spark import StreamReader
+from muxkit.pipeline.source.readers import StreamReader
 
 
 class AdmittedStreamReader(StreamReader, SupportsTriggerAvailableNow):
