@@ -100,14 +100,12 @@ class StatusReceived:
     statuses: messages.Statuses | None = None
 
 
-class EncodedMessage(msgspec.Struct, gc=False):
+class EncodedMessage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """One message of a session whose data is JSON, as the server sent it."""
 
     id: int
     data: msgspec.Raw
     time: float | None = None
-    error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """Only in lines that are no messages, so always unset for the application."""
 
 
 @attrs.define
