@@ -435,6 +435,7 @@ async def connect(
     handshake_timeout: float = HANDSHAKE_TIMEOUT,
     close_timeout: float = CLOSE_TIMEOUT,
     unsent: int = UNSENT,
+    proxy: str | None = None,
     insecure: bool = False,
 ) -> AsyncIterator[TLSStream]:
     """Open a TLS connection to a peer whose certificate is valid for `server_hostname`, by default the host.
@@ -442,7 +443,8 @@ async def connect(
     `tls`, or a context of your own in its place, says whom to trust and what to show; without either the authorities of
     the system are trusted. With `alpn`, a peer that agrees to none of these protocols is refused. Raises
     `HandshakeFailed` with the reason when the peer cannot be trusted, or refuses this client. `insecure=True` admits a
-    context that does not verify.
+    context that does not verify. `proxy` is the URL of a proxy to connect through, or "environment"; it sees nothing of
+    what the connection carries.
 
     A server of TLS 1.3 that asks for a client certificate sees it only after the handshake. Then the call waits for
     the first thing that the server sends, which takes a round trip. If the server sends nothing within a second,
@@ -460,6 +462,7 @@ async def connect(
         handshake_timeout=handshake_timeout,
         close_timeout=close_timeout,
         unsent=unsent,
+        proxy=proxy,
         insecure=insecure,
     )
     async with opened as stream:
@@ -483,11 +486,14 @@ async def handshaken(
     handshake_timeout: float = HANDSHAKE_TIMEOUT,
     close_timeout: float = CLOSE_TIMEOUT,
     unsent: int = UNSENT,
+    proxy: str | None = None,
     insecure: bool = False,
 ) -> AsyncIterator[TLSStream]:
     """`connect` for a caller that sends a request and waits for the answer, which says that the client is accepted."""
     context, verifies = client_context(tls, ssl_context, alpn=alpn, insecure=insecure)
-    wire, (found, at) = await dial("tls", each_host(host, port), connect_timeout=connect_timeout, unsent=unsent)
+    wire, (found, at) = await dial(
+        "tls", each_host(host, port), connect_timeout=connect_timeout, unsent=unsent, proxy=proxy
+    )
     where = f"tls {join_host_port(found, at)}{'' if verifies else ' (not verified, insecure)'}"
     stream = TLSStream(
         wire,

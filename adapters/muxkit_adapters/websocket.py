@@ -108,13 +108,15 @@ async def connect(
     handshake_timeout: float = HANDSHAKE_TIMEOUT,
     close_timeout: float = CLOSE_TIMEOUT,
     message_most: int = MESSAGE_MOST,
+    proxy: str | None = None,
     insecure: bool = False,
 ) -> AsyncIterator[WebSocketStream]:
     """Open a byte stream over the WebSocket at `url`, `ws://host:port/path` or `wss://…`.
 
     `headers` go with the request, such as `{"Authorization": "Bearer …"}`. With `subprotocols`, a server that takes
-    none of them is refused. Raises OSError when no host answers and `HandshakeFailed` when the upgrade is refused;
-    ValueError for `ws` off loopback without `insecure=True`.
+    none of them is refused. `proxy` is the URL of a proxy to connect through, or "environment". Raises OSError when no
+    host answers and `HandshakeFailed` when the upgrade is refused; ValueError for `ws` off loopback without
+    `insecure=True`.
     """
     place = _parse_url(url)
     extra_headers = encode_headers(headers)
@@ -131,13 +133,14 @@ async def connect(
             connect_timeout=connect_timeout,
             handshake_timeout=handshake_timeout,
             close_timeout=close_timeout,
+            proxy=proxy,
             insecure=insecure,
         )
     elif tls is not None or ssl_context is not None:
         raise ValueError(f"{place}: {_FOR_WSS}")
     else:
-        unprotected = await exposed("ws", place.host, place.port, insecure=insecure, secure="wss")
-        wire = _plain(place, connect_timeout)
+        unprotected = await tcp.exposed_through(proxy, "ws", place.host, place.port, insecure=insecure, secure="wss")
+        wire = _plain(place, connect_timeout, proxy)
     peer = f"{place}{' (plaintext, insecure)' if unprotected else '' if verifies else ' (not verified, insecure)'}"
 
     async def start(nursery: trio.Nursery, guarded: trio.abc.Stream, **sizes: Any) -> _Upgraded:
@@ -336,9 +339,9 @@ def check_subprotocols(names: Sequence[str]) -> None:
 
 
 @protected_manager
-async def _plain(place: _Place, connect_timeout: float) -> AsyncIterator[SocketStream]:
+async def _plain(place: _Place, connect_timeout: float, proxy: str | None) -> AsyncIterator[SocketStream]:
     hosts = [(place.host, place.port)]
-    stream, _ = await tcp.dial("ws", hosts, connect_timeout=connect_timeout, unsent=tcp.UNSENT)
+    stream, _ = await tcp.dial("ws", hosts, connect_timeout=connect_timeout, unsent=tcp.UNSENT, proxy=proxy)
     stream.hint_if_silent = "Is this a TLS port? Then the URL begins with wss://, or …+wss://"
     async with stream:
         yield stream
