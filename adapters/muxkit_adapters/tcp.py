@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Final
 
@@ -15,8 +15,9 @@ from muxkit.runtime import protect_package, protected_manager, source_of
 
 from ._addresses import Transport, exposed, hosts_and_ports, join_host_port, one_place, several_places
 from ._errors import PlaintextWarning, failed
-from ._listen import serve_connections
+from ._listen import Handshake, serve_handshakes
 from ._sockets import SocketListener, SocketStream, adopted, take_socket
+from .balancers import Balancers
 from .proxy import Proxy, is_local, proxy_for
 
 __all__ = ["PlaintextWarning", "SocketStream", "connect", "serve", "transport"]
@@ -24,6 +25,7 @@ __all__ = ["PlaintextWarning", "SocketStream", "connect", "serve", "transport"]
 CONNECT_TIMEOUT = 30.0  # s, for each host
 TLS_PORT = "Is this a TLS port? Then the URL begins with …+tls://. Or the server speaks another protocol"
 UNSENT = 128 * 1024  # bytes that the kernel holds beyond what it has sent
+NO_BALANCERS: Final = Balancers(())
 NOTSENT_LOWAT: int | None = getattr(trio.socket, "TCP_NOTSENT_LOWAT", None)
 
 Hosts = str | Sequence[tuple[str, int]]
@@ -63,16 +65,22 @@ async def serve(
     limits: Limits | None = None,
     unsent: int = UNSENT,
     insecure: bool = False,
+    balancers: Collection[str] = (),
     listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run `handler(stream)` for each connection, until cancelled; reports its addresses to `task_status`.
 
-    `listeners` are sockets that were bound elsewhere; without them `host` and `port` are bound.
+    `listeners` are sockets that were bound elsewhere; without them `host` and `port` are bound. A connection from one
+    of `balancers`, addresses or networks, must begin with a header of the PROXY protocol, which says who the peer is.
     """
+    trusted = Balancers(balancers)
     unprotected = await exposed("tcp", host, port, insecure=insecure, secure="tls")
-    open_to, addresses = await listen("tcp", host, port, unsent=unsent, exposed=unprotected, listeners=listeners)
-    await serve_connections(open_to, handler, limits=limits, started=lambda: task_status.started(addresses))
+    open_to, addresses = await listen(
+        "tcp", host, port, unsent=unsent, exposed=unprotected, balancers=trusted, listeners=listeners
+    )
+    accept: Handshake[SocketStream, SocketStream] = trusted.before(nullcontext)
+    await serve_handshakes(open_to, accept, handler, limits=limits, started=lambda: task_status.started(addresses))
 
 
 transport: Final = Transport("tcp", connect, serve, several_places, one_place, places=hosts_and_ports, secure="tls")
@@ -161,6 +169,7 @@ async def listen(
     *,
     unsent: int = UNSENT,
     exposed: bool = False,
+    balancers: Balancers = NO_BALANCERS,
     listeners: Sequence[socket.socket] = (),
 ) -> tuple[list[SocketListener], list[str]]:
     """Listen at every address of `host`, or on the sockets that are given; return the listeners and their addresses."""
@@ -169,14 +178,23 @@ async def listen(
     except OSError as error:
         raise failed(f"{kind} {join_host_port(host, port)}", error) from error
     names = [listener.socket.getsockname() for listener in bound]
-    accept = partial(prepare, kind=kind, unsent=unsent, exposed=exposed)
+    accept = partial(prepare, kind=kind, unsent=unsent, exposed=exposed, balancers=balancers)
     return [SocketListener(one, accept) for one in bound], [join_host_port(name[0], name[1]) for name in names]
 
 
-def prepare(sock: socket.socket, *, kind: str, unsent: int, exposed: bool, peer: str | None = None) -> SocketStream:
+def prepare(
+    sock: socket.socket,
+    *,
+    kind: str,
+    unsent: int,
+    exposed: bool,
+    peer: str | None = None,
+    balancers: Balancers = NO_BALANCERS,
+) -> SocketStream:
     """Send small writes at once, and keep the kernel's unsent backlog small, so that priorities take effect.
 
-    `peer` names the other end if that isn't the one of the socket.
+    `peer` names the other end if that isn't the one of the socket. What comes from a balancer doesn't count as from one
+    address, since all clients do.
     """
     with suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -190,7 +208,7 @@ def prepare(sock: socket.socket, *, kind: str, unsent: int, exposed: bool, peer:
     except OSError:  # gone already; the first read raises an error
         name, source = "(gone)", ""
     else:
-        name, source = peer or join_host_port(host, port), source_of(host)
+        name, source = peer or join_host_port(host, port), "" if balancers.has(host) else source_of(host)
     return SocketStream(sock, f"{kind} {name}{' (plaintext, insecure)' if exposed else ''}", source=source)
 
 

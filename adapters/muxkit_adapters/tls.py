@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final
 
@@ -19,6 +19,7 @@ from ._errors import HandshakeFailed
 from ._identity import of_certificate
 from ._listen import serve_handshakes
 from ._sockets import RECEIVE_SIZE, Buffers, OneAtATime, SocketStream, economical, in_batches
+from .balancers import Balancers
 from .tcp import CONNECT_TIMEOUT, UNSENT, Hosts, dial, each_host, listen
 
 __all__ = ["HandshakeFailed", "TLSStream", "connect", "serve", "transport"]
@@ -518,16 +519,19 @@ async def serve(
     limits: Limits | None = None,
     close_timeout: float = CLOSE_TIMEOUT,
     unsent: int = UNSENT,
+    balancers: Collection[str] = (),
     listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run `handler(stream)` for each connection whose handshake succeeds, until cancelled.
 
-    `tls`, or a context of your own in its place, has the certificate and its key.
+    `tls`, or a context of your own in its place, has the certificate and its key. A connection from one of `balancers`,
+    addresses or networks, must begin with a header of the PROXY protocol, which says who the peer is.
     """
     limits = limits or Limits()
-    accept = acceptor(tls, ssl_context, alpn=alpn, limits=limits, close_timeout=close_timeout)
-    open_to, addresses = await listen("tls", host, port, unsent=unsent, listeners=listeners)
+    trusted = Balancers(balancers)
+    accept = trusted.before(acceptor(tls, ssl_context, alpn=alpn, limits=limits, close_timeout=close_timeout))
+    open_to, addresses = await listen("tls", host, port, unsent=unsent, balancers=trusted, listeners=listeners)
     await serve_handshakes(open_to, accept, handler, limits=limits, started=lambda: task_status.started(addresses))
 
 

@@ -59,6 +59,7 @@ from ._frames import (
 )
 from ._listen import log, serve_handshakes
 from ._sockets import RECEIVE_SIZE, Buffers, OneAtATime, SocketStream, in_batches, rest_of
+from .balancers import Balancers
 from .tls import TLSStream, acceptor, handshaken
 
 __all__ = [
@@ -172,6 +173,7 @@ async def serve(
     close_timeout: float = CLOSE_TIMEOUT,
     message_most: int = MESSAGE_MOST,
     insecure: bool = False,
+    balancers: Collection[str] = (),
     listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -181,9 +183,11 @@ async def serve(
     unless that origin is in `origins`, since pages of any site can reach 127.0.0.1. With `pages` the server also
     delivers these files, and lets them connect if they were asked for by the server's IP address or as localhost. For
     any other name the origin has to be in `origins`, since the owner of a domain can have it lead to any address. Of
-    `subprotocols` the first that the client knows is spoken, none if it knows none of them.
+    `subprotocols` the first that the client knows is spoken, none if it knows none of them. A connection from one of
+    `balancers`, addresses or networks, must begin with a header of the PROXY protocol, which says who the peer is.
     """
     limits = limits or Limits()
+    trusted = Balancers(balancers)
     check_subprotocols(subprotocols)
     kind = "ws" if tls is None and ssl_context is None else "wss"
     unprotected = False
@@ -227,10 +231,11 @@ async def serve(
             async with websocket_over(stream, upgrade, began) as websocket:
                 yield websocket
 
-    open_to, addresses = await tcp.listen(kind, host, port, exposed=unprotected, listeners=listeners)
+    open_to, addresses = await tcp.listen(kind, host, port, exposed=unprotected, balancers=trusted, listeners=listeners)
     public = [address + (path or "") for address in addresses]
     entrance = _entrance_beside_pages(handler)
-    await serve_handshakes(open_to, accept, entrance, limits=limits, started=lambda: task_status.started(public))
+    introduced = trusted.before(accept)
+    await serve_handshakes(open_to, introduced, entrance, limits=limits, started=lambda: task_status.started(public))
 
 
 @attrs.frozen
