@@ -343,7 +343,7 @@ async def test_channels_that_are_no_calls_go_to_the_other_handler() -> None:
     async def chat(channel: muxkit.Channel) -> None:
         await channel.send(channel.name.encode())
 
-    handler = rpc.serve(OrdersService(), otherwise=chat)
+    handler = rpc.serve(OrdersService(), channels=chat)
     async with muxkit.open_server(handler, "bpmux+mem://other") as server, muxkit.connect(server.url) as session:
         async with session.open("chat") as channel:
             assert await channel.receive() == b"chat"
