@@ -12,27 +12,30 @@ rules of its document, and the runtime's `SendHalf` and `ReceiveHalf` hold one e
 
 A half reports to its engine, which returns events (`muxkit.core.events`). `owner` leads back from the half in an event
 to the object of the session: the runtime puts it there, and engines never look at it.
+
+Both are protocols from which the engines' classes inherit by name, and not abstract base classes, because a class with
+slots can have only one base that has any: bpmux's two kinds of entity share another one. So each implementation has
+`owner` among its own slots.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Protocol, TypeVar
 
 from muxkit.core._channels import Reason
 
-ItemT = TypeVar("ItemT")
+ItemT = TypeVar("ItemT", contravariant=True)
 
 
-class Sender(ABC):
+class Sender(Protocol):
     """The sending half of a channel: what may be sent now, and what waits to be written."""
 
-    __slots__ = ("owner",)
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self.owner: object | None = None
-        """What the session has for this half, if it has anything."""
+    owner: object | None
+    """What the session has for this half, if it has anything. Each implementation has it as a slot of its own."""
 
     @property
     @abstractmethod
@@ -45,7 +48,7 @@ class Sender(ABC):
         """Bytes of messages that were sent here and that haven't been written yet."""
 
     @property
-    def credit(self) -> int | None:
+    def credit_out(self) -> int | None:
         """Return how much the peer lets this side send, or None if the protocol has no such number."""
         return None
 
@@ -95,14 +98,13 @@ class Sender(ABC):
         """Drop what hasn't begun to leave, and let the peer learn that messages are missing, and why."""
 
 
-class Receiver(ABC, Generic[ItemT]):
+class Receiver(Protocol[ItemT]):
     """The receiving half of a channel: what the peer may still send, and what the application hasn't consumed."""
 
-    __slots__ = ("owner",)
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self.owner: object | None = None
-        """What the session has for this half, if it has anything."""
+    owner: object | None
+    """What the session has for this half, if it has anything. Each implementation has it as a slot of its own."""
 
     @property
     @abstractmethod
@@ -110,7 +112,7 @@ class Receiver(ABC, Generic[ItemT]):
         """The half as errors and logs call it."""
 
     @property
-    def credit(self) -> int | None:
+    def credit_in(self) -> int | None:
         """Return how much this side lets the peer send, or None if the protocol has no such number."""
         return None
 

@@ -7,7 +7,6 @@ side of the same object: what a session asks about channels, and the commands th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
 
 from muxkit.core._channels import Reason
 from muxkit.core._windows import StartPace
@@ -20,7 +19,11 @@ class MuxEngine(ABC):
     starts: StartPace
     """It says when work on the next channel of the peer may begin, and is told what began and what need not."""
     bytes_received: int
-    messages_sent: int
+
+    @property
+    @abstractmethod
+    def messages_sent(self) -> int:
+        """How many messages this side has sent."""
 
     @property
     @abstractmethod
@@ -51,7 +54,7 @@ class MuxEngine(ABC):
         """End a channel that the peer opened and that nobody here takes, and say why if the protocol can."""
 
     @abstractmethod
-    def ping(self, key: Hashable) -> None:
+    def ping(self, key: object) -> None:
         """Queue a ping, about a half of a channel if the protocol has such pings; the answer is a `Pong`."""
 
     @abstractmethod
