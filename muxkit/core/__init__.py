@@ -35,6 +35,7 @@ from muxkit.core._engine import StreamControl as StreamControl
 from muxkit.core._engine import StreamEngine as StreamEngine
 from muxkit.core._engine import StreamId as StreamId
 from muxkit.core._liveness import Deadlines as Deadlines
+from muxkit.core._liveness import DelayQueue as DelayQueue
 from muxkit.core._liveness import Keepalive as Keepalive
 from muxkit.core._liveness import Reminder as Reminder
 from muxkit.core._liveness import StallWatch as StallWatch
@@ -82,6 +83,7 @@ __all__ = [
     "Cursor",
     "DatagramEngine",
     "Deadlines",
+    "DelayQueue",
     "Engine",
     "Ids",
     "InFlight",

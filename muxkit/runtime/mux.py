@@ -34,15 +34,18 @@ import trio
 
 from muxkit._info import SessionInfo
 from muxkit._limits import Limits
-from muxkit._observer import Observer, facts_of, frames_of, measured
+from muxkit._observer import Observer, facts_of, frames_of, measured, tell_limit
 from muxkit.core import Queued, Reason, counted, with_name
 from muxkit.core.events import (
     Cancelled,
+    ChannelFailed,
     Confirmed,
     Failed,
     Finished,
     GoingAway,
     HungUp,
+    LimitReached,
+    MayOpen,
     Opened,
     Pong,
     Probed,
@@ -336,6 +339,13 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
                 self.pings.sent(key)
             case GoingAway():
                 self.handle_going_away(event)
+            case MayOpen():
+                self.openers.wake_waiters()
+            case ChannelFailed():
+                self.handle_channel_failed(event)
+            case LimitReached(limit):
+                if self.facts is not None:
+                    self.facts.limit(limit)
             case HungUp():
                 self.handle_hung_up(event)
             case Silent(seconds):
@@ -359,6 +369,15 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         for backlog in self._backlogs:
             backlog.ended()
         self.openers.wake_waiters()
+
+    def handle_channel_failed(self, event: ChannelFailed) -> None:
+        """The engine gave a channel up because of what the peer sent on it: only its halves hear of it."""
+        tell_limit(self.facts, event.error)
+        reason = str(event.error).encode()
+        if (receiver := event.channel.receiver) is not None:
+            self.handle_event(Cancelled(receiver, reason))
+        if (sender := event.channel.sender) is not None:
+            self.handle_event(Stopped(sender, reason))
 
     def handle_hung_up(self, event: HungUp) -> None:
         """The peer ended its direction of the connection."""
