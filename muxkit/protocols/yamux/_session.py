@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
+from itertools import chain
 from typing import Any, Literal
 
 import trio
 
-from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import Observer, frames_of, tell_limit
+from muxkit._observer import Observer, frames_of
 from muxkit._typed import Connect, OpenServer, Reconnecting
 from muxkit.core import Reason
-from muxkit.core.events import Cancelled, GoingAway, Halves, Opened, Stopped
+from muxkit.core.events import GoingAway, Halves, Opened
 from muxkit.core.halves import Receiver, Sender
 from muxkit.protocols.yamux._channels import Channel, YamuxStream
 from muxkit.protocols.yamux.config import Config
 from muxkit.protocols.yamux.engine import Engine
-from muxkit.protocols.yamux.events import Acknowledged, BrokenOff, LimitReached
 from muxkit.protocols.yamux.receive import StreamReceiver
 from muxkit.protocols.yamux.send import StreamSender
 from muxkit.runtime import Backlog, Opening, protect_package, protected_manager
@@ -144,25 +143,6 @@ class Session(MuxSession):
 
     # --- events
 
-    def handle_event(self, event: object) -> None:
-        match event:
-            case Acknowledged():
-                self.openers.wake_waiters()
-            case BrokenOff(sender, receiver, error):
-                self._handle_broken_off(sender, receiver, error)
-            case LimitReached(limit):
-                if self.facts is not None:
-                    self.facts.limit(limit)
-            case _:
-                super().handle_event(event)
-
-    def _handle_broken_off(self, sender: StreamSender, receiver: StreamReceiver, error: RemoteProtocolError) -> None:
-        """A stream was reset because of what the peer sent on it: only its own halves hear of it."""
-        tell_limit(self.facts, error)
-        reason = str(error).encode()
-        super().handle_event(Cancelled(receiver, reason))
-        super().handle_event(Stopped(sender, reason))
-
     def handle_going_away(self, event: GoingAway) -> None:
         if event.reason:
             self.pump.told(event.reason)
@@ -176,13 +156,10 @@ class Session(MuxSession):
     # --- leaving
 
     def live_halves(self) -> Iterator[SendHalf | ReceiveHalf[Any]]:
-        halves = [*self.engine.streams()]
-        for each in halves:
-            if isinstance(each.sender, StreamSender) and isinstance(half := each.sender.owner, SendHalf):
-                yield half
-        for each in halves:
-            if isinstance(each.receiver, StreamReceiver) and isinstance(half := each.receiver.owner, ReceiveHalf):
-                yield half
+        streams = [*self.engine.streams()]
+        for half in chain((each.sender for each in streams), (each.receiver for each in streams)):
+            if half is not None and isinstance(half.owner, SendHalf | ReceiveHalf):
+                yield half.owner
 
     async def say_goodbye(self) -> None:
         """Send a go-away behind everything else: implementations in Rust and JavaScript drop all streams at once."""

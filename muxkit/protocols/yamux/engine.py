@@ -2,50 +2,48 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from itertools import islice
 from typing import Any, Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import Buffer, Keepalive, Outbox, Reason, StallWatch
-from muxkit.core.events import Failed, GoingAway, Halves, HungUp, Pong, Probed, Silent
-from muxkit.core.mux_engine import MuxEngine
+from muxkit.core import Buffer, Reason
+from muxkit.core.events import GoingAway, Halves, LimitReached, Pong, Probed
+from muxkit.core.stream_engine import StreamMuxEngine
 from muxkit.protocols.yamux.config import Config
-from muxkit.protocols.yamux.events import LimitReached
 from muxkit.protocols.yamux.frames import (
-    ACK,
-    DATA,
-    FIN,
-    GO_AWAY,
     HEADER,
     HEADER_SIZE,
-    PING,
-    RST,
     SESSION,
-    SYN,
-    WINDOW_UPDATE,
+    U32_MAX,
     Code,
+    Flag,
+    Type,
     encode_header,
     observe_frame,
     observe_written,
 )
 from muxkit.protocols.yamux.receive import Kind, StreamReceiver
 from muxkit.protocols.yamux.send import StreamSender
-from muxkit.protocols.yamux.state import CHANNEL_PRICE, State, Stream, Timer
+from muxkit.protocols.yamux.state import State, Stream
 
-PROTOCOL_ERROR: Final = Reason("the peer says that this side broke a rule of yamux", 400)
-INTERNAL_ERROR: Final = Reason("the peer has an internal error", 500)
+CHANNEL_PRICE: Final = 5 * 1024
+"""Bytes of memory for one stream with its session objects and a task that handles it, without buffered data."""
 TOLD_CHANNELS: Final = 64
 """Channels on which the peer learns why the session ends; more would delay the end of large sessions."""
 LONGEST_REASON: Final = 4096
-"""Bytes of a reason that are kept."""
-UNKNOWN_CODE: Final = "the peer ends the session with a code that yamux doesn't have"
+"""Bytes of the peer's reason that are kept."""
+GONE_AWAY: Final[dict[int, Reason]] = {
+    Code.NORMAL: Reason(),
+    Code.PROTOCOL_ERROR: Reason("the peer says that this side broke a rule of yamux", 400),
+    Code.INTERNAL_ERROR: Reason("the peer has an internal error", 500),
+}
 
 
-class Engine(MuxEngine):
+class Engine(StreamMuxEngine):
     """One end of a yamux connection; a `StreamEngine`.
 
     `receive_bytes` and `handle_deadline` return what happened. `events` returns what commands and writing caused. A
@@ -61,42 +59,19 @@ class Engine(MuxEngine):
         observer: Observer | None = None,
     ) -> None:
         self.config: Config = config or Config()
-        self.limits: Limits = (limits or Limits()).at_price(CHANNEL_PRICE)
-        self._observer = observer
-        self._state = State(self.config, self.limits, observer, is_client=is_client)
-        self.starts = self._state.starts
-        self.bytes_received: int = 0
-        self.waiting: Outbox = self._state.outbox
-        """The counter behind `outbox`, for frequent reads."""
-        self.frames_at_once: int = sys.maxsize
-        """The most frames that one call of `receive_bytes` parses."""
-        self.unparsed: int = 0
-        """Received bytes behind the first `frames_at_once` frames; `receive_bytes(b"", now)` parses more of them."""
-        self.over: bool = False
-        self.hung_up_cleanly: bool = False
+        self._state = State(self.config, (limits or Limits()).at_price(CHANNEL_PRICE), observer, is_client=is_client)
+        super().__init__(self._state, keepalive=self.config.keepalive, keepalive_timeout=self.config.keepalive_timeout)
         self.takes_streams: bool = False
         """True if the application takes streams of bytes, so that a stream needn't show its first bytes to be taken."""
+        self._is_going_away = False
         self._peer_is_going_away = False
-        self.is_going_away: bool = False
-        """True once this side has sent a go-away: further streams of the peer are reset."""
-        self._has_failed = False
-        self._is_started = False
-        self._rest = b""  # received and not parsed
-        self._left = 0  # bytes of the data frame that are still to come
-        self._receiver: StreamReceiver | None = None  # takes those bytes; None if they are dropped
-        self._fin = False  # the data frame carries a FIN, which counts behind its last byte
-        self._reset: Stream | None = None  # the stream that the data frame resets; its payload is the reason
+        self._pings: dict[int, object] = {}  # the keys of the pings under way, without those that confirm ends
+        # The data frame whose payload is arriving:
+        self._left = 0  # bytes that are still to come
+        self._receiver: StreamReceiver | None = None  # takes them; None if they are dropped
+        self._has_fin = False  # its FIN counts behind its last byte
+        self._reset: Stream | None = None  # the stream that it resets, with the payload as the reason
         self._reason = b""
-        self._user_pings: dict[int, object] = {}
-        deadlines = self._state.deadlines
-        self._keepalive = Keepalive(
-            deadlines,
-            Timer.KEEPALIVE,
-            Timer.ANSWER,
-            interval=self.config.keepalive,
-            timeout=self.config.keepalive_timeout,
-        )
-        self._stall = StallWatch(deadlines, Timer.STALL, seconds=self.limits.stall, least=self.limits.stall_bytes)
 
     # --- for the session
 
@@ -109,19 +84,11 @@ class Engine(MuxEngine):
         return min(self._state.streams.census.places, self.config.unacknowledged - self._state.unacknowledged)
 
     @property
-    def outbox(self) -> int:
-        return self._state.outbox.used
-
-    @property
-    def messages_sent(self) -> int:
-        return self._state.messages_sent
-
-    @property
     def peer_takes_no_channels(self) -> bool:
         return self._peer_is_going_away
 
     def streams(self) -> Iterator[Halves]:
-        """Iterate over a copy of the streams, oldest first."""
+        """Iterate over the streams, oldest first; some may be removed meanwhile."""
         return (stream.halves for stream in self._state.streams if not stream.is_gone)
 
     def open_channel(self, opening: bytes) -> Halves:
@@ -132,48 +99,47 @@ class Engine(MuxEngine):
     def open_stream(self) -> Halves:
         """Open a stream of bytes, as other yamux programs expect it."""
         stream = self._open(Kind.BYTES)
-        self._state.control.owe(stream)
+        self._state.control.dirty[stream] = None
         return stream.halves
 
     def accept(self, sender: StreamSender) -> None:
         """The application has taken a stream of the peer: acknowledge it, with our own first record on a channel."""
         stream = sender.stream
-        if stream.is_gone or stream.reset is not None:
-            return
-        self._state.streams.accept(stream.id)
-        self._state.taken(stream)
-        self._acknowledge(stream)
+        if not stream.is_gone and stream.reset is None:
+            self._state.streams.accept(stream.id)
+            self._state.waiting.discard(stream)
+            self._acknowledge(stream)
 
     def refuse(self, channel: Halves, reason: Reason) -> None:
-        assert channel.sender is not None  # as both halves belong to one stream
-        channel.sender.cancel(reason)
+        if channel.sender is not None:
+            channel.sender.cancel(reason)
 
     def take_streams(self) -> Sequence[Any]:
         """The application takes streams of bytes from now on; return the events of those that have sent nothing."""
         self.takes_streams = True
-        for stream in self._state.waiting_streams():
+        for stream in self._state.waiting:
             if stream.receiver.is_silent:
                 stream.receiver.become(Kind.BYTES)
         return self.events()
 
     def ping(self, key: object) -> None:
-        self._user_pings[self._state.control.ping()] = key
+        self._pings[self._state.control.ping()] = key
 
     def go_away(self, reason: Reason) -> None:
-        if not self.is_going_away:
-            self.is_going_away = True
-            self._state.control.go_away = Code.NORMAL
+        if not self._is_going_away:
+            self._is_going_away = True
+            self._state.control.send(Type.GO_AWAY, 0, SESSION, Code.NORMAL)
 
     def farewell(self, reason: Reason) -> bytes:
         """Return a go-away, behind resets of the channels: a go-away has no place for the reason, and a reset has."""
-        resets: list[bytes] = []
+        frames: list[bytes] = []
         for stream in islice(self._state.streams, TOLD_CHANNELS):
-            if stream.receiver.carries_messages and not (stream.flags & SYN or stream.reset is not None):
+            if stream.receiver.carries_messages and not (stream.flags & Flag.SYN or stream.reset is not None):
                 self._state.reset(stream, reason)
                 if stream.reset:
-                    resets.append(encode_header(DATA, RST, stream.id, len(stream.reset)) + stream.reset)
-        code = Code.PROTOCOL_ERROR if self._has_failed else Code.INTERNAL_ERROR
-        return b"".join(resets) + encode_header(GO_AWAY, 0, SESSION, code)
+                    frames.append(encode_header(Type.DATA, Flag.RST, stream.id, len(stream.reset)) + stream.reset)
+        code = Code.PROTOCOL_ERROR if self.has_failed else Code.INTERNAL_ERROR
+        return b"".join(frames) + encode_header(Type.GO_AWAY, 0, SESSION, code)
 
     def _open(self, kind: Kind) -> Stream:
         state = self._state
@@ -184,55 +150,34 @@ class Engine(MuxEngine):
                 f"too many streams: {state.streams.census.ours} are open and {state.unacknowledged} of them aren't "
                 f"acknowledged; expected at most {self.limits.channels} and {self.config.unacknowledged}"
             )
-        stream = Stream(state.streams.allocate(), is_ours=True)
-        self._add(stream, kind)
+        stream = self._new_stream(state.streams.allocate(), kind, is_ours=True)
         state.streams.add_ours(stream.id, stream)
         state.unacknowledged += 1
         return stream
 
-    def _add(self, stream: Stream, kind: Kind) -> None:
-        carries_messages = kind is Kind.MESSAGES
-        stream.join(
-            StreamSender(self._state, stream, carries_messages=carries_messages),
-            StreamReceiver(self._state, stream, kind),
-        )
-        if self._observer is not None:
-            self._observer.state(stream.label, "open")
+    def _new_stream(self, id: int, kind: Kind, *, is_ours: bool) -> Stream:
+        stream, state = Stream(id, is_ours=is_ours), self._state
+        sender = StreamSender(state, stream, carries_messages=kind is Kind.MESSAGES)
+        stream.join(sender, StreamReceiver(state, stream, kind))
+        if state.observer is not None:
+            state.observer.state(stream.label, "open")
+        return stream
 
     def _acknowledge(self, stream: Stream) -> None:
         if not stream.is_acknowledged:
             stream.is_acknowledged = True
-            stream.flags = ACK
+            stream.flags = Flag.ACK
             if stream.sender.carries_messages:
                 stream.sender.send_opening(b"")
-            self._state.control.owe(stream)
+            self._state.control.dirty[stream] = None
 
-    # --- the byte stream in
+    # --- frames of the peer
 
-    def receive_bytes(self, data: bytes, now: float) -> Sequence[Any]:
-        """Parse and apply received bytes, and return what happened; never raises."""
-        if self.over:
-            return ()
-        self._state.now = now
-        if self._observer is not None and data:
-            self._observer.transport("in", data)
-        if self._rest:
-            data = self._rest + data
-        try:
-            position = self._parse(data)
-        except RemoteProtocolError as error:
-            return self._stop(Failed(error))
-        self._rest = data[position:]
-        self.bytes_received += position
-        self._keepalive.heard(now)
-        if self._left or (self._rest and not self.unparsed):
-            self._stall.watch(now, self.bytes_received)
-        else:
-            self._stall.stop()
-        return self.events()
+    @property
+    def is_mid_frame(self) -> bool:
+        return self._left > 0
 
-    def _parse(self, data: bytes) -> int:
-        """Apply at most `frames_at_once` frames; return the position behind what was used."""
+    def parse(self, data: bytes) -> int:
         position, size, frames = 0, len(data), self.frames_at_once
         while position < size:
             if self._left:
@@ -245,105 +190,86 @@ class Engine(MuxEngine):
                 break
             if not frames:
                 self.unparsed = size - position
-                return position
+                break
             frames -= 1
-            version, type, flags, id, length = HEADER.unpack_from(data, position)
-            if version:
-                raise RemoteProtocolError(
-                    f"unsupported version: expected 0, got {version}",
-                    rule="yamux-H02",
-                    offset=self.bytes_received + position,
-                )
-            if self._observer is not None and type <= GO_AWAY:
-                observe_frame(self._observer, "in", type, flags, id, length)
+            self._take_header(data, position)
             position += HEADER_SIZE
-            if type == DATA:
-                self._data(flags, id, length)
-            elif type == WINDOW_UPDATE:
-                self._window_update(flags, id, length)
-            elif type == PING:
-                self._ping(flags, id, length)
-            elif type == GO_AWAY:
-                self._go_away(id, length)
-            else:
-                raise RemoteProtocolError(
-                    f"unknown frame type: expected 0 to 3, got {type}",
-                    rule="yamux-H03",
-                    offset=self.bytes_received + position - HEADER_SIZE,
-                )
-        self.unparsed = 0
         return position
 
+    def _take_header(self, data: bytes, position: int) -> None:
+        """Apply a frame, or the beginning of a data frame."""
+        version, type, flags, id, length = HEADER.unpack_from(data, position)
+        if version or type > Type.GO_AWAY:
+            raise RemoteProtocolError(
+                f"not a yamux frame: expected version 0 and a type from 0 to 3, got version {version} and type {type}",
+                rule="yamux-H02" if version else "yamux-H03",
+                offset=self.bytes_received + position,
+            )
+        if self._state.observer is not None:
+            observe_frame(self._state.observer, "in", type, flags, id, length)
+        if type == Type.DATA:
+            self._data(flags, id, length)
+        elif type == Type.WINDOW_UPDATE:
+            self._window_update(flags, id, length)
+        elif id != SESSION:
+            raise RemoteProtocolError(
+                f"a frame about the session names stream {id}: expected 0",
+                rule="yamux-P01" if type == Type.PING else "yamux-A01",
+            )
+        elif type == Type.PING:
+            self._ping(flags, length)
+        else:
+            self._go_away(length)
+
     def _data(self, flags: int, id: int, length: int) -> None:
-        """A data frame begins; its payload follows."""
         stream = self._stream(flags, id, has_payload=length > 0)
-        self._left, self._fin, self._receiver, self._reset = length, False, None, None
+        self._left, self._has_fin, self._receiver, self._reset = length, False, None, None
         if stream is None:
             return
-        if flags & RST:
+        if flags & Flag.RST:
             self._reset, self._reason = stream, b""
-            if not length:
-                self._take_payload(b"")
-            return
-        if stream.reset is not None:
-            return
-        if length:
-            stream.receiver.arrives(length)
+        elif stream.reset is None:
+            if length:
+                stream.receiver.frame_begins(length)
             self._receiver = stream.receiver
-        if flags & FIN:
-            self._fin = True
-            if not length:
-                self._end(stream.receiver)
+            self._has_fin = bool(flags & Flag.FIN)
+        if not length:
+            self._take_payload(b"")
 
     def _take_payload(self, data: bytes) -> None:
-        """Bytes of the payload of a data frame have come."""
-        if self._reset is not None:
+        """Bytes of the payload of a data frame have come, or none if it has no payload."""
+        receiver, reset = self._receiver, self._reset
+        if receiver is not None:
+            if data:
+                receiver.receive(data, self._left)
+            if not self._left and self._has_fin and not (receiver.stream.is_gone or receiver.stream.reset is not None):
+                receiver.ended()
+        elif reset is not None:
             self._reason += data[: LONGEST_REASON - len(self._reason)]
-            if not self._left:
-                stream, self._reset = self._reset, None
-                if not stream.is_gone:
-                    self._state.was_reset(stream, self._reason)
-        elif self._receiver is not None:
-            receiver = self._receiver
-            receiver.receive(data, self._left)
-            if not self._left:
-                self._receiver = None
-                if self._fin:
-                    self._end(receiver)
-
-    def _end(self, receiver: StreamReceiver) -> None:
-        self._fin = False
-        if receiver.stream.reset is None:
-            receiver.ended()
+            if not self._left and not reset.is_gone:
+                self._state.was_reset(reset, self._reason)
 
     def _window_update(self, flags: int, id: int, credit: int) -> None:
         stream = self._stream(flags, id, has_payload=False)
         if stream is None:
             return
-        if flags & RST:
+        if flags & Flag.RST:
             self._state.was_reset(stream, b"")
-            return
-        if stream.reset is not None:
-            return
-        if credit:
-            if self._observer is not None:
-                self._observer.credit("in", stream.label, credit)
-            stream.sender.granted(credit)
-        if flags & FIN:
-            stream.receiver.ended()
+        elif stream.reset is None:
+            if credit:
+                stream.sender.granted(credit, cap=U32_MAX)
+            if flags & Flag.FIN:
+                stream.receiver.ended()
 
     def _stream(self, flags: int, id: int, *, has_payload: bool) -> Stream | None:
         """Return the stream that a frame is about, and open it for a SYN; None if the frame is to be ignored."""
-        state = self._state
-        if flags & SYN:
+        if flags & Flag.SYN:
             return self._opened(id, has_payload=has_payload)
-        stream = state.streams.get(id)
-        if stream is None:
-            if id == SESSION:
-                raise RemoteProtocolError("data or window update for stream 0", rule="yamux-S04")
-            return None
-        if flags & ACK and stream.is_ours:
-            state.acknowledge(stream)
+        if id == SESSION:
+            raise RemoteProtocolError("a frame about a stream names the session", rule="yamux-S04")
+        stream = self._state.streams.get(id)
+        if stream is not None and flags & Flag.ACK:
+            self._state.acknowledge(stream)
         return stream
 
     def _opened(self, id: int, *, has_payload: bool) -> Stream | None:
@@ -356,131 +282,68 @@ class Engine(MuxEngine):
             )
         if id in state.streams:
             raise RemoteProtocolError(f"a second SYN for stream {id}, which is open", rule="yamux-S03")
-        full = None
+        limit = None
         if state.streams.census.theirs >= self.limits.channels:
-            full = self.limits.bound_of_channels
+            limit = self.limits.bound_of_channels
         elif state.undecided >= self.limits.backlog:
-            full = "backlog"
-        if full is not None:
-            state.events.append(LimitReached(full))
-        if self.is_going_away or full is not None:
-            state.control.refuse(id)
+            limit = "backlog"
+        if limit is not None:
+            state.events.append(LimitReached(limit))
+        if limit is not None or self._is_going_away:
+            state.control.reply(Type.WINDOW_UPDATE, Flag.RST, id, 0)
             return None
-        stream = Stream(id, is_ours=False)
-        self._add(stream, Kind.UNKNOWN)
+        stream = self._new_stream(id, Kind.UNKNOWN, is_ours=False)
         state.streams.add_theirs(id, stream)
-        state.wait(stream)
+        state.waiting.add(stream, state.now)
+        state.watch()
         if self.takes_streams and not has_payload:
             stream.receiver.become(Kind.BYTES)
         return stream
 
-    def _ping(self, flags: int, id: int, value: int) -> None:
-        if id != SESSION:
-            raise RemoteProtocolError(f"a ping for stream {id}: expected 0", rule="yamux-P01")
-        if flags & SYN:
-            self._state.control.answer(value)
-        elif not self._state.control.answered(value) and value in self._user_pings:
-            self._state.events.append(Pong(self._user_pings.pop(value)))
+    def _ping(self, flags: int, value: int) -> None:
+        if flags & Flag.SYN:
+            self._state.control.reply(Type.PING, Flag.ACK, SESSION, value)
+        elif not self._state.control.answered(value) and value in self._pings:
+            self._state.events.append(Pong(self._pings.pop(value)))
 
-    def _go_away(self, id: int, code: int) -> None:
-        if id != SESSION:
-            raise RemoteProtocolError(f"a go-away for stream {id}: expected 0", rule="yamux-A01")
+    def _go_away(self, code: int) -> None:
         self._peer_is_going_away = True
-        if code == Code.NORMAL:
-            reason = Reason()
-        elif code == Code.PROTOCOL_ERROR:
-            reason = PROTOCOL_ERROR
-        elif code == Code.INTERNAL_ERROR:
-            reason = INTERNAL_ERROR
-        else:
-            reason = Reason(UNKNOWN_CODE, code)
-        self._state.events.append(GoingAway(reason))
+        unknown = Reason("the peer ended the session with an unknown code", code)
+        self._state.events.append(GoingAway(GONE_AWAY.get(code, unknown)))
 
-    def receive_eof(self, now: float) -> None:
-        """End the connection: the peer closed its direction of the byte stream."""
-        if not self.over:
-            self.hung_up_cleanly = not (self._left or self._rest or self.channels)
-            self._state.events += self._stop(HungUp(self.hung_up_cleanly))
-
-    # --- the byte stream out
-
-    def events(self) -> Sequence[Any]:
-        """Take the events since the last call, oldest first."""
-        events = self._state.events
-        if not events:
-            return ()
-        self._state.events = []
-        return events
+    # --- writing and time
 
     def has_output(self) -> bool:
         """Return True if there is anything to write; cheap."""
         return not self.over and (bool(self._state.scheduler.line) or self._state.control.has_output())
 
-    def buffers_to_send(self, limit: int = 256 * 1024) -> list[Buffer]:
-        """Take about `limit` bytes to write now: control frames first, then data in fair order."""
-        out: list[Buffer] = []
-        if not self.over:
-            control = self._state.control
-            written = control.write(out)
-            if written < limit:
-                self._state.scheduler.pull(limit - written, out)
-            control.confirm(out)
-            if self._observer is not None:
-                observe_written(self._observer, out)
-        return out
+    def write(self, limit: int, out: list[Buffer]) -> None:
+        """Write control frames first, then data in fair order, then the ping that confirms the ends among it."""
+        written = self._state.control.write(out)
+        if written < limit:
+            self._state.scheduler.pull(limit - written, out)
+        self._state.control.confirm(out)
 
-    # --- time
+    def observe(self, out: Sequence[Buffer]) -> None:
+        if self._state.observer is not None:
+            observe_written(self._state.observer, out)
 
-    def next_deadline(self) -> float | None:
-        """Return when to call `handle_deadline`: immediately until the first call, which starts the clock."""
-        if self.over:
-            return None
-        return self._state.deadlines.next if self._is_started else float("-inf")
+    def probe(self) -> None:
+        self.ping(None)
+        self._state.events.append(Probed())
 
-    def handle_deadline(self, now: float) -> Sequence[Any]:
-        """Act on the timers that are due, and return what happened."""
-        if self.over:
-            return ()
-        self._state.now = now
-        if not self._is_started:
-            self._is_started = True
-            self._keepalive.start(now)
-        for timer in self._state.deadlines.expired(now):
-            if self._observer is not None:
-                self._observer.timer(timer.value)
-            if timer is Timer.ANSWER:
-                return self._stop(Silent(self._keepalive.silence(now)))
-            if timer is Timer.STALL:
-                came = self._stall.shortfall(self.bytes_received)
-                if came is not None:
-                    error = self._stall.error(came, "frame", self.bytes_received)
-                    return self._stop(Failed(error) if came else Silent(self._keepalive.silence(now)))
-                self._stall.watch(now, self.bytes_received)
-            elif timer is Timer.STREAMS:
-                self._streams_due()
-            elif self._keepalive.is_due(now):
-                self._user_pings[self._state.control.ping()] = None
-                self._state.events.append(Probed())
-                self._keepalive.asked(now)
-        return self.events()
+    def timer_expired(self, timer: Enum, now: float) -> None:
+        """Reset streams whose peer takes too long, and acknowledge those that wait for the application.
 
-    def _streams_due(self) -> None:
-        """Acknowledge the streams that wait for the application, so that the peer doesn't give the session up.
-
-        One that hasn't shown its kind by now is a stream of bytes, whose peer waits for us to speak first.
+        A peer may give the whole session up if an acknowledgement takes too long. A stream that hasn't shown its kind
+        by now is one of bytes, whose peer waits for us to speak first.
         """
-        for stream in self._state.streams_due():
+        state = self._state
+        for stream in state.closing.pop_due(now):
+            state.reset(stream, Reason())
+        for stream in state.waiting.pop_due(now):
             if stream.receiver.kind is Kind.UNKNOWN:
                 stream.receiver.become(Kind.BYTES)
-            if not stream.is_gone and stream.reset is None:
+            if stream.reset is None:
                 self._acknowledge(stream)
-
-    def _stop(self, last: Failed | HungUp | Silent) -> Sequence[Any]:
-        self._state.events.append(last)
-        if isinstance(last, Failed):
-            self._has_failed = True
-            if self._observer is not None:
-                self._observer.error(last.error)
-        self.over = True
-        self.unparsed = 0
-        return self.events()
+        state.watch()

@@ -20,25 +20,31 @@ from typing import Final
 from muxkit._observer import Direction, Observer
 from muxkit.core import Buffer
 
-DATA: Final = 0
-WINDOW_UPDATE: Final = 1
-PING: Final = 2
-GO_AWAY: Final = 3
-
-SYN: Final = 1
-ACK: Final = 2
-FIN: Final = 4
-RST: Final = 8
-
-SESSION: Final = 0
-"""The stream id of pings and go-aways."""
+HEADER: Final = Struct(">BBHII")
 HEADER_SIZE: Final = 12
+SESSION: Final = 0  # the stream id of pings and go-aways
 U32_MAX: Final = 2**32 - 1
 
-HEADER: Final = Struct(">BBHII")
 
-TYPES: Final = ("data", "window-update", "ping", "go-away")
-FLAGS: Final = ((SYN, "syn"), (ACK, "ack"), (FIN, "fin"), (RST, "rst"))
+# The numbers of types and flags are plain integers, since a comparison with an enum would take several times as long.
+
+
+class Type:
+    """The types of frames."""
+
+    DATA: Final = 0
+    WINDOW_UPDATE: Final = 1
+    PING: Final = 2
+    GO_AWAY: Final = 3
+
+
+class Flag:
+    """The flags of frames, which can be combined."""
+
+    SYN: Final = 1
+    ACK: Final = 2
+    FIN: Final = 4
+    RST: Final = 8
 
 
 class Code(IntEnum):
@@ -47,6 +53,10 @@ class Code(IntEnum):
     NORMAL = 0
     PROTOCOL_ERROR = 1
     INTERNAL_ERROR = 2
+
+
+TYPE_NAMES: Final = ("data", "window-update", "ping", "go-away")
+FLAG_NAMES: Final = ((Flag.SYN, "syn"), (Flag.ACK, "ack"), (Flag.FIN, "fin"), (Flag.RST, "rst"))
 
 
 def encode_header(type: int, flags: int, stream: int, length: int) -> bytes:
@@ -60,9 +70,9 @@ def encode_header(type: int, flags: int, stream: int, length: int) -> bytes:
 def observe_frame(observer: Observer, direction: Direction, type: int, flags: int, stream: int, length: int) -> None:
     """Report one frame, under the name of its type with its flags."""
     channel = f"stream {stream}" if stream else "session"
-    names = [TYPES[type], *[name for flag, name in FLAGS if flags & flag]]
-    observer.frame(direction, channel, " ".join(names), length if type == DATA else 0)
-    if type == WINDOW_UPDATE and length:
+    name = " ".join([TYPE_NAMES[type], *[name for flag, name in FLAG_NAMES if flags & flag]])
+    observer.frame(direction, channel, name, length if type == Type.DATA else 0)
+    if type == Type.WINDOW_UPDATE and length:
         observer.credit(direction, channel, length)
 
 
@@ -72,5 +82,5 @@ def observe_written(observer: Observer, buffers: Sequence[Buffer]) -> None:
     position = 0
     while position < len(data):
         _version, type, flags, stream, length = HEADER.unpack_from(data, position)
-        position += HEADER_SIZE + (length if type == DATA else 0)
+        position += HEADER_SIZE + (length if type == Type.DATA else 0)
         observe_frame(observer, "out", type, flags, stream, length)
