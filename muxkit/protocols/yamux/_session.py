@@ -116,7 +116,7 @@ class Session(MuxSession):
         assert isinstance(halves.receiver, StreamReceiver)
         carries_messages = halves.receiver.carries_messages
         backlog: Backlog[Any] = self._incoming if carries_messages else self._streams
-        if (reason := self.refusal_of(backlog)) is not None:
+        if (reason := self.refusal_of(backlog, event.opening)) is not None:
             self.engine.refuse(halves, reason)
         elif carries_messages:
             assert halves.sender is not None  # as above
