@@ -103,22 +103,28 @@ class StreamSender(CreditSender):
     def write(self, budget: int, piece: int, out: list[Buffer]) -> int:
         written, largest = 0, self._state.config.frame
         while written < budget and self.is_ready():
-            written += self._write_frame(min(budget - written, largest), out)
+            written += self._write_frame(min(budget - written, largest), out) if self.items else self._write_fin(out)
         self.written()
         return written
 
     def _write_frame(self, most: int, out: list[Buffer]) -> int:
-        """Write one frame, with as many bytes of the queue as fit into it, and with the FIN if it is next."""
+        """Write one frame, with as many bytes of the queue as fit into it."""
         stream, place = self.stream, len(out)
         out.append(b"")  # the header, once the size is known
         size = self.take(most, out)
-        type, length = Type.DATA, size
-        flags, stream.flags = stream.flags, 0
-        if self.is_ending and not self.items:
-            flags |= Flag.FIN
-            self.is_ended = True
-            self._state.control.unconfirmed.append(self)
-            if not size:
-                type, length, stream.grant = Type.WINDOW_UPDATE, stream.grant, 0
-        out[place] = encode_header(type, flags, stream.id, length)
+        out[place] = encode_header(Type.DATA, stream.flags, stream.id, size)
+        stream.flags = 0
         return HEADER_SIZE + size
+
+    def _write_fin(self, out: list[Buffer]) -> int:
+        """Write the FIN in a frame of its own.
+
+        A program in Go applies the flags of a data frame before it stores the payload. So it may report the end of the
+        stream to its reader before the last bytes, if both are in one frame (hashicorp/yamux, `readData`).
+        """
+        stream = self.stream
+        out.append(encode_header(Type.WINDOW_UPDATE, stream.flags | Flag.FIN, stream.id, stream.grant))
+        stream.flags = stream.grant = 0
+        self.is_ended = True
+        self._state.control.unconfirmed.append(self)
+        return HEADER_SIZE
