@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from muxkit.core.window_receiver import WindowReceiver
 
 
+class Vital(Enum):
+    """The timers of a connection."""
+
+    KEEPALIVE = "keepalive"  # send a ping, because nothing was received
+    ANSWER = "answer"  # end the connection, because nothing was received after that ping
+    STALL = "stall"  # check that a frame that was begun made progress
+    CHANNELS = "channels"  # look at the channels that wait for something
+
+
 class MuxState:
     """The clock, the events, the queues and the budgets of one connection."""
 
@@ -29,7 +38,7 @@ class MuxState:
         """The time of the last call that told it."""
         self.events: list[Any] = []
         """What happened since the events were taken the last time; always the same list."""
-        self.deadlines: Deadlines[Enum] = Deadlines()
+        self.deadlines: Deadlines[Vital] = Deadlines()
         self.outbox: Outbox = Outbox()
         self.scheduler: Scheduler = Scheduler()
         self.budget: ReceiveBudget = ReceiveBudget(limits.connection_bytes, floor, first)

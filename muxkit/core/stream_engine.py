@@ -6,7 +6,7 @@ things in each direction:
 
     receive_bytes      parse              (the protocol applies frames; a RemoteProtocolError becomes `Failed`)
     handle_deadline    probe              (the protocol queues a ping, because the peer is silent)
-                       timer_expired      (the protocol's own timers)
+                       channels_due       (channels have waited long enough for something)
     buffers_to_send    write              (the protocol appends frames)
 
 Each of the first two returns the events. After `Failed`, `HungUp` or `Silent` the engine is over, and does nothing.
@@ -17,7 +17,6 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Sequence
-from enum import Enum
 from typing import Any
 
 from muxkit._errors import RemoteProtocolError
@@ -25,17 +24,9 @@ from muxkit._limits import Limits
 from muxkit.core._engine import Buffer
 from muxkit.core._liveness import Keepalive, StallWatch
 from muxkit.core._queues import Outbox
-from muxkit.core.events import Failed, HungUp, Silent
+from muxkit.core.events import Failed, HungUp, Probed, Silent
 from muxkit.core.mux_engine import MuxEngine
-from muxkit.core.mux_state import MuxState
-
-
-class Vital(Enum):
-    """The timers that every connection on a byte stream has."""
-
-    KEEPALIVE = "keepalive"  # send a ping, because nothing was received
-    ANSWER = "answer"  # end the connection, because nothing was received after that ping
-    STALL = "stall"  # check that a frame that was begun made progress
+from muxkit.core.mux_state import MuxState, Vital
 
 
 class StreamMuxEngine(MuxEngine):
@@ -59,10 +50,10 @@ class StreamMuxEngine(MuxEngine):
         self._rest = b""  # received and not parsed
         self._is_started = False
         deadlines = shared.deadlines
-        self._keepalive: Keepalive[Enum] = Keepalive(
+        self._keepalive: Keepalive[Vital] = Keepalive(
             deadlines, Vital.KEEPALIVE, Vital.ANSWER, interval=keepalive, timeout=keepalive_timeout
         )
-        self._stall: StallWatch[Enum] = StallWatch(
+        self._stall: StallWatch[Vital] = StallWatch(
             deadlines, Vital.STALL, seconds=self.limits.stall, least=self.limits.stall_bytes
         )
 
@@ -80,12 +71,13 @@ class StreamMuxEngine(MuxEngine):
     def is_mid_frame(self) -> bool:
         """True if the payload of a frame has begun and isn't complete."""
 
-    @abstractmethod
     def probe(self) -> None:
-        """Queue a ping, because the peer is silent, and report `Probed`."""
+        """Queue a ping, because the peer is silent, and report it."""
+        self.ping(None)
+        self._shared.events.append(Probed())
 
-    def timer_expired(self, timer: Enum, now: float) -> None:
-        """Act on a timer of the protocol."""
+    def channels_due(self, now: float) -> None:
+        """Act on the channels that have waited long enough; the protocol sets `Vital.CHANNELS` for them."""
 
     @abstractmethod
     def write(self, limit: int, out: list[Buffer]) -> None:
@@ -164,14 +156,14 @@ class StreamMuxEngine(MuxEngine):
             self._keepalive.start(now)
         for timer in shared.deadlines.expired(now):
             if shared.observer is not None:
-                shared.observer.timer(str(timer.value))
+                shared.observer.timer(timer.value)
             last: Failed | Silent | None = None
             if timer is Vital.ANSWER:
                 last = Silent(self._keepalive.silence(now))
             elif timer is Vital.STALL:
                 last = self._stalled(now)
-            elif timer is not Vital.KEEPALIVE:
-                self.timer_expired(timer, now)
+            elif timer is Vital.CHANNELS:
+                self.channels_due(now)
             elif self._keepalive.is_due(now):
                 self.probe()
                 self._keepalive.asked(now)

@@ -268,9 +268,10 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
     def took(self, item: Any) -> None:  # noqa: ANN401 - what a protocol puts into its backlogs
         """The application has taken something that the peer opened; protocols renew the credit of its opening."""
 
-    @abstractmethod
     def decline(self, item: Any, reason: Reason) -> None:  # noqa: ANN401 - as above
-        """End something that the peer opened and the application hasn't taken."""
+        """End something that the peer opened and the application hasn't taken. This is right for two-way channels."""
+        item.sending.abort(reason.text, code=reason.code)
+        item.receiving.close()
 
     def drop_waiting(self, key: object) -> Any:  # noqa: ANN401 - as above
         """Forget what the peer broke off before the application took it, and return it: it needs no work."""
@@ -406,7 +407,12 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         self.pump.lose(f"the peer hung up{what}", by="peer")
 
     def drop_broken_off(self, half: Sender | Receiver[Any]) -> None:
-        """The peer broke a channel off: drop it if the application hasn't taken it, since it needs no work then."""
+        """The peer broke a channel off: drop it if the application hasn't taken it, since it needs no work then.
+
+        This is right for two-way channels that were offered with their receiver as key.
+        """
+        if (item := self.drop_waiting(half)) is not None:
+            item.receiving.close()
 
     def half_ended(self, half: Sender | Receiver[Any]) -> None:
         """A half has ended: let go of it, and wake those who wait for its place, its bytes or its pong."""

@@ -17,13 +17,13 @@ from muxkit._limits import Limits
 from muxkit._observer import Observer, frames_of
 from muxkit._typed import Connect, OpenServer, Reconnecting
 from muxkit.core import Reason
-from muxkit.core.events import GoingAway, Halves, Opened
-from muxkit.core.halves import Receiver, Sender
+from muxkit.core.events import GoingAway, Opened
 from muxkit.protocols.yamux._channels import Channel, YamuxStream
 from muxkit.protocols.yamux.config import Config
 from muxkit.protocols.yamux.engine import Engine
 from muxkit.protocols.yamux.receive import StreamReceiver
 from muxkit.protocols.yamux.send import StreamSender
+from muxkit.protocols.yamux.state import Stream
 from muxkit.runtime import Backlog, Opening, protect_package, protected_manager
 from muxkit.runtime.halves.receiving import ReceiveHalf
 from muxkit.runtime.halves.sending import SendHalf
@@ -91,11 +91,8 @@ class Session(MuxSession):
         finally:
             self.opened()
 
-    def _new_stream(self, halves: Halves) -> YamuxStream:
-        sender, receiver = halves.sender, halves.receiver
-        assert isinstance(sender, StreamSender)
-        assert receiver is not None  # as yamux has no streams of one direction
-        return YamuxStream(self, SendHalf(self, sender), ReceiveHalf(self, receiver), sender.stream.id)
+    def _new_stream(self, stream: Stream) -> YamuxStream:
+        return YamuxStream(self, SendHalf(self, stream.sender), ReceiveHalf(self, stream.receiver), stream.id)
 
     # --- accepting
 
@@ -108,21 +105,21 @@ class Session(MuxSession):
         Streams that begin with the opening record of a muxkit channel are given to `incoming` instead.
         """
         claimed = self._streams.claim()
-        self.handle_events(self.engine.take_streams())
+        self.engine.take_streams()
+        self.dispatch_events()
         return claimed
 
     def handle_opened(self, event: Opened) -> None:
-        halves = event.channel
-        assert isinstance(halves.receiver, StreamReceiver)
-        carries_messages = halves.receiver.carries_messages
-        backlog: Backlog[Any] = self._incoming if carries_messages else self._streams
+        assert isinstance(event.channel.receiver, StreamReceiver)
+        stream = event.channel.receiver.stream
+        sender, receiver = stream.sender, stream.receiver
+        backlog: Backlog[Any] = self._incoming if receiver.carries_messages else self._streams
         if (reason := self.refusal_of(backlog, event.opening)) is not None:
-            self.engine.refuse(halves, reason)
-        elif carries_messages:
-            assert halves.sender is not None  # as above
-            self.offer(backlog, self.new_channel(halves.sender, halves.receiver, event.opening), halves.receiver)
+            self.engine.refuse(event.channel, reason)
+        elif receiver.carries_messages:
+            self.offer(backlog, self.new_channel(sender, receiver, event.opening), receiver)
         else:
-            self.offer(backlog, self._new_stream(halves), halves.receiver)
+            self.offer(backlog, self._new_stream(stream), receiver)
 
     def took(self, item: Channel | YamuxStream) -> None:
         sender = item.sending.sender
@@ -131,15 +128,6 @@ class Session(MuxSession):
             item.receiving.receiver.consumed((), len(item.sent_with_opening))
         self.engine.accept(sender)
         self.request_write()
-
-    def decline(self, item: Channel | YamuxStream, reason: Reason) -> None:
-        item.sending.abort(reason.text, code=reason.code)
-        item.receiving.close()
-
-    def drop_broken_off(self, half: Sender | Receiver[Any]) -> None:
-        receiver = half if isinstance(half, StreamReceiver) else None
-        if receiver is not None and (item := self.drop_waiting(receiver)) is not None:
-            item.receiving.close()
 
     # --- events
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import attrs
 
-INITIAL_WINDOW = 256 * 1024
-"""Bytes that each side may send on a new stream before it has received a window update."""
-
-LARGEST_FRAME = 1024 * 1024
-"""Other implementations refuse larger data frames (rust-yamux)."""
+INITIAL_WINDOW = 256 * 1024  # bytes that each side may send on a new stream before it has received a window update
+LARGEST_FRAME = 1024 * 1024  # bytes; other implementations refuse larger data frames (rust-yamux)
 
 
 @attrs.frozen(kw_only=True)

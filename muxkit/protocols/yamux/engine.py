@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core import Buffer, Reason
-from muxkit.core.events import GoingAway, Halves, LimitReached, Pong, Probed
+from muxkit.core.events import GoingAway, Halves, LimitReached, Pong
 from muxkit.core.stream_engine import StreamMuxEngine
 from muxkit.protocols.yamux.config import Config
 from muxkit.protocols.yamux.frames import (
@@ -30,12 +29,11 @@ from muxkit.protocols.yamux.receive import Kind, StreamReceiver
 from muxkit.protocols.yamux.send import StreamSender
 from muxkit.protocols.yamux.state import State, Stream
 
+# Bytes of memory for one stream with its session objects and a task that handles it, without buffered data.
 CHANNEL_PRICE: Final = 5 * 1024
-"""Bytes of memory for one stream with its session objects and a task that handles it, without buffered data."""
+# The peer learns on so many channels why the session ends; more would delay the end of large sessions.
 TOLD_CHANNELS: Final = 64
-"""Channels on which the peer learns why the session ends; more would delay the end of large sessions."""
-LONGEST_REASON: Final = 4096
-"""Bytes of the peer's reason that are kept."""
+LONGEST_REASON: Final = 4096  # bytes of the peer's reason that are kept
 GONE_AWAY: Final[dict[int, Reason]] = {
     Code.NORMAL: Reason(),
     Code.PROTOCOL_ERROR: Reason("the peer says that this side broke a rule of yamux", 400),
@@ -61,8 +59,8 @@ class Engine(StreamMuxEngine):
         self.config: Config = config or Config()
         self._state = State(self.config, (limits or Limits()).at_price(CHANNEL_PRICE), observer, is_client=is_client)
         super().__init__(self._state, keepalive=self.config.keepalive, keepalive_timeout=self.config.keepalive_timeout)
-        self.takes_streams: bool = False
-        """True if the application takes streams of bytes, so that a stream needn't show its first bytes to be taken."""
+        # The application takes streams of bytes, so a stream doesn't have to show its first bytes to be taken.
+        self._takes_streams = False
         self._is_going_away = False
         self._peer_is_going_away = False
         self._pings: dict[int, object] = {}  # the keys of the pings under way, without those that confirm ends
@@ -96,11 +94,11 @@ class Engine(StreamMuxEngine):
         stream.sender.send_opening(opening)
         return stream.halves
 
-    def open_stream(self) -> Halves:
+    def open_stream(self) -> Stream:
         """Open a stream of bytes, as other yamux programs expect it."""
         stream = self._open(Kind.BYTES)
         self._state.control.dirty[stream] = None
-        return stream.halves
+        return stream
 
     def accept(self, sender: StreamSender) -> None:
         """The application has taken a stream of the peer: acknowledge it, with our own first record on a channel."""
@@ -110,17 +108,12 @@ class Engine(StreamMuxEngine):
             self._state.waiting.discard(stream)
             self._acknowledge(stream)
 
-    def refuse(self, channel: Halves, reason: Reason) -> None:
-        if channel.sender is not None:
-            channel.sender.cancel(reason)
-
-    def take_streams(self) -> Sequence[Any]:
-        """The application takes streams of bytes from now on; return the events of those that have sent nothing."""
-        self.takes_streams = True
+    def take_streams(self) -> None:
+        """The application takes streams of bytes from now on, also those that have sent nothing yet."""
+        self._takes_streams = True
         for stream in self._state.waiting:
             if stream.receiver.is_silent:
                 stream.receiver.become(Kind.BYTES)
-        return self.events()
 
     def ping(self, key: object) -> None:
         self._pings[self._state.control.ping()] = key
@@ -157,8 +150,8 @@ class Engine(StreamMuxEngine):
 
     def _new_stream(self, id: int, kind: Kind, *, is_ours: bool) -> Stream:
         stream, state = Stream(id, is_ours=is_ours), self._state
-        sender = StreamSender(state, stream, carries_messages=kind is Kind.MESSAGES)
-        stream.join(sender, StreamReceiver(state, stream, kind))
+        stream.sender = StreamSender(state, stream, carries_messages=kind is Kind.MESSAGES)
+        stream.receiver = StreamReceiver(state, stream, kind)
         if state.observer is not None:
             state.observer.state(stream.label, "open")
         return stream
@@ -282,21 +275,17 @@ class Engine(StreamMuxEngine):
             )
         if id in state.streams:
             raise RemoteProtocolError(f"a second SYN for stream {id}, which is open", rule="yamux-S03")
-        limit = None
-        if state.streams.census.theirs >= self.limits.channels:
-            limit = self.limits.bound_of_channels
-        elif state.undecided >= self.limits.backlog:
-            limit = "backlog"
-        if limit is not None:
-            state.events.append(LimitReached(limit))
-        if limit is not None or self._is_going_away:
+        is_full = state.streams.census.theirs >= self.limits.channels
+        if is_full:
+            state.events.append(LimitReached(self.limits.bound_of_channels))
+        if is_full or self._is_going_away:
             state.control.reply(Type.WINDOW_UPDATE, Flag.RST, id, 0)
             return None
         stream = self._new_stream(id, Kind.UNKNOWN, is_ours=False)
         state.streams.add_theirs(id, stream)
         state.waiting.add(stream, state.now)
         state.watch()
-        if self.takes_streams and not has_payload:
+        if self._takes_streams and not has_payload:
             stream.receiver.become(Kind.BYTES)
         return stream
 
@@ -328,11 +317,7 @@ class Engine(StreamMuxEngine):
         if self._state.observer is not None:
             observe_written(self._state.observer, out)
 
-    def probe(self) -> None:
-        self.ping(None)
-        self._state.events.append(Probed())
-
-    def timer_expired(self, timer: Enum, now: float) -> None:
+    def channels_due(self, now: float) -> None:
         """Reset streams whose peer takes too long, and acknowledge those that wait for the application.
 
         A peer may give the whole session up if an acknowledgement takes too long. A stream that hasn't shown its kind

@@ -7,9 +7,9 @@ from enum import Enum
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Reason
 from muxkit.core.events import Finished, Opened, Received
+from muxkit.core.messages import HEAD_SIZE, MessageReader, may_be_opening
 from muxkit.core.window_receiver import WindowReceiver
 from muxkit.protocols.yamux.config import INITIAL_WINDOW
-from muxkit.protocols.yamux.messages import HEAD_SIZE, MessageReader, may_be_opening
 from muxkit.protocols.yamux.state import State, Stream
 
 
@@ -37,8 +37,6 @@ class StreamReceiver(WindowReceiver):
         self._reader: MessageReader | None = None
         if kind is Kind.MESSAGES:
             self._reader = MessageReader(state.limits.message)
-        elif kind is Kind.UNKNOWN:
-            state.undecided += 1
 
     @property
     def label(self) -> str:
@@ -105,7 +103,6 @@ class StreamReceiver(WindowReceiver):
     def become(self, kind: Kind, left: int = 0) -> None:
         """Decide about a stream of unknown kind: its first bytes have come, or the application takes all bytes."""
         self.kind = kind
-        self._state.undecided -= 1
         head, self._head = self._head, b""
         if kind is Kind.BYTES:
             self._state.events.append(Opened(self.stream.halves, b""))
@@ -135,9 +132,6 @@ class StreamReceiver(WindowReceiver):
     def retire(self) -> None:
         if not self.has_ended:
             self.has_ended = True
-            if self.kind is Kind.UNKNOWN:
-                self.kind = Kind.BYTES
-                self._state.undecided -= 1
             self._drop_partial()
             super().retire()
 

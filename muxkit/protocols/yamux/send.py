@@ -7,13 +7,13 @@ from typing import Final
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Buffer, Reason
 from muxkit.core.credit_sender import CreditSender
+from muxkit.core.messages import PREFIX, PREFIX_SIZE, encode_opening
 from muxkit.protocols.yamux.config import INITIAL_WINDOW
 from muxkit.protocols.yamux.frames import HEADER_SIZE, Flag, Type, encode_header
-from muxkit.protocols.yamux.messages import PREFIX, PREFIX_SIZE, encode_opening
 from muxkit.protocols.yamux.state import State, Stream
 
+# Messages below this size are copied behind their prefix: one object in the queue is then cheaper than two.
 JOIN_BELOW: Final = 4 * 1024
-"""Messages below this size are copied behind their prefix: one object in the queue is then cheaper than two."""
 
 
 class StreamSender(CreditSender):

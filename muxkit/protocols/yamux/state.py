@@ -48,7 +48,6 @@ The invariants:
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from muxkit._errors import RemoteProtocolError
@@ -56,7 +55,7 @@ from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core import Buffer, ChannelTable, DelayQueue, Ids, Reason
 from muxkit.core.events import Cancelled, ChannelFailed, Confirmed, Halves, MayOpen, Stopped
-from muxkit.core.mux_state import MuxState
+from muxkit.core.mux_state import MuxState, Vital
 from muxkit.protocols.yamux.config import INITIAL_WINDOW, Config
 from muxkit.protocols.yamux.frames import SESSION, U32_MAX, Flag, Type, encode_header
 
@@ -67,32 +66,14 @@ if TYPE_CHECKING:
 BROKE_A_RULE: Final = 400  # the code of a reason
 
 
-class Timer(Enum):
-    """The timer that only yamux has."""
-
-    STREAMS = "streams"  # acknowledge or reset the streams that have waited long enough
-
-
 class Stream:
     """One stream: its id, its two halves, and what is due about it."""
 
-    __slots__ = (
-        "flags",
-        "grant",
-        "halves",
-        "id",
-        "is_acknowledged",
-        "is_gone",
-        "is_ours",
-        "receiver",
-        "reset",
-        "sender",
-    )
-    __deletable__ = ("halves", "receiver", "sender")  # mypyc wants to know
+    __slots__ = ("flags", "grant", "id", "is_acknowledged", "is_gone", "is_ours", "receiver", "reset", "sender")
+    __deletable__ = ("receiver", "sender")  # mypyc wants to know
 
-    sender: StreamSender
+    sender: StreamSender  # both are set as soon as the stream was made, and deleted when it is gone
     receiver: StreamReceiver
-    halves: Halves
 
     def __init__(self, id: int, *, is_ours: bool) -> None:
         self.id: int = id
@@ -107,15 +88,14 @@ class Stream:
     def label(self) -> str:
         return f"stream {self.id}"
 
-    def join(self, sender: StreamSender, receiver: StreamReceiver) -> None:
-        """Set the two halves; called once, right after the stream was made."""
-        self.sender, self.receiver = sender, receiver
-        self.halves = Halves(sender, receiver)
+    @property
+    def halves(self) -> Halves:
+        return Halves(self.sender, self.receiver)
 
     def part(self) -> None:
         """Break the reference cycles, so that the memory is freed without a garbage collection."""
         self.is_gone = True
-        del self.halves, self.sender, self.receiver
+        del self.sender, self.receiver
 
 
 class State(MuxState):
@@ -128,7 +108,6 @@ class State(MuxState):
         self.streams: ChannelTable[Stream] = ChannelTable(limits, Ids(1 if is_client else 2, U32_MAX, step=2))
         self.control: Control = Control(self)
         self.unacknowledged: int = 0  # streams that this side opened
-        self.undecided: int = 0  # streams of the peer that haven't shown yet whether they carry messages
         self.waiting: DelayQueue[Stream] = DelayQueue(limits.handshake)  # the peer's, not taken by the application
         self.closing: DelayQueue[Stream] = DelayQueue(config.close_timeout)  # the peer should end its half
 
@@ -207,8 +186,8 @@ class State(MuxState):
     def watch(self) -> None:
         """Set the timer for the stream that is due first, unless it runs: waking too early does no harm."""
         due = [queue.next for queue in (self.waiting, self.closing) if queue.next is not None]
-        if due and Timer.STREAMS not in self.deadlines:
-            self.deadlines.set(Timer.STREAMS, min(due))
+        if due and Vital.CHANNELS not in self.deadlines:
+            self.deadlines.set(Vital.CHANNELS, min(due))
 
 
 class Control:

@@ -1,4 +1,4 @@
-"""How channels put messages on a stream of bytes; yamux itself knows only bytes.
+"""How channels put messages on a stream of bytes, for protocols whose streams know nothing of messages, such as yamux.
 
 Each side writes records. A record is four bytes, big endian, and a body: the upper bit of the four bytes is the mark,
 the other 31 bits are the size of the body.
@@ -10,8 +10,7 @@ The side that opens a stream writes its first record together with the opening, 
 own as soon as it takes the channel. So each side can tell a channel from a stream of a program that knows nothing of
 channels: no usual protocol begins with the byte 0x80.
 
-A side that gives a channel up resets the stream. If it has a reason, the frame that resets is a data frame with the
-reason as payload: UTF-8, with a code as `muxkit.core.Reason` writes it. Other implementations ignore that payload.
+How a side gives a channel up, and whether it can say why, is up to the protocol.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ from struct import Struct
 from typing import Final
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import Pieces
+from muxkit.core._numbers import Pieces
 
 PREFIX: Final = Struct(">I")
 PREFIX_SIZE: Final = 4
 MARK: Final = 0x8000_0000
 GREETING: Final = b"muxkit/1"
 HEAD_SIZE: Final = PREFIX_SIZE + len(GREETING)
-SHOWN: Final = 24  # bytes of a foreign stream that an error shows
 
 
 def encode_opening(opening: bytes = b"") -> bytes:
@@ -106,12 +104,11 @@ class MessageReader:
     def _check_marked(self, length: int, head: bytes) -> int:
         """Return the size of a record that has to be an opening, or raise if it isn't one."""
         if self.opening is not None:
-            raise RemoteProtocolError("the peer sent a second opening record on one channel", rule="yamux-C04")
+            raise RemoteProtocolError("the peer sent a second opening record on one channel")
         if length < MARK + len(GREETING) or not may_be_opening(head):
             raise RemoteProtocolError(
                 "the peer doesn't send messages on this stream: expected the opening record of a muxkit channel, "
-                f"got {head[:SHOWN]!r}; use session.open_stream() to talk to other yamux programs",
-                rule="yamux-C02",
+                f"got {head!r}; use session.open_stream() to talk to other programs"
             )
         return length - MARK
 
