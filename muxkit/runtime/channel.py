@@ -233,3 +233,8 @@ class Source(trio.abc.ReceiveChannel[bytes]):
 
     def __repr__(self) -> str:
         return repr(self.half)
+
+
+# Python prints the name of a coroutine that is never awaited. A program knows the channel by its public name.
+for _method in (MuxChannel.finish, MuxChannel.aclose, MuxChannel.ping):
+    _method.__qualname__ = f"Channel.{_method.__name__}"

@@ -341,7 +341,8 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
                 if breaks_off:
                     self.drop_broken_off(sender)
                 if isinstance(half := sender.owner, SendHalf):
-                    half.stopped(partial(stopped_by_peer, half.channel, payload[:REASON_MOST]))
+                    beside = None if half.channel is None else half.channel.receiving  # the channel would be a cycle
+                    half.stopped(partial(stopped_by_peer, beside, payload[:REASON_MOST]))
                 self.half_ended(sender)
             case Confirmed(end):
                 if isinstance(half := end.owner, SendHalf):
@@ -575,13 +576,13 @@ def cancelled_by_peer(half: ReceiveHalf[Any]) -> Exception:
     return ChannelCancelled("the peer gave up on this channel before it was done", payload=half.reason)
 
 
-def stopped_by_peer(channel: MuxChannel | None, payload: bytes) -> Exception:
+def stopped_by_peer(beside: ReceiveHalf[Any] | None, payload: bytes) -> Exception:
     """Make the error for a channel on which the peer wants no more, with its reason.
 
     An abort of a whole channel tells the reason to the half that receives, whose end may come later, since it waits for
     what was sent before it.
     """
-    told = payload or (b"" if channel is None else channel.receiving.reason)
+    told = payload or (b"" if beside is None else beside.reason)
     return ChannelStopped("the peer does not receive on this channel any more", payload=told)
 
 
