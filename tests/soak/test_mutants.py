@@ -238,9 +238,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.soak.mutants.LEAST_TIMEOUT", 2.0)
         # The tiny tests need no plugins, and each of the processes that run them would import all of them.
-        patch.setenv(
-            "PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:trio -p no:muxkit -p no:xdist.looponfail"
-        )
+        patch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:trio -p no:muxkit -p no:xdist.looponfail")
         made = Campaign(work, root, PLAN)
         made.copy_tree()
         made.map()

@@ -23,7 +23,6 @@ from muxkit.protocols.yamux.config import Config
 from muxkit.protocols.yamux.engine import Engine
 from muxkit.protocols.yamux.receive import StreamReceiver
 from muxkit.protocols.yamux.send import StreamSender
-from muxkit.protocols.yamux.state import Stream
 from muxkit.runtime import Backlog, Opening, protect_package, protected_manager
 from muxkit.runtime.halves.receiving import ReceiveHalf
 from muxkit.runtime.halves.sending import SendHalf
@@ -87,12 +86,13 @@ class Session(MuxSession):
     async def _open_stream(self) -> YamuxStream:
         await self.wait_to_open()
         try:
-            return self._new_stream(self.engine.open_stream())
+            stream = self.engine.open_stream()
+            return self._new_stream(stream.sender, stream.receiver)
         finally:
             self.opened()
 
-    def _new_stream(self, stream: Stream) -> YamuxStream:
-        return YamuxStream(self, SendHalf(self, stream.sender), ReceiveHalf(self, stream.receiver), stream.id)
+    def _new_stream(self, sender: StreamSender, receiver: StreamReceiver) -> YamuxStream:
+        return YamuxStream(self, SendHalf(self, sender), ReceiveHalf(self, receiver), sender.stream.id)
 
     # --- accepting
 
@@ -110,16 +110,17 @@ class Session(MuxSession):
         return claimed
 
     def handle_opened(self, event: Opened) -> None:
-        assert isinstance(event.channel.receiver, StreamReceiver)
-        stream = event.channel.receiver.stream
-        sender, receiver = stream.sender, stream.receiver
+        # The peer may have reset the stream in the same read, so its halves are those of the event.
+        sender, receiver = event.channel.sender, event.channel.receiver
+        assert isinstance(sender, StreamSender)
+        assert isinstance(receiver, StreamReceiver)
         backlog: Backlog[Any] = self._incoming if receiver.carries_messages else self._streams
         if (reason := self.refusal_of(backlog, event.opening)) is not None:
             self.engine.refuse(event.channel, reason)
         elif receiver.carries_messages:
             self.offer(backlog, self.new_channel(sender, receiver, event.opening), receiver)
         else:
-            self.offer(backlog, self._new_stream(stream), receiver)
+            self.offer(backlog, self._new_stream(sender, receiver), receiver)
 
     def took(self, item: Channel | YamuxStream) -> None:
         sender = item.sending.sender

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
@@ -31,11 +30,9 @@ from muxkit.protocols.yamux.state import State, Stream
 
 # Bytes of memory for one stream with its session objects and a task that handles it, without buffered data.
 CHANNEL_PRICE: Final = 5 * 1024
-# The peer learns on so many channels why the session ends; more would delay the end of large sessions.
-TOLD_CHANNELS: Final = 64
+REASON_FOLLOWS: Final = encode_header(Type.DATA, Flag.RST, SESSION, 0)[:-4]  # what `farewell` puts behind a go-away
 LONGEST_REASON: Final = 4096  # bytes of the peer's reason that are kept
 GONE_AWAY: Final[dict[int, Reason]] = {
-    Code.NORMAL: Reason(),
     Code.PROTOCOL_ERROR: Reason("the peer says that this side broke a rule of yamux", 400),
     Code.INTERNAL_ERROR: Reason("the peer has an internal error", 500),
 }
@@ -124,15 +121,14 @@ class Engine(StreamMuxEngine):
             self._state.control.send(Type.GO_AWAY, 0, SESSION, Code.NORMAL)
 
     def farewell(self, reason: Reason) -> bytes:
-        """Return a go-away, behind resets of the channels: a go-away has no place for the reason, and a reset has."""
-        frames: list[bytes] = []
-        for stream in islice(self._state.streams, TOLD_CHANNELS):
-            if stream.receiver.carries_messages and not (stream.flags & Flag.SYN or stream.reset is not None):
-                self._state.reset(stream, reason)
-                if stream.reset:
-                    frames.append(encode_header(Type.DATA, Flag.RST, stream.id, len(stream.reset)) + stream.reset)
+        """Return a go-away, and behind it the reason, which has no place in a go-away.
+
+        Other implementations end the session at a go-away with an error code, and read nothing behind it.
+        """
         code = Code.PROTOCOL_ERROR if self.has_failed else Code.INTERNAL_ERROR
-        return b"".join(frames) + encode_header(Type.GO_AWAY, 0, SESSION, code)
+        payload = reason.encode()
+        told = encode_header(Type.DATA, Flag.RST, SESSION, len(payload)) + payload
+        return encode_header(Type.GO_AWAY, 0, SESSION, code) + (told if payload else b"")
 
     def _open(self, kind: Kind) -> Stream:
         state = self._state
@@ -172,7 +168,7 @@ class Engine(StreamMuxEngine):
 
     def parse(self, data: bytes) -> int:
         position, size, frames = 0, len(data), self.frames_at_once
-        while position < size:
+        while position < size and not self.over:
             if self._left:
                 end = min(size, position + self._left)
                 self._left -= end - position
@@ -212,7 +208,7 @@ class Engine(StreamMuxEngine):
         elif type == Type.PING:
             self._ping(flags, length)
         else:
-            self._go_away(length)
+            self._go_away(length, data[position + HEADER_SIZE :])
 
     def _data(self, flags: int, id: int, length: int) -> None:
         stream = self._stream(flags, id, has_payload=length > 0)
@@ -295,10 +291,16 @@ class Engine(StreamMuxEngine):
         elif not self._state.control.answered(value) and value in self._pings:
             self._state.events.append(Pong(self._pings.pop(value)))
 
-    def _go_away(self, code: int) -> None:
+    def _go_away(self, code: int, rest: bytes) -> None:
+        """The peer ends the session: in order with the code 0, otherwise at once, with a reason if it is muxkit."""
         self._peer_is_going_away = True
-        unknown = Reason("the peer ended the session with an unknown code", code)
-        self._state.events.append(GoingAway(GONE_AWAY.get(code, unknown)))
+        reason = Reason()
+        if code != Code.NORMAL:
+            self.over = True
+            reason = GONE_AWAY.get(code) or Reason("the peer ended the session with an unknown code", code)
+            if rest.startswith(REASON_FOLLOWS) and len(rest) > HEADER_SIZE:
+                reason = Reason.decode(rest[HEADER_SIZE : HEADER_SIZE + LONGEST_REASON])
+        self._state.events.append(GoingAway(reason))
 
     # --- writing and time
 
