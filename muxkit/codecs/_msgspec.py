@@ -57,6 +57,11 @@ def to_builtins(value: object) -> Any:  # noqa: ANN401 - what JSON can hold
     return msgspec.to_builtins(value, enc_hook=encode_unknown)
 
 
+def from_builtins(value: object, type: Any) -> Any:  # noqa: ANN401 - a type is one of many things
+    """Turn mappings, lists, texts and numbers into a value of a type. Raises ValueError if they don't fit."""
+    return msgspec.convert(value, type, dec_hook=decode_unknown)
+
+
 class Json(Generic[ValueT]):
     """JSON, checked against a type: `Json(Price)`.
 

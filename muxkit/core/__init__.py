@@ -45,7 +45,6 @@ from muxkit.core._headers import opening_refusal as opening_refusal
 from muxkit.core._liveness import Deadlines as Deadlines
 from muxkit.core._liveness import DelayQueue as DelayQueue
 from muxkit.core._liveness import Keepalive as Keepalive
-from muxkit.core._liveness import Reminder as Reminder
 from muxkit.core._liveness import StallWatch as StallWatch
 from muxkit.core._numbers import Cursor as Cursor
 from muxkit.core._numbers import NeedMore as NeedMore
@@ -112,7 +111,6 @@ __all__ = [
     "ReceiveBudget",
     "ReceiveWindow",
     "Receiving",
-    "Reminder",
     "Reset",
     "Scheduler",
     "Sending",

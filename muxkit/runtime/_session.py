@@ -107,6 +107,12 @@ class Channel(trio.abc.Channel[bytes]):
     def stats(self) -> ChannelStats:
         """What is queued, the credit both ways, and since when a sender waits."""
 
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        """Cancel this scope when the peer takes nothing more on this channel, because it gave up or is lost.
+
+        For handlers of calls. A protocol that can't tell leaves the scope alone.
+        """
+
     # For `muxkit.asyncio`, whose tasks save a round through Trio's loop by these; a protocol need not have them.
 
     def _try_send(self, message: bytes) -> bool:

@@ -121,7 +121,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         self.facts = facts_of(observer)
         self.observer = frames_of(observer)
         self.budget = OutboxBudget(sys.maxsize if outbox is None else limits.outbox, outbox, facts=self.facts)
-        self.reminder = self.budget.watchdog.reminder
+        self.reminder = self.budget.watchdog
         self.pings: Pings[Any] = Pings(self.facts)
         self.openers: SlotQueue = SlotQueue(self.free_slots)
         self.gone: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
@@ -373,10 +373,9 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
             case Silent(seconds):
                 self.lose(f"nothing was heard for {seconds:.0f} s", by="network")
             case Failed(error):
-                foreign = self.pump.foreign
+                what = f"{error}{self.pump.foreign}"
                 if may_log("peers that broke a rule"):
-                    peer = self._info.peer or "a peer"
-                    _log.warning("%s broke a rule, the session was closed: %s%s", peer, error, foreign)
+                    _log.warning("%s broke a rule, the session was closed: %s", self._info.peer or "a peer", what)
                 told = Reason(str(error), PEER_BROKE_A_RULE)
                 self.lose(str(error), by="peer", cause=error, told=told)
             case _:

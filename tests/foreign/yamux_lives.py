@@ -130,7 +130,8 @@ async def line_of(process: trio.Process) -> str:
     assert process.stdout is not None  # as it is a pipe
     line = b""
     while not line.endswith(b"\n"):
-        assert (byte := await process.stdout.receive_some(1)), "the peer ended"
+        byte = await process.stdout.receive_some(1)
+        assert byte, "the peer ended"
         line += byte
     return line.decode().strip()
 

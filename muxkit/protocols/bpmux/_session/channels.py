@@ -63,7 +63,7 @@ class Connection(PumpOwner[Event]):
         self.observer = frames_of(observer)
         self.engine: Engine = Engine(config, limits=limits, observer=self.observer, joins_messages=True)
         self.budget: OutboxBudget = OutboxBudget(limits.outbox, self.engine.waiting, facts=self.facts)
-        self.reminder = self.budget.watchdog.reminder
+        self.reminder = self.budget.watchdog
         self._on_events = on_events
         self._on_lost = on_lost
         self.pump: StreamPump[Event] = StreamPump(stream, self.engine, self, outbox=self.engine.waiting)
@@ -343,6 +343,9 @@ class Duplex(Channel):
 
     def receive_many(self, limit: int | None = None) -> Coroutine[object, object, list[bytes]]:
         return self.source.receive_many(limit)
+
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        self.sink.cancel_when_over(scope)
 
     def _try_send(self, message: bytes) -> bool:
         return self.sink._try_send(message)

@@ -86,7 +86,7 @@ class Connection(PumpOwner[Event]):
         self.observer = frames_of(observer)
         self.engine: Engine = Engine(odd, config, limits=limits, observer=self.observer)
         self.budget: OutboxBudget = OutboxBudget(facts=self.facts)  # the engine itself limits what each channel queues
-        self.reminder = self.budget.watchdog.reminder
+        self.reminder = self.budget.watchdog
         self._on_events = on_events
         self._on_lost = on_lost
         self.pump: StreamPump[Event] | DatagramPump[Event]
@@ -272,6 +272,9 @@ class Channel(CommonChannel):
 
     def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
         return self._sender.send_many(messages)
+
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        self._sender.cancel_when_over(scope)
 
     def _try_send(self, message: bytes) -> bool:
         return self._sender._try_send(message)

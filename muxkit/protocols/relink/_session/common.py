@@ -277,6 +277,9 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
     def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
         return self._sink.send_many(messages)
 
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        self._sink.cancel_when_over(scope)
+
     def _try_send(self, message: bytes) -> bool:
         return self._sink._try_send(message)
 
