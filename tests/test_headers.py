@@ -15,7 +15,7 @@ from muxkit.core import decode_headers, encode_headers, with_name, without_name
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-ALL = pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+ALL = pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 HEADERS = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "user": "tea ☕", "name": "n"}
 
 Seen = tuple[str, bytes, dict[str, str]]

@@ -43,6 +43,7 @@ from muxkit.core._headers import encode_headers as encode_headers
 from muxkit.core._headers import headers_refusal as headers_refusal
 from muxkit.core._headers import opening_refusal as opening_refusal
 from muxkit.core._liveness import Deadlines as Deadlines
+from muxkit.core._liveness import DelayQueue as DelayQueue
 from muxkit.core._liveness import Keepalive as Keepalive
 from muxkit.core._liveness import StallWatch as StallWatch
 from muxkit.core._numbers import Cursor as Cursor
@@ -91,6 +92,7 @@ __all__ = [
     "Cursor",
     "DatagramEngine",
     "Deadlines",
+    "DelayQueue",
     "Engine",
     "Headers",
     "Ids",

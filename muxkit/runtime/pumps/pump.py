@@ -200,15 +200,23 @@ class Pump(Clock, Generic[EventT]):
             if self._place is not None:
                 self._heard()
 
+    def _handle(self, events: Sequence[EventT] | None) -> None:
+        """Handle events that the engine returned, and then the ones that handling them caused."""
+        if events:
+            self._owner.handle_events(events)
+            if self._place is not None:
+                self._heard()
+        self.dispatch_events()
+
     def _heard(self) -> None:
         """Report to the listener that the peer has said something that the engine understood."""
         if self._place is not None and not self.is_lost:
             self._place.establish()
             self._place = None
 
-    def _dispatch(self) -> None:
-        """Hand out what a read or a deadline made the engine tell, then write what it answers."""
-        self.dispatch_events()
+    def _dispatch(self, events: Sequence[EventT] | None = None) -> None:
+        """Handle the events that a read or a deadline returned, then the ones that they caused, and write."""
+        self._handle(events)
         self.request_write()
         self.rearm()
 
@@ -222,8 +230,7 @@ class Pump(Clock, Generic[EventT]):
             now = trio.current_time()
             if self._reminder is not None:
                 self._reminder.ring_if_due(now)
-            self._rules.handle_deadline(now)
-            self._dispatch()
+            self._dispatch(self._rules.handle_deadline(now))
 
     def _engine_deadline(self) -> float | None:
         """Return when the engine wants to be called; a subclass may know why it must wait until later."""
