@@ -8,7 +8,7 @@ from muxkit.core import Cursor, Pieces
 from muxkit.protocols.bpmux import Chunk, Engine, Entity, Kind, Partial, Type, parse_chunk
 
 if TYPE_CHECKING:
-    from muxkit.protocols.bpmux.engine.state import State
+    from muxkit.protocols.bpmux.state import State
 
 OPENINGS = frozenset({Type.OUT_REQUEST, Type.OUT_STREAM, Type.DUPLEX})
 

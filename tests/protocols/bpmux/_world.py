@@ -331,7 +331,7 @@ class World:
                     if entity.receives:
                         self.stops.add(entity)
                         self._tear_other(side, entity)
-                    engine.end(entity)
+                    entity.end()
                 elif not entity.gone and not entity.credit_out:
                     # An end with a payload may wait for credit that is never granted.
                     other = self._other(side, entity)

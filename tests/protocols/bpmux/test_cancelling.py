@@ -52,7 +52,7 @@ def test_a_cancellation_in_parts_counts_once() -> None:
     engine = by_hand(limits=Limits(resets_burst=2, resets_per_second=1))
     for id in (1, 3):
         fed(engine, f"90 {id:02x} 00")
-        engine.give_credit(the(engine, Kind.SINK_IN, id), 3)
+        the(engine, Kind.SINK_IN, id).give_credit(3)
         assert fed(engine, f"e0 03 82 {id:02x} 01 61", f"82 {id:02x} 02 62 63")[-1][0] == "Ended"
     fed(engine, "90 05 00")
     assert engine.starts.pause(0.0) > 0
@@ -64,8 +64,8 @@ def test_orderly_ends_are_not_limited() -> None:
     assert churn(engine, "52 09 00 00", 500) == 500
     for _ in range(100):
         fed(engine, "90 09 00", "10 09 00")
-        engine.end(the(engine, Kind.SINK_IN, 9))
-        engine.send(the(engine, Kind.REQUEST_IN, 9), b"")
+        the(engine, Kind.SINK_IN, 9).end()
+        the(engine, Kind.REQUEST_IN, 9).send(b"")
         written(engine)
         fed(engine, "81 09", "01 09")
     assert not engine.over
@@ -76,7 +76,7 @@ def test_ends_that_cross_are_not_limited() -> None:
     engine = by_hand(limits=Limits(resets_burst=1, resets_per_second=1))
     for _ in range(100):
         fed(engine, "90 09 00")
-        engine.end(the(engine, Kind.SINK_IN, 9))
+        the(engine, Kind.SINK_IN, 9).end()
         written(engine)
         assert [event[0] for event in fed(engine, "82 09 00")] == ["Ended"]
 

@@ -48,7 +48,7 @@ def test_both_sides_may_use_the_same_id_at_once() -> None:
     sinks = [engine.open_sink(id=5) for engine in pair.engines]
     pair.run_until_quiet()
     for side, message in ((0, b"from 0"), (1, b"from 1")):
-        pair.engines[side].send(sinks[side], message)
+        sinks[side].send(message)
     pair.run_until_quiet()
     assert seen(pair, 0)[-1] == ("Message", "in-stream 5", b"from 1")
     assert seen(pair, 1)[-1] == ("Message", "in-stream 5", b"from 0")
@@ -60,7 +60,7 @@ def test_a_chunk_is_a_tag_and_then_the_id(id: int, wire: str) -> None:
     engine = by_hand()
     sink = engine.open_sink(id=id)
     written(engine)
-    engine.ping(sink)
+    sink.ping()
     assert written(engine) == wire
 
 
@@ -92,14 +92,14 @@ def test_the_flag_of_a_payload_is_0x10() -> None:
 @pytest.mark.clause("bpmux-G07")
 def test_the_flag_of_credit_is_0x08() -> None:
     engine = by_hand()
-    engine.give_credit(engine.top_stream, 100)
+    engine.top_stream.give_credit(100)
     assert written(engine) == "a80064"
 
 
 @pytest.mark.clause("bpmux-G08")
 def test_the_flag_of_a_ping_is_0x04() -> None:
     engine = by_hand()
-    engine.ping(engine.top_sink)
+    engine.top_sink.ping()
     assert written(engine) == "6400"
 
 
@@ -108,7 +108,7 @@ def test_the_flag_of_an_end_is_0x02() -> None:
     engine = by_hand()
     sink = engine.open_sink(id=7)
     written(engine)
-    engine.end(sink)
+    sink.end()
     assert written(engine) == "420700"
 
 
@@ -175,9 +175,9 @@ def test_a_payload_is_its_length_and_its_bytes() -> None:
     engine = by_hand()
     fed(engine, "98 05 00 f8 ff")
     sink = the(engine, Kind.SINK_IN, 5)
-    engine.send(sink, b"hi")
+    sink.send(b"hi")
     assert written(engine) == "7005026869"
-    engine.send(sink, b"x" * 248)
+    sink.send(b"x" * 248)
     assert written(engine) == "7005f8f8" + "78" * 248
 
 
@@ -209,7 +209,7 @@ def test_a_length_above_the_credit_is_refused_before_its_bytes_come() -> None:
 @pytest.mark.clause("bpmux-G16")
 def test_credit_travels_as_varu64() -> None:
     engine = by_hand()
-    engine.give_credit(engine.top_stream, 300)
+    engine.top_stream.give_credit(300)
     assert written(engine) == "a800f9012c"
 
 
@@ -224,7 +224,7 @@ def test_credit_of_0_changes_nothing() -> None:
 def test_an_end_payload_looks_like_a_payload() -> None:
     engine = by_hand()
     fed(engine, "98 05 00 01")
-    engine.end(the(engine, Kind.SINK_IN, 5), b"x")
+    the(engine, Kind.SINK_IN, 5).end(b"x")
     assert written(engine) == "62050178"
 
 
@@ -261,7 +261,7 @@ def test_pings_and_acknowledgements_have_no_data() -> None:
 def test_after_a_violation_nothing_is_taken_in_and_nothing_goes_out() -> None:
     engine = with_top_credit()
     engine.open_sink()
-    engine.ping(engine.top_sink)
+    engine.top_sink.ping()
     error = violation(engine, "50 09 00", "30 09 00 50 0a 00")
     assert error.rule == "bpmux-R10"
     assert ids(engine)["stream_in"] == [9]

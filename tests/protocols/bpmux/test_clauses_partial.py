@@ -35,7 +35,7 @@ def reading(credit: int, *, limits: Limits | None = None) -> Engine:
 @pytest.mark.clause("bpmux-P01")
 def test_a_partial_is_followed_by_the_next_chunk_directly() -> None:
     engine = allowed_to_open(2)
-    engine.send(engine.top_sink, b"abc")
+    engine.top_sink.send(b"abc")
     assert written(engine) == "e003 7000026162"
 
 
@@ -166,7 +166,7 @@ def test_what_a_message_in_parts_needs_beyond_the_window_is_lent_at_its_first_pa
     fed(engine, "e0 05", "70 05 02 61 62")
     assert written(engine) == "880503"
     assert fed(engine, "70 05 03 63 64 65") == [("Message", "out-stream 5", b"abcde")]
-    engine.consumed(the(engine, Kind.STREAM_OUT, 5), 5)
+    the(engine, Kind.STREAM_OUT, 5).consumed((), 5)
     assert engine._state.reassembly.left == engine.limits.reassembly
     assert written(engine) == ""
 
@@ -233,7 +233,7 @@ def test_an_answer_in_parts_is_acknowledged_once() -> None:
 def test_an_explanation_in_parts_of_who_stops_us_is_lent_what_it_needs() -> None:
     engine = by_hand()
     sink = engine.open_sink(id=3)
-    engine.give_credit(sink, 1)
+    sink.give_credit(1)
     written(engine)
     assert fed(engine, "e0 03", "a2 03 01 61") == []
     assert written(engine) == "480302"
@@ -246,7 +246,7 @@ def test_we_send_an_end_in_parts_when_the_credit_does_not_cover_it() -> None:
     engine = by_hand()
     fed(engine, "98 05 00 02")
     sink = the(engine, Kind.SINK_IN, 5)
-    engine.end(sink, b"abc")
+    sink.end(b"abc")
     assert written(engine) == "e003 6205026162"
     assert not sink.end_out
     grant(engine, "out-stream 5", 1)
@@ -265,7 +265,7 @@ def test_a_partial_before_a_chunk_without_payload_counts() -> None:
 @pytest.mark.clause("bpmux-P16")
 def test_a_partial_before_the_acknowledgement_of_our_end_leaves_nothing_behind() -> None:
     engine = reading(0)
-    engine.end(the(engine, Kind.STREAM_OUT, 5))
+    the(engine, Kind.STREAM_OUT, 5).end()
     written(engine)
     assert fed(engine, "e0 03", "61 05") == [("Confirmed", "out-stream 5")]
     assert (engine._state.unfinished, engine._state.reassembly.left) == (0, engine.limits.reassembly)
@@ -331,8 +331,8 @@ def test_nothing_is_said_about_an_entity_before_its_opening_is_complete(opener: 
     engine = allowed_to_open(1)
     made = getattr(engine, opener)(b"abc", id=3)
     for entity in made if isinstance(made, tuple) else (made,):
-        engine.ping(entity)
-        engine.give_credit(entity, 5)
+        entity.ping()
+        entity.give_credit(5)
     assert len(written(engine).split()) == 2
     grant(engine, "in-stream 0", 2)
     assert bytes.fromhex(written(engine).split()[0])[2:] == b"\x02bc"
@@ -344,7 +344,7 @@ def test_what_came_of_a_message_is_dropped_when_its_entity_ends() -> None:
     engine = reading(10)
     fed(engine, "e0 05", "70 05 02 68 65")
     stream = the(engine, Kind.STREAM_OUT, 5)
-    engine.end(stream)
+    stream.end()
     assert written(engine) == "820500"
     assert fed(engine, "70 05 02 6c 6c") == []
     assert fed(engine, "70 05 01 6f", "70 05 01 21") == []
@@ -360,7 +360,7 @@ def test_an_answer_in_parts_that_crosses_a_cancellation_ends_without_an_acknowle
     request = engine.open_request(id=3, credit=4)
     written(engine)
     fed(engine, "e0 04", "30 03 02 61 62")
-    engine.end(request)
+    request.end()
     assert written(engine) == "020300"
     assert fed(engine, "30 03 02 63 64") == [("Ended", "out-request 3", b"")]
     assert written(engine) == ""
@@ -369,7 +369,7 @@ def test_an_answer_in_parts_that_crosses_a_cancellation_ends_without_an_acknowle
 @pytest.mark.clause("bpmux-P15", "bpmux-R31")
 def test_an_end_in_parts_of_something_we_have_cancelled_is_only_counted() -> None:
     engine = reading(4)
-    engine.end(the(engine, Kind.STREAM_OUT, 5))
+    the(engine, Kind.STREAM_OUT, 5).end()
     written(engine)
     assert fed(engine, "e0 04", "62 05 02 61 62", "62 05 02 63 64") == [("Ended", "out-stream 5", b"")]
     assert written(engine) == ""

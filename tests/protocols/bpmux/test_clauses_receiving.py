@@ -45,7 +45,7 @@ def test_payloads_use_up_credit() -> None:
     engine = by_hand()
     fed(engine, "50 09 00")
     stream = the(engine, Kind.STREAM_IN, 9)
-    engine.give_credit(stream, 3)
+    stream.give_credit(3)
     assert fed(engine, "50 09 03 61 62 63") == [("Message", "in-stream 9", b"abc")]
     assert stream.credit_in == 0
     assert fed(engine, "50 09 00") == [("Message", "in-stream 9", b"")]
@@ -113,7 +113,7 @@ def test_pings_may_be_answered_by_hand() -> None:
     engine = by_hand(pongs=False)
     fed(engine, "64 00")
     assert written(engine) == ""
-    engine.pong(engine.top_stream)
+    engine.top_stream.pong()
     assert written(engine) == "a000"
 
 
@@ -121,7 +121,7 @@ def test_pings_may_be_answered_by_hand() -> None:
 def test_a_ping_after_our_end_is_told_and_not_answered() -> None:
     engine = by_hand()
     fed(engine, "50 09 00")
-    engine.end(the(engine, Kind.STREAM_IN, 9))
+    the(engine, Kind.STREAM_IN, 9).end()
     written(engine)
     assert fed(engine, "44 09") == [("Pinged", "in-stream 9")]
     assert written(engine) == ""
@@ -131,8 +131,8 @@ def test_a_ping_after_our_end_is_told_and_not_answered() -> None:
 def test_a_ping_is_answered_as_long_as_our_end_waits_for_credit() -> None:
     engine = by_hand()
     grant(engine, "in-stream 0", 1)
-    engine.send(engine.top_sink, b"ab")
-    engine.end(engine.top_sink)
+    engine.top_sink.send(b"ab")
+    engine.top_sink.end()
     written(engine)
     assert fed(engine, "a4 00") == [("Pinged", "top-level in-sink")]
     assert written(engine) == "6000"
@@ -186,7 +186,7 @@ def test_a_second_end_of_what_this_side_opened_is_a_violation(opened: str, tag: 
 def test_an_end_payload_uses_up_credit() -> None:
     engine = by_hand()
     fed(engine, "50 09 00", "50 0a 00")
-    engine.give_credit(the(engine, Kind.STREAM_IN, 9), 1)
+    the(engine, Kind.STREAM_IN, 9).give_credit(1)
     assert fed(engine, "42 09 01 78") == [("Ended", "in-stream 9", b"x")]
     error = violation(engine, "42 0a 01 78")
     assert error.rule == "bpmux-R29"
@@ -235,7 +235,7 @@ def test_an_end_is_acknowledged_and_the_entity_forgotten() -> None:
 @pytest.mark.parametrize("chunk", ["a5 03", "a9 03 01", "a3 03 00", "b1 03 00"])
 def test_an_acknowledgement_stands_alone(chunk: str) -> None:
     engine = by_hand()
-    engine.end(engine.open_sink(id=3))
+    engine.open_sink(id=3).end()
     written(engine)
     assert violation(engine, chunk).rule == "bpmux-R32"
 
@@ -253,14 +253,14 @@ def test_an_end_that_is_only_queued_cannot_be_acknowledged() -> None:
     engine = by_hand()
     sink = engine.open_sink(id=3)
     written(engine)
-    engine.end(sink)
+    sink.end()
     assert violation(engine, "a1 03").rule == "bpmux-R33"
 
 
 @pytest.mark.clause("bpmux-R34")
 def test_an_acknowledgement_frees_the_id() -> None:
     engine = by_hand()
-    engine.end(engine.open_sink(id=3))
+    engine.open_sink(id=3).end()
     written(engine)
     assert fed(engine, "a1 03") == [("Confirmed", "out-sink 3")]
     assert ids(engine)["sink_out"] == [0]
@@ -353,7 +353,7 @@ def test_the_top_level_is_acknowledged_as_the_peers(end: str, ack: str, left: st
 def test_the_top_level_ends_in_order_on_both_sides() -> None:
     pair = pair_of()
     for engine in pair.engines:
-        engine.end(engine.top_sink)
+        engine.top_sink.end()
         pair.run_until_quiet()
     assert all(engine.live == 0 for engine in pair.engines)
     assert allowed_to_open().live > 0

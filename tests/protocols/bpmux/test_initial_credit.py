@@ -78,7 +78,7 @@ def test_a_message_travels_with_the_opening() -> None:
     engine = heard(early())
     sink, _ = engine.open_duplex(id=1)
     assert sink.credit_out == CREDIT
-    engine.send(sink, b"first")
+    sink.send(b"first")
     assert written(engine).split(" ")[-1] == "50010566697273" + "74"
 
 
@@ -86,8 +86,8 @@ def test_channels_that_were_open_before_it_was_heard_have_it_too() -> None:
     engine = early()
     sink = engine.open_sink(id=1)
     drain(engine)
-    assert not engine.admits(sink, 1)
-    engine.watch(sink)
+    assert not sink.has_room(1)
+    sink.notify_when_room()
     assert [told(event) for event in feed(engine, [encode_announcement(20)])] == [("Writable", "out-sink 1")]
     assert (sink.credit_out, engine.open_sink().credit_out, engine.top_sink.credit_out) == (20, 20, 20)
 
@@ -116,7 +116,7 @@ def test_unless_both_ends_say_so_all_credit_is_granted(one: Config, other: Confi
         sink = engine.open_sink(id=9)
         assert sink.credit_out == 0
         with pytest.raises(LocalProtocolError, match="1 bytes to send against 0 of credit"):
-            engine.send(sink, b"x")
+            sink.send(b"x")
         pair.run_until_quiet()
         assert sink.credit_out == peer.entities(Kind.STREAM_IN)[9].credit_in == peer.limits.channel_first
 

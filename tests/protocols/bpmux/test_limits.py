@@ -162,7 +162,7 @@ def test_a_channel_begins_with_a_smaller_window_and_grows() -> None:
     stream = the(engine, Kind.STREAM_IN, 9)
     assert stream.credit_in == 100
     fed(engine, "50 09 64" + "00" * 100)
-    engine.consumed(stream, 100)
+    stream.consumed((), 100)
     assert stream.credit_in == 200
 
 
@@ -193,7 +193,7 @@ def test_a_channel_at_the_floor_goes_on_as_it_is_consumed() -> None:
         size = stream.credit_in
         assert 0 < size <= 10
         fed(engine, f"50 09 {size:02x}" + "00" * size)
-        engine.consumed(stream, size)
+        stream.consumed((), size)
     assert engine._state.budget.used == 0
 
 
@@ -213,7 +213,7 @@ def test_loans_never_pass_the_limit() -> None:
     engine = by_hand(limits=Limits(message=100, reassembly=250))
     for id in range(1, 20):
         fed(engine, f"50 {id:02x} 00")
-        engine.give_credit(the(engine, Kind.STREAM_IN, id), 10)
+        the(engine, Kind.STREAM_IN, id).give_credit(10)
         fed(engine, f"e0 64 50 {id:02x} 0a" + "00" * 10)
         assert engine._state.reassembly.left >= 0
     assert sum(entity.window.lent for entity in engine.entities(Kind.STREAM_IN).values()) == 180
@@ -247,7 +247,7 @@ def test_a_channel_that_waits_for_credit_takes_no_room_in_the_outbox() -> None:
     grant(engine, "in-stream 0", 100)
     drain(engine)
     grant(engine, "in-stream 3", 100_000)
-    engine.send(sink, b"x" * 1_000_000)
+    sink.send(b"x" * 1_000_000)
     assert 100_000 <= engine.outbox <= 100_100
     drain(engine)
     assert engine.outbox == 0
@@ -262,7 +262,7 @@ def test_the_outbox_counts_what_the_transport_alone_holds_up() -> None:
     drain(engine)
     grant(engine, "in-stream 3", 10_000)
     for _ in range(10):
-        engine.send(sink, b"x" * 1000)
+        sink.send(b"x" * 1000)
     assert engine.outbox == 10 * 1016
     engine.buffers_to_send(2000)
     assert engine.outbox == 8 * 1016

@@ -104,7 +104,7 @@ def test_the_ping_is_about_whoever_is_left() -> None:
     sink = engine.open_sink(id=3)
     other = engine.open_sink(id=4)
     for entity in (engine.top_stream, engine.top_sink, sink):
-        engine.end(entity)
+        entity.end()
     assert "440300" not in written(engine)
     engine.handle_deadline(120.0)
     assert written(engine) == "4404"
@@ -114,8 +114,8 @@ def test_the_ping_is_about_whoever_is_left() -> None:
 @pytest.mark.requirement("R-46")
 def test_with_nobody_left_to_ask_about_there_is_no_ping() -> None:
     engine = keeping_alive()
-    engine.end(engine.top_stream)
-    engine.end(engine.top_sink)
+    engine.top_stream.end()
+    engine.top_sink.end()
     drain(engine)
     engine.handle_deadline(120.0)
     assert written(engine) == ""
@@ -212,7 +212,7 @@ def test_who_waits_for_a_loan_is_not_blamed() -> None:
     engine.handle_deadline(60.0)
     assert not engine.over
     # Once lent, the second stream has a whole interval from the next check on.
-    engine.consumed(engine.entities(Kind.STREAM_IN)[1], 2000)
+    engine.entities(Kind.STREAM_IN)[1].consumed((), 2000)
     engine.handle_deadline(90.0)
     assert not engine.over
     fed(engine, "50", now=91.0)
@@ -224,7 +224,7 @@ def test_who_waits_for_a_loan_is_not_blamed() -> None:
 def test_a_message_that_nobody_wants_is_not_watched() -> None:
     engine = stalling()
     fed(engine, "e1 04 00", "50 09 01 61", now=0.0)
-    engine.end(engine.entities(Kind.STREAM_IN)[9])
+    engine.entities(Kind.STREAM_IN)[9].end()
     engine.handle_deadline(30.0)
     assert not engine.over
     assert engine.next_deadline() is None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from muxkit._limits import Limits
 from muxkit.core import encode_varu64
 from muxkit.protocols.bpmux import Config, Engine, Failed, Message, Messages
-from muxkit.protocols.bpmux.engine.entities import Kind
+from muxkit.protocols.bpmux.entities import Kind
 from muxkit.testing._pair import EngineCase, check_every_split, check_stream_engine, drain, feed
 from tests.protocols.bpmux._helpers import automatic, by_hand, fed, grant, state_of, the, told
 from tests.protocols.bpmux._world import TIGHT, World
@@ -67,7 +67,7 @@ def test_a_million_random_inputs_are_at_most_one_failure_each(seed: int) -> None
 def _survive(dice: random.Random, count: int) -> None:
     for _ in range(count):
         engine = by_hand()
-        engine.give_credit(engine.top_stream, 30)
+        engine.top_stream.give_credit(30)
         data = _nearly_right(dice) if dice.random() < 0.7 else dice.randbytes(dice.randrange(1, 80))
         cut = dice.randrange(len(data) + 1)
         events = feed(engine, [data[:cut], data[cut:]])
@@ -100,10 +100,10 @@ def streams(*, joins_messages: bool = False, observer: Observer | None = None) -
     """Make an engine with two streams of the peer and a local one, little credit and small messages only."""
     config, limits = Config(grants=False, keepalive=None), Limits(message=50, reassembly=50)
     engine = Engine(config, limits=limits, joins_messages=joins_messages, observer=observer)
-    engine.give_credit(engine.top_stream, 200)
+    engine.top_stream.give_credit(200)
     fed(engine, "50 01 00", "50 f9 01 00 00")
     for id in (1, 256):
-        engine.give_credit(engine.entities(Kind.STREAM_IN)[id], 120)
+        engine.entities(Kind.STREAM_IN)[id].give_credit(120)
     engine.open_stream(id=2, credit=70)
     drain(engine)
     return engine
@@ -132,15 +132,15 @@ def duplexes(*, observer: Observer | None = None) -> Engine:
     """Make an engine with a duplex of its own, one of the peer, a request each way, and some of them ended."""
     engine = by_hand(observer=observer)
     grant(engine, "in-stream 0", 100)
-    engine.give_credit(engine.top_stream, 200)
+    engine.top_stream.give_credit(200)
     for id in (2, 255, 256):
         engine.open_duplex(id=id)
     engine.open_request(id=3, credit=9)
     fed(engine, "d0 01 00", "d0 f9 01 00 00", "10 07 00")
-    engine.end(the(engine, Kind.SINK_OUT, 2))
-    engine.end(the(engine, Kind.STREAM_IN, 1))
+    the(engine, Kind.SINK_OUT, 2).end()
+    the(engine, Kind.STREAM_IN, 1).end()
     drain(engine)
-    engine.end(the(engine, Kind.SINK_IN, 1))  # not written yet
+    the(engine, Kind.SINK_IN, 1).end()  # not written yet
     return engine
 
 

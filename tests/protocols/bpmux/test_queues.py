@@ -50,8 +50,8 @@ def test_many_answers_are_one() -> None:
 
 def test_who_watches_is_told_once_when_there_is_room() -> None:
     engine, sink = with_sink(3)
-    engine.send(sink, b"abcde")
-    engine.watch(sink)
+    sink.send(b"abcde")
+    sink.notify_when_room()
     written(engine)
     assert fed(engine, "a8 03 02") == []
     written(engine)
@@ -61,24 +61,24 @@ def test_who_watches_is_told_once_when_there_is_room() -> None:
 
 def test_who_watches_is_told_when_the_queue_has_gone_out() -> None:
     engine, sink = with_sink(5)
-    engine.send(sink, b"abcde")
-    engine.send(sink, b"")
-    engine.watch(sink)
+    sink.send(b"abcde")
+    sink.send(b"")
+    sink.notify_when_room()
     fed(engine, "a8 03 00")
     written(engine)
     grant(engine, "in-stream 3", 0)
-    assert not engine.admits(sink, 1)
+    assert not sink.has_room(1)
     assert fed(engine, "a8 03 05") == [("Writable", "out-sink 3")]
 
 
 def test_who_watches_the_top_level_is_told_when_an_opening_has_been_paid() -> None:
     engine = allowed_to_open(500)
     engine.open_sink(b"x" * 100)
-    assert not engine.admits(engine.top_sink, 1000)
-    engine.watch(engine.top_sink)
+    assert not engine.top_sink.has_room(1000)
+    engine.top_sink.notify_when_room()
     written(engine)
     assert [type(event).__name__ for event in engine.events()] == ["Writable"]
-    assert engine.admits(engine.top_sink, 1000)
+    assert engine.top_sink.has_room(1000)
 
 
 # --- openings and the end of the top level
@@ -90,7 +90,7 @@ def test_the_top_level_ends_after_the_openings_that_were_queued_before() -> None
     engine = pair.engines[0]
     for size in (200_000, 0):
         engine.open_sink(b"x" * size)
-    engine.end(engine.top_sink)
+    engine.top_sink.end()
     pair.run_until_quiet()
     assert [(event[0], len(event[2])) for event in seen(pair, 1) if event[0] == "Opened"] == [  # type: ignore[arg-type]
         ("Opened", 0),
@@ -133,18 +133,18 @@ def test_who_stops_the_top_level_forgets_openings_that_will_not_be_completed() -
 
 def test_giving_up_drops_what_was_not_begun_and_says_that_something_is_missing() -> None:
     engine, sink = with_sink(6)
-    engine.send(sink, b"ab")
-    engine.send(sink, b"cd")
-    engine.abort(sink)
+    sink.send(b"ab")
+    sink.send(b"cd")
+    sink.abort()
     assert written(engine) == "42030101"
     assert engine.outbox == 0
 
 
 def test_giving_up_never_tears_a_message_that_was_begun() -> None:
     engine, sink = with_sink(2)
-    engine.send(sink, b"abcd")
+    sink.send(b"abcd")
     assert written(engine) == "e004 5003026162"
-    engine.abort(sink)
+    sink.abort()
     assert written(engine) == ""
     grant(engine, "in-stream 3", 3)
     assert written(engine) == "5003026364 42030101"
@@ -152,7 +152,7 @@ def test_giving_up_never_tears_a_message_that_was_begun() -> None:
 
 def test_giving_up_without_credit_waits_for_a_byte_of_it_rather_than_look_like_an_orderly_end() -> None:
     engine, sink = with_sink(0)
-    engine.abort(sink)
+    sink.abort()
     assert written(engine) == ""
     grant(engine, "in-stream 3", 1)
     assert written(engine) == "42030101"
@@ -160,18 +160,18 @@ def test_giving_up_without_credit_waits_for_a_byte_of_it_rather_than_look_like_a
 
 def test_giving_up_after_the_end_was_queued_still_drops_what_waits() -> None:
     engine, sink = with_sink(2)
-    engine.send(sink, b"ab")
-    engine.end(sink)
-    engine.abort(sink)
+    sink.send(b"ab")
+    sink.end()
+    sink.abort()
     assert written(engine) == "42030101"
 
 
 def test_giving_up_after_the_end_was_queued_changes_nothing_when_nothing_is_lost() -> None:
     engine, sink = with_sink(2)
-    engine.send(sink, b"abc")
+    sink.send(b"abc")
     assert written(engine) == "e003 5003026162"
-    engine.end(sink)
-    engine.abort(sink)
+    sink.end()
+    sink.abort()
     grant(engine, "in-stream 3", 1)
     assert written(engine) == "50030163 420300"
 
@@ -180,7 +180,7 @@ def test_giving_up_what_we_read_is_a_plain_cancellation() -> None:
     engine = by_hand()
     stream = engine.open_stream(id=3)
     written(engine)
-    engine.abort(stream)
+    stream.abort()
     assert written(engine) == "820300"
 
 
@@ -188,7 +188,7 @@ def test_giving_up_what_we_read_is_a_plain_cancellation() -> None:
 def test_giving_up_a_request_explains_itself_if_it_may(opening: str, wire: str) -> None:
     engine = by_hand()
     fed(engine, opening)
-    engine.abort(the(engine, Kind.REQUEST_IN, 3))
+    the(engine, Kind.REQUEST_IN, 3).abort()
     assert written(engine) == wire
 
 
@@ -196,8 +196,8 @@ def test_giving_up_a_request_takes_back_an_answer_that_was_not_begun() -> None:
     engine = by_hand()
     fed(engine, "18 03 00 05")
     request = the(engine, Kind.REQUEST_IN, 3)
-    engine.send(request, b"ok")
-    engine.abort(request)
+    request.send(b"ok")
+    request.abort()
     assert written(engine) == "22030101"
 
 
@@ -205,9 +205,9 @@ def test_giving_up_a_request_lets_an_answer_that_was_begun_go_on() -> None:
     engine = by_hand()
     fed(engine, "18 03 00 01")
     request = the(engine, Kind.REQUEST_IN, 3)
-    engine.send(request, b"ok")
+    request.send(b"ok")
     assert written(engine) == "e002 3003016f"
-    engine.abort(request)
+    request.abort()
     grant(engine, "out-request 3", 1)
     assert written(engine) == "3003016b"
     assert request.end_out
@@ -218,7 +218,7 @@ def test_giving_up_the_top_level_takes_back_openings_of_which_nothing_went_out()
     begun = engine.open_sink(b"abcd", id=4)
     written(engine)
     engine.open_sink(id=5)
-    engine.abort(engine.top_sink)
+    engine.top_sink.abort()
     assert [type(event).__name__ for event in engine.events()] == ["Declined"]
     assert ids(engine)["sink_out"] == [0, 4]
     grant(engine, "in-stream 0", 5)
@@ -258,7 +258,7 @@ def test_openings_and_ends_without_payload_are_written_in_the_order_of_the_comma
     sinks = [engine.open_sink(id=id) for id in (3, 4, 5)]
     assert written(engine) == "500300 500400 500500"
     for sink in reversed(sinks):
-        engine.end(sink)
+        sink.end()
     assert written(engine) == "420500 420400 420300"
 
 
@@ -267,37 +267,37 @@ def test_an_end_waits_for_the_messages_before_it_and_for_the_end_of_the_other_ha
     sink, stream = engine.open_duplex(id=3, credit=0)
     written(engine)
     grant(engine, "in-stream 3", 2)
-    engine.send(sink, b"hi")
-    engine.end(sink)
-    engine.end(stream)
+    sink.send(b"hi")
+    sink.end()
+    stream.end()
     assert written(engine) == "5003026869 420300 820300"
 
 
 def test_nothing_is_sent_behind_an_end_that_waits_for_nothing() -> None:
     engine, sink = with_sink(100)
-    engine.end(sink)
-    engine.watch(sink)
-    assert engine.try_send(sink, b"late") is None
+    sink.end()
+    sink.notify_when_room()
+    assert sink.try_send(b"late") is None
     assert written(engine) == "420300"
-    engine.watch(sink)
-    assert engine.try_send(sink, b"late") is None
+    sink.notify_when_room()
+    assert sink.try_send(b"late") is None
     assert written(engine) == ""
 
 
 @pytest.mark.clause("bpmux-R33")
 def test_an_end_that_is_only_queued_cannot_be_confirmed() -> None:
     engine, sink = with_sink(100)
-    engine.end(sink)
+    sink.end()
     assert violation(engine, "a1 03").rule == "bpmux-R33"
     engine, sink = with_sink(100)
-    engine.end(sink)
+    sink.end()
     written(engine)
     assert fed(engine, "a1 03") == [("Confirmed", "out-sink 3")]
 
 
 def test_an_end_is_not_written_once_the_peers_end_has_come() -> None:
     engine, sink = with_sink(100)
-    engine.end(sink)
+    sink.end()
     assert fed(engine, "a2 03 00") == [("Ended", "out-sink 3", b"")]
     assert written(engine) == "4103"
     assert not engine.has_output()
