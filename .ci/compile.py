@@ -23,7 +23,7 @@ WANTED = os.environ.get("MUXKIT_COMPILE", "") not in ("", "0")
 # whose attrs fields mypyc does not understand; restream, whose JSON has a recursive type that msgspec could not resolve
 # any more, whose errors mypyc takes for others when they are caught, and whose engine others subclass.
 PACKAGES = ("core", "protocols/bpmux", "protocols/relink", "protocols/e3x", "protocols/aqueduct")
-NOT_COMPILED = {"core/_engine.py"}
+NOT_COMPILED = {"core/_engine.py", "protocols/bpmux/_channels.py", "protocols/bpmux/_session.py"}
 
 
 def requirements(root: Path, dependencies: list[str]) -> list[str]:

@@ -201,7 +201,7 @@ class IncomingRequest(CommonRequest):
 
     async def ping(self) -> float:
         """Wait for one round trip about this request; return its seconds."""
-        return await self._session.ping_about(self._entity)
+        return await common.ping_half(self._session, self._answer)
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
         if not self._entity.is_answered:

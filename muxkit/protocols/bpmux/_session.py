@@ -15,8 +15,8 @@ import trio
 from muxkit._limits import Limits
 from muxkit._observer import Observer, frames_of
 from muxkit._typed import Connect, OpenServer, Reconnecting
-from muxkit.core import Reason, Receiving, Sending, with_name
-from muxkit.core.events import Cancelled, Finished, Halves, HungUp, Opened, Stopped
+from muxkit.core import Reason, Receiving, Sending, counted, with_name
+from muxkit.core.events import Cancelled, Finished, Halves, Opened, Refused
 from muxkit.core.halves import Receiver as CoreReceiver
 from muxkit.core.halves import Sender as CoreSender
 from muxkit.protocols.bpmux._channels import Duplex, IncomingRequest, Request, Sink, Source
@@ -37,7 +37,7 @@ from muxkit.runtime import (
     protect_package,
     turns,
 )
-from muxkit.runtime.channel import MuxChannel
+from muxkit.runtime.channel import MuxChannel, ping_half
 from muxkit.runtime.halves.receiving import ReceiveHalf
 from muxkit.runtime.halves.sending import SendHalf
 from muxkit.runtime.mux import LINGER, REASON_MOST, MuxSession, refused_by_peer, running
@@ -215,7 +215,7 @@ class Session(MuxSession):
 
     def full_limit(self) -> str | None:
         # Messages that the application has not taken stay in memory after their channel, so such channels count, too.
-        return super().full_limit() or ("_channels" if self.engine.unread >= self.limits.channels else None)
+        return super().full_limit() or ("channels" if self.engine.unread >= self.limits.channels else None)
 
     def took(self, item: Duplex | tuple[Source | Sink, bytes] | IncomingRequest) -> None:
         """Renew the top-level credit of an opening payload."""
@@ -256,21 +256,21 @@ class Session(MuxSession):
 
     def handle_event(self, event: object) -> None:
         match event:
-            case Finished(receiver) | Cancelled(receiver) if receiver is self.engine.top_stream:
+            case Finished() | Cancelled() if event.receiver is self.engine.top_stream:
                 self._on_top_ended(event.payload if isinstance(event, Cancelled) else b"")
-            case Stopped(sender) if isinstance(sender, Sender):
-                super().handle_event(event)
-            case Cancelled(receiver, payload) if isinstance(request := receiver.owner, Request):
-                request.declined(payload)
-                self.half_ended(receiver)
+            case Cancelled() if isinstance(request := event.receiver.owner, Request):
+                request.declined(event.payload)
+                self.half_ended(event.receiver)
+            case Refused() if isinstance(request := event.half.owner, Request):
+                request.failed(refused_by_peer)
+                self.half_ended(event.half)
             case Requested():
                 self._on_requested(event)
-            case Responded(receiver, payload):
+            case Responded():
                 self.messages_received += 1
-                request = receiver.owner
-                if isinstance(request, Request):
-                    request.responded(payload)
-                self.half_ended(receiver)
+                if isinstance(request := event.request.owner, Request):
+                    request.responded(event.payload)
+                self.half_ended(event.request)
             case HalfClosed():
                 self._on_half_closed()
             case Pinged():
@@ -321,9 +321,6 @@ class Session(MuxSession):
             request.failed(loss)
         super().handle_lost()
 
-    def handle_hung_up(self, event: HungUp) -> None:
-        super().handle_hung_up(event)
-
     # --- leaving
 
     def _live_entities(self) -> list[Entity]:
@@ -367,13 +364,7 @@ class Session(MuxSession):
     # --- the connection
 
     async def ping(self) -> float:
-        entity: Entity = self.engine.top_stream
-        if self._messages.state is not Receiving.OPEN:
-            if self._top.state is not Sending.OPEN:
-                await trio.lowlevel.checkpoint_if_cancelled()
-                await self._top.refuse()
-            entity = self.engine.top_sink
-        return await self.ping_about(entity)
+        return await ping_half(self, self._messages if self._messages.state is Receiving.OPEN else self._top)
 
     async def ping_about(self, key: object) -> float:
         if isinstance(key, Entity) and key.gone:
@@ -386,7 +377,7 @@ class Session(MuxSession):
         return sum(queue.queued + queue.opening_left for queue in queues if queue is not None)
 
     def __repr__(self) -> str:
-        state = "lost" if self.pump.is_lost else f"{self.engine.channels} channels"
+        state = "lost" if self.pump.is_lost else counted(self.engine.channels, "channel")
         return f"<bpmux.Session {self.pump.peer or 'on a stream'}: {state}>"
 
 

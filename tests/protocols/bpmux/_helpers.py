@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
 from muxkit.core import Cursor, encode_varu64
 from muxkit.core.events import (
@@ -10,6 +10,7 @@ from muxkit.core.events import (
     Confirmed,
     Failed,
     Finished,
+    Halves,
     Opened,
     Pong,
     Probed,
@@ -27,6 +28,7 @@ from muxkit.protocols.bpmux import (
     Kind,
     Partial,
     Pinged,
+    Receiver,
     Requested,
     Responded,
     Sender,
@@ -134,15 +136,16 @@ def told(event: Event) -> tuple[object, ...]:
     name = type(event).__name__
     match event:
         case Received(receiver, items):
-            return name, label_of(receiver), *items
+            return name, entity_of(receiver).label, *items
         case Opened(channel, opening):
-            return name, *(label_of(half) for half in (channel.sender, channel.receiver) if half is not None), opening
+            first, *others = (entity_of(half).label for half in (channel.sender, channel.receiver) if half is not None)
+            return name, first, opening, *others
         case Cancelled(half, payload) | Stopped(half, payload):
-            return name, label_of(half), payload
+            return name, entity_of(half).label, payload
         case Requested(half, payload) | Responded(half, payload):
             return name, half.label, payload
         case Finished(half) | Confirmed(half) | Refused(half) | Writable(half):
-            return name, label_of(half)
+            return name, entity_of(half).label
         case Pong(key) | Probed(key):
             return name, key.label if isinstance(key, Entity) else repr(key)
         case Pinged(entity):
@@ -153,9 +156,9 @@ def told(event: Event) -> tuple[object, ...]:
             return name, repr(event)
 
 
-def label_of(half: object) -> str:
+def entity_of(half: object) -> Entity:
     assert isinstance(half, Entity)  # as all halves of this engine are
-    return half.label
+    return half
 
 
 def grant(engine: Engine, channel: str, credit: int) -> None:
@@ -167,8 +170,23 @@ def grant(engine: Engine, channel: str, credit: int) -> None:
     assert not any(isinstance(event, Failed) for event in engine.events())
 
 
+@overload
+def the(engine: Engine, kind: Literal[Kind.SINK_OUT, Kind.SINK_IN, Kind.REQUEST_IN], id: int) -> Sender: ...
+@overload
+def the(engine: Engine, kind: Literal[Kind.STREAM_OUT, Kind.STREAM_IN, Kind.REQUEST_OUT], id: int) -> Receiver: ...
+@overload
+def the(engine: Engine, kind: Kind, id: int) -> Entity: ...
 def the(engine: Engine, kind: Kind, id: int) -> Entity:
+    """Return the entity of this kind with this id."""
     return engine.entities(kind)[id]
+
+
+def channel_of(entity: Entity) -> Halves:
+    """Return the channel that an entity is the whole or one half of."""
+    halves = [half for half in (entity, entity.twin) if half is not None]
+    sender = next((half for half in halves if isinstance(half, Sender)), None)
+    receiver = next((half for half in halves if isinstance(half, Receiver)), None)
+    return Halves(sender, receiver)
 
 
 def ids(engine: Engine) -> dict[str, list[int]]:

@@ -36,10 +36,10 @@ def test_data_reaches_the_entity_of_its_id_only(id: int) -> None:
     here = pair.engines[0]
     sink, other = here.open_sink(id=id), here.open_sink(id=7)
     pair.run_until_quiet()
-    here.send(sink, b"mine")
-    here.send(other, b"not mine")
+    sink.send(b"mine")
+    other.send(b"not mine")
     pair.run_until_quiet()
-    assert seen(pair, 1)[2:] == [("Message", f"in-stream {id}", b"mine"), ("Message", "in-stream 7", b"not mine")]
+    assert seen(pair, 1)[2:] == [("Received", f"in-stream {id}", b"mine"), ("Received", "in-stream 7", b"not mine")]
 
 
 @pytest.mark.clause("bpmux-G02")
@@ -50,8 +50,8 @@ def test_both_sides_may_use_the_same_id_at_once() -> None:
     for side, message in ((0, b"from 0"), (1, b"from 1")):
         sinks[side].send(message)
     pair.run_until_quiet()
-    assert seen(pair, 0)[-1] == ("Message", "in-stream 5", b"from 1")
-    assert seen(pair, 1)[-1] == ("Message", "in-stream 5", b"from 0")
+    assert seen(pair, 0)[-1] == ("Received", "in-stream 5", b"from 1")
+    assert seen(pair, 1)[-1] == ("Received", "in-stream 5", b"from 0")
 
 
 @pytest.mark.clause("bpmux-G03")
@@ -167,7 +167,7 @@ def test_a_chunk_that_comes_byte_by_byte_is_one_chunk() -> None:
         return engine
 
     events = check_every_split(engine_with_stream, bytes.fromhex("7a05026869f9012c0178"), normalise=told)
-    assert events == [("Message", "out-stream 5", b"hi"), ("Ended", "out-stream 5", b"x")]
+    assert events == [("Received", "out-stream 5", b"hi"), ("Cancelled", "out-stream 5", b"x")]
 
 
 @pytest.mark.clause("bpmux-G14")
@@ -241,9 +241,9 @@ def test_the_parts_of_a_chunk_take_effect_in_this_order() -> None:
     stream = engine.open_stream(id=5, credit=3)
     written(engine)
     assert fed(engine, "7e 05 02 68 69 f9 01 2c 01 78") == [
-        ("Message", "out-stream 5", b"hi"),
+        ("Received", "out-stream 5", b"hi"),
         ("Pinged", "out-stream 5"),
-        ("Ended", "out-stream 5", b"x"),
+        ("Cancelled", "out-stream 5", b"x"),
     ]
     assert stream.credit_out == 300
 
@@ -293,4 +293,4 @@ def test_every_number_of_64_bits_is_good_as_credit(number: int) -> None:
 def test_every_number_of_64_bits_is_good_as_an_id(number: int) -> None:
     engine = with_top_credit()
     events = feed(engine, [b"\x10" + encode_varu64(number) + b"\x00"])
-    assert [told(event) for event in events] == [("Opened", f"in-request {number}", b"")]
+    assert [told(event) for event in events] == [("Requested", f"in-request {number}", b"")]

@@ -69,7 +69,7 @@ def test_id_0_cannot_be_opened_by_the_peer_either(chunk: str) -> None:
 @pytest.mark.clause("bpmux-S05")
 def test_request_0_of_the_peer_is_an_ordinary_request() -> None:
     engine = by_hand()
-    assert fed(engine, "10 00 00") == [("Opened", "in-request 0", b"")]
+    assert fed(engine, "10 00 00") == [("Requested", "in-request 0", b"")]
     the(engine, Kind.REQUEST_IN, 0).send(b"")
     assert written(engine) == "300000"
 

@@ -10,7 +10,8 @@ import pytest
 
 from muxkit._limits import Limits
 from muxkit.core import encode_varu64
-from muxkit.protocols.bpmux import Engine, Failed, Kind
+from muxkit.core.events import Failed
+from muxkit.protocols.bpmux import Engine, Kind
 from muxkit.testing._pair import drain
 from tests.protocols.bpmux._helpers import (
     allowed_to_open,

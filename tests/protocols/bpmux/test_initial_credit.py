@@ -8,7 +8,8 @@ import pytest
 
 from muxkit import Limits, LocalProtocolError
 from muxkit.core import encode_varu64
-from muxkit.protocols.bpmux import Config, Engine, Failed, Kind
+from muxkit.core.events import Failed
+from muxkit.protocols.bpmux import Config, Engine, Kind
 from muxkit.protocols.bpmux.frames import encode_announcement
 from muxkit.testing._pair import EnginePair, drain, feed
 from muxkit_adapters import memory
@@ -87,7 +88,7 @@ def test_channels_that_were_open_before_it_was_heard_have_it_too() -> None:
     sink = engine.open_sink(id=1)
     drain(engine)
     assert not sink.has_room(1)
-    sink.notify_when_room()
+    sink.notify_when_room(1)
     assert [told(event) for event in feed(engine, [encode_announcement(20)])] == [("Writable", "out-sink 1")]
     assert (sink.credit_out, engine.open_sink().credit_out, engine.top_sink.credit_out) == (20, 20, 20)
 
@@ -174,7 +175,7 @@ def test_channels_that_nobody_takes_hold_no_more_than_the_limits_say() -> None:
     for id in range(1, 21):
         payload = bytes(CREDIT).hex()
         events = fed(engine, f"50 {id:02x} 00", f"50 {id:02x} {CREDIT:02x} {payload}")
-        assert [event[0] for event in events] == ["Opened", "Message"]
+        assert [event[0] for event in events] == ["Opened", "Received"]
     drain(engine)
     windows = [entity.window for entity in engine.entities(Kind.STREAM_IN).values()]
     assert sum(window.credit + window.held for window in windows) <= 200 + 20 * 50

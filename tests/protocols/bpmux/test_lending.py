@@ -6,11 +6,11 @@ import pytest
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.bpmux import Engine, Entity, Kind
+from muxkit.protocols.bpmux import Engine, Kind, Receiver
 from tests.protocols.bpmux._helpers import by_hand, fed, grant, pair_of, seen, the, written
 
 
-def two_streams(*, reassembly: int = 100, message: int = 100, credit: int = 10) -> tuple[Engine, Entity, Entity]:
+def two_streams(*, reassembly: int = 100, message: int = 100, credit: int = 10) -> tuple[Engine, Receiver, Receiver]:
     """Make an engine with streams 1 and 3 of the peer, with so much credit each."""
     engine = by_hand(limits=Limits(message=message, reassembly=reassembly))
     fed(engine, "50 01 00", "50 03 00")
@@ -26,7 +26,7 @@ def test_the_second_message_waits_until_the_first_has_been_consumed() -> None:
     engine, one, other = two_streams()
     fed(engine, "e0 64 50 01 01 61", "e0 64 50 03 01 61")
     assert written(engine) == "a8015a"
-    assert fed(engine, "50 01 63" + "62" * 99)[0][0] == "Message"
+    assert fed(engine, "50 01 63" + "62" * 99)[0][0] == "Received"
     assert written(engine) == ""
     one.consumed((), 100)
     assert written(engine) == "a8035a"
@@ -112,14 +112,15 @@ def test_openings_in_parts_share_the_top_level_window() -> None:
     here, there = pair.engines
     here.open_sink(b"a" * 200_000)
     pair.run_until_quiet()
-    assert not here.admits(here.top_sink, 1)
+    assert not here.top_sink.has_room(1)
     there.consumed_opening(200_000)
     pair.run_until_quiet()
     here.open_request(b"b" * 150_000)
     pair.run_until_quiet()
     there.consumed_opening(150_000)
     pair.run_until_quiet()
-    assert [(event[0], len(str(event[2])) - 3) for event in seen(pair, 1)] == [("Opened", 200_000), ("Opened", 150_000)]
+    opened = [(event[0], len(str(event[2])) - 3) for event in seen(pair, 1)]
+    assert opened == [("Opened", 200_000), ("Requested", 150_000)]
     assert there._state.reassembly.left == 200_000
 
 
@@ -136,7 +137,7 @@ def with_opening_in_parts(total: int, *, reassembly: int) -> Engine:
 def test_a_top_level_message_that_uses_up_the_loan_of_an_opening_does_not_stop_it() -> None:
     """This library never sends that, but the document allows it."""
     engine = with_opening_in_parts(0x64, reassembly=100)
-    assert fed(engine, "70 00 5a" + "62" * 90) == [("Message", "top-level in-stream", b"b" * 90)]
+    assert fed(engine, "70 00 5a" + "62" * 90) == [("Received", "top-level in-stream", b"b" * 90)]
     assert written(engine) == ""
     engine.top_stream.consumed((), 90)
     assert written(engine) == "a8005a"
@@ -173,7 +174,7 @@ def test_two_ends_with_payloads_above_the_credit_do_not_wait_for_each_other() ->
     # The peer has ended it as well, in parts; it gets credit for that although the local end is queued.
     assert fed(engine, "e0 03", "a2 03 01 61") == []
     assert written(engine) == "480302"
-    assert fed(engine, "a2 03 02 62 63") == [("Ended", "out-sink 3", b"abc")]
+    assert fed(engine, "a2 03 02 62 63") == [("Stopped", "out-sink 3", b"abc")]
     assert written(engine) == "4103"
 
 
@@ -193,17 +194,17 @@ def test_credit_by_hand_stands_beside_the_window_and_not_in_its_budget() -> None
     here, there = pair.engines
     stream = here.open_stream()
     pair.run_until_quiet()
-    here.give_credit(stream, 5000)
+    stream.give_credit(5000)
     pair.run_until_quiet()
     sink = the(there, Kind.SINK_IN, stream.id)
     assert sink.credit_out == 6000
-    there.send(sink, b"x" * 6000)
+    sink.send(b"x" * 6000)
     pair.run_until_quiet()
-    here.consumed(stream, 6000)
+    stream.consumed((), 6000)
     pair.run_until_quiet()
     assert (stream.window.own, stream.window.by_hand, sink.credit_out) == (1000, 0, 1000)
     assert here._state.budget.used == 2 * (1000 - 1)  # beside the floor of each
-    here.end(stream)
+    stream.end()
     pair.run_until_quiet()
     assert here._state.budget.used == 1000 - 1
 

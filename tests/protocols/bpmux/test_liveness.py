@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from muxkit._limits import Limits
-from muxkit.protocols.bpmux import Config, Engine, Event, Failed, Kind, Probed, Silent
+from muxkit.core.events import Failed, Probed, Silent
+from muxkit.protocols.bpmux import Config, Engine, Event, Kind
 from muxkit.testing._pair import EnginePair, drain, feed
-from tests.protocols.bpmux._helpers import fed, told, written
+from tests.protocols.bpmux._helpers import fed, the, told, written
 
 
 def keeping_alive(interval: float = 20.0, timeout: float = 20.0, *, limits: Limits | None = None) -> Engine:
@@ -212,7 +213,7 @@ def test_who_waits_for_a_loan_is_not_blamed() -> None:
     engine.handle_deadline(60.0)
     assert not engine.over
     # Once lent, the second stream has a whole interval from the next check on.
-    engine.entities(Kind.STREAM_IN)[1].consumed((), 2000)
+    the(engine, Kind.STREAM_IN, 1).consumed((), 2000)
     engine.handle_deadline(90.0)
     assert not engine.over
     fed(engine, "50", now=91.0)
@@ -249,7 +250,7 @@ def test_the_peers_hang_up_is_clean_when_nothing_was_open_or_half_said(before: s
     feed(engine, [bytes.fromhex(before)])
     engine.receive_eof(1.0)
     (event,) = engine.events()
-    assert told(event) == ("HungUp", f"HungUp(clean={clean})")
+    assert told(event) == ("HungUp", f"HungUp(is_clean={clean})")
     assert engine.hung_up_cleanly is clean
     assert engine.over
     engine.receive_eof(2.0)

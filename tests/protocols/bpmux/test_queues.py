@@ -10,6 +10,7 @@ from muxkit.protocols.bpmux import Kind, Type
 from tests.protocols.bpmux._helpers import (
     allowed_to_open,
     by_hand,
+    channel_of,
     fed,
     grant,
     ids,
@@ -25,24 +26,32 @@ from tests.protocols.bpmux._helpers import (
 # --- many at once
 
 
-def test_many_messages_are_taken_as_far_as_the_credit_reaches() -> None:
-    engine, sink = with_sink(5)
-    assert engine.send_many(sink, [b"ab", b"cd", b"ef", b""]) == 2
-    assert written(engine) == "5003026162 5003026364"
+def test_many_messages_are_taken_together_or_not_at_all() -> None:
+    engine, sink = with_sink(6)
+    sink.send(b"!")
+    assert not sink.try_send_all([b"ab", b"cd", b"ef", b""])
+    assert written(engine) == "50030121"
+    assert sink.try_send_all([b"ab", b"", b"cde"])
+    assert written(engine) == "5003026162 500300 500303636465"
 
 
 @pytest.mark.requirement("R-32")
-def test_many_messages_stop_before_one_that_is_refused_so_that_the_count_is_known() -> None:
+def test_many_messages_are_not_taken_if_one_of_them_is_too_large() -> None:
     engine, sink = with_sink(1000, limits=Limits(message=10, reassembly=10))
-    assert engine.send_many(sink, [b"ab", b"x" * 11]) == 1
+    sink.send(b"!")
+    assert not sink.try_send_all([b"ab", b"x" * 11])
+    assert written(engine) == "50030121"
     with pytest.raises(LocalProtocolError, match="11 bytes"):
-        engine.send_many(sink, [b"x" * 11])
+        sink.send(b"x" * 11)
 
 
-def test_many_answers_are_one() -> None:
+def test_many_answers_are_not_taken() -> None:
     engine = by_hand()
-    fed(engine, "10 03 00")
-    assert engine.send_many(the(engine, Kind.REQUEST_IN, 3), [b"", b""]) == 1
+    fed(engine, "18 03 00 05")
+    request = the(engine, Kind.REQUEST_IN, 3)
+    request.notify_when_room(1)
+    assert not request.try_send_all([b"", b""])
+    assert written(engine) == ""
 
 
 # --- waiting for credit
@@ -51,7 +60,7 @@ def test_many_answers_are_one() -> None:
 def test_who_watches_is_told_once_when_there_is_room() -> None:
     engine, sink = with_sink(3)
     sink.send(b"abcde")
-    sink.notify_when_room()
+    sink.notify_when_room(1)
     written(engine)
     assert fed(engine, "a8 03 02") == []
     written(engine)
@@ -63,7 +72,7 @@ def test_who_watches_is_told_when_the_queue_has_gone_out() -> None:
     engine, sink = with_sink(5)
     sink.send(b"abcde")
     sink.send(b"")
-    sink.notify_when_room()
+    sink.notify_when_room(1)
     fed(engine, "a8 03 00")
     written(engine)
     grant(engine, "in-stream 3", 0)
@@ -75,7 +84,7 @@ def test_who_watches_the_top_level_is_told_when_an_opening_has_been_paid() -> No
     engine = allowed_to_open(500)
     engine.open_sink(b"x" * 100)
     assert not engine.top_sink.has_room(1000)
-    engine.top_sink.notify_when_room()
+    engine.top_sink.notify_when_room(1)
     written(engine)
     assert [type(event).__name__ for event in engine.events()] == ["Writable"]
     assert engine.top_sink.has_room(1000)
@@ -105,7 +114,11 @@ def test_an_opening_that_the_peer_does_not_take_any_more_is_declined_as_a_whole(
     engine = allowed_to_open(2)
     sink, stream = engine.open_duplex(b"abc", id=4)
     assert written(engine) == "e003 d004026162"
-    assert fed(engine, "a2 00 00") == [("Ended", "top-level in-sink", b""), ("Declined", "out-sink 4", "out-stream 4")]
+    assert fed(engine, "a2 00 00") == [
+        ("Stopped", "top-level in-sink", b""),
+        ("Refused", "out-sink 4"),
+        ("Refused", "out-stream 4"),
+    ]
     assert sink.gone
     assert stream.gone
     assert (engine.channels, engine.outbox) == (0, 0)
@@ -118,14 +131,18 @@ def test_who_stops_the_top_level_forgets_openings_that_will_not_be_completed() -
     here, there = pair.engines
     sink = here.open_duplex(b"x" * 3000)[0]
     pair.step()
-    there.end(there.top_stream)
+    there.top_stream.end()
     pair.run_until_quiet()
     assert ids(here) == {"stream_out": [0]}
     assert ids(there) == {"sink_out": [0]}
     assert sink.gone
     assert (there.channels, there._state.unfinished, there._state.reassembly.left) == (0, 0, 5000)
     assert seen(pair, 1) == [("Confirmed", "top-level in-stream")]
-    assert seen(pair, 0) == [("Ended", "top-level in-sink", b""), ("Declined", "out-sink 1", "out-stream 1")]
+    assert seen(pair, 0) == [
+        ("Stopped", "top-level in-sink", b""),
+        ("Refused", "out-sink 1"),
+        ("Refused", "out-stream 1"),
+    ]
 
 
 # --- aborts
@@ -219,7 +236,7 @@ def test_giving_up_the_top_level_takes_back_openings_of_which_nothing_went_out()
     written(engine)
     engine.open_sink(id=5)
     engine.top_sink.abort()
-    assert [type(event).__name__ for event in engine.events()] == ["Declined"]
+    assert [type(event).__name__ for event in engine.events()] == ["Refused"]
     assert ids(engine)["sink_out"] == [0, 4]
     grant(engine, "in-stream 0", 5)
     assert [chunk.type for chunk in parsed(bytes.fromhex(written(engine).replace(" ", "")))] == [  # type: ignore[union-attr]
@@ -235,8 +252,8 @@ def test_giving_up_the_top_level_takes_back_openings_of_which_nothing_went_out()
 def test_a_refusal_ends_both_halves() -> None:
     engine = by_hand()
     fed(engine, "d0 03 00", "10 03 00")
-    engine.refuse(the(engine, Kind.SINK_IN, 3))
-    engine.refuse(the(engine, Kind.REQUEST_IN, 3))
+    engine.refuse(channel_of(the(engine, Kind.SINK_IN, 3)))
+    engine.refuse(channel_of(the(engine, Kind.REQUEST_IN, 3)))
     assert sorted(written(engine).split()) == ["220300", "620300", "a20300"]
 
 
@@ -246,7 +263,7 @@ def test_a_refusal_of_what_is_gone_by_now_sends_nothing() -> None:
     entity = the(engine, Kind.STREAM_IN, 3)
     fed(engine, "42 03 00")
     written(engine)
-    engine.refuse(entity)
+    engine.refuse(channel_of(entity))
     assert written(engine) == ""
 
 
@@ -276,10 +293,10 @@ def test_an_end_waits_for_the_messages_before_it_and_for_the_end_of_the_other_ha
 def test_nothing_is_sent_behind_an_end_that_waits_for_nothing() -> None:
     engine, sink = with_sink(100)
     sink.end()
-    sink.notify_when_room()
+    sink.notify_when_room(1)
     assert sink.try_send(b"late") is None
     assert written(engine) == "420300"
-    sink.notify_when_room()
+    sink.notify_when_room(1)
     assert sink.try_send(b"late") is None
     assert written(engine) == ""
 
@@ -298,7 +315,7 @@ def test_an_end_that_is_only_queued_cannot_be_confirmed() -> None:
 def test_an_end_is_not_written_once_the_peers_end_has_come() -> None:
     engine, sink = with_sink(100)
     sink.end()
-    assert fed(engine, "a2 03 00") == [("Ended", "out-sink 3", b"")]
+    assert fed(engine, "a2 03 00") == [("Stopped", "out-sink 3", b"")]
     assert written(engine) == "4103"
     assert not engine.has_output()
 
@@ -307,6 +324,6 @@ def test_an_opening_that_is_declined_is_not_written() -> None:
     engine = by_hand()
     engine.open_sink(id=3)
     engine.open_duplex(id=4)
-    assert [one[0] for one in fed(engine, "a2 00 00")] == ["Ended", "Declined", "Declined"]
+    assert [one[0] for one in fed(engine, "a2 00 00")] == ["Stopped", "Refused", "Refused", "Refused"]
     assert written(engine) == "6100"
     assert engine.channels == 0

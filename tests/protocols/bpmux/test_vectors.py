@@ -9,7 +9,8 @@ import pytest
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Cursor, NeedMore, encode_varu64
-from muxkit.protocols.bpmux import Chunk, Engine, Failed, Kind, Partial, encode_chunk, encode_partial, parse_chunk
+from muxkit.core.events import Failed
+from muxkit.protocols.bpmux import Chunk, Engine, Kind, Partial, encode_chunk, encode_partial, parse_chunk
 from tests.protocols import _vectors as vectors
 from tests.protocols.bpmux._helpers import by_hand, fed, grant, violation, with_top_credit, written
 
@@ -157,7 +158,7 @@ def test_a_message_in_parts_is_one_message() -> None:
     engine = with_top_credit()
     fed(engine, "50 01 00")
     engine.entities(Kind.STREAM_IN)[1].give_credit(5)
-    assert fed(engine, "e005 5001026865 5001036c6c6f") == [("Message", "in-stream 1", b"hello")]
+    assert fed(engine, "e005 5001026865 5001036c6c6f") == [("Received", "in-stream 1", b"hello")]
 
 
 @pytest.mark.clause("bpmux-S03", "bpmux-T03")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from muxkit._limits import Limits
 from muxkit.core import encode_varu64
-from muxkit.protocols.bpmux import Chunk, Engine, Failed, Type, encode_chunk, encode_partial
+from muxkit.core.events import Failed
+from muxkit.protocols.bpmux import Chunk, Engine, Type, encode_chunk, encode_partial
 from muxkit.protocols.bpmux.entities import Kind
 from muxkit.testing._pair import check_every_split, feed
 from tests.protocols.bpmux._helpers import by_hand, fed, state_of, told, violation, written
