@@ -26,7 +26,7 @@ REFUSAL_SECONDS = 5.0  # for the handshake of such a connection, and for telling
 FULL = 503  # the code that it reads
 
 WireT = TypeVar("WireT", bound=trio.abc.Stream)
-LinkT = TypeVar("LinkT", bound=trio.abc.Stream)
+LinkT = TypeVar("LinkT")
 
 Handshake = Callable[[WireT], AbstractAsyncContextManager[LinkT]]
 """Makes a context manager that does the handshake when entered and closes the link when left."""
@@ -77,6 +77,13 @@ def log_failure(kind: str, error: Exception) -> None:
         if may_log("handlers of connections that failed"):
             log.error("a %s's handler failed with %s", kind, type(error).__name__)
         log.debug("the handler's failure", exc_info=error)
+
+
+def report_slow_handshake(limits: Limits) -> None:
+    """Log and count a connection that was dropped because its handshake took too long."""
+    if may_log("connections that were dropped in their handshakes"):
+        log.info("a connection was dropped: no handshake in Limits(handshake=%g)", limits.handshake)
+    turned_away("handshake")
 
 
 class _Server(Generic[WireT, LinkT]):
@@ -145,11 +152,7 @@ class _Server(Generic[WireT, LinkT]):
                         await self._handler(link)
                 finally:
                     if place.timed_out:
-                        if may_log("connections that were dropped in their handshakes"):
-                            log.info(
-                                "a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake
-                            )
-                        turned_away("handshake")
+                        report_slow_handshake(self._limits)
         except Exception as error:
             log_failure("connection", error)
         finally:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
@@ -164,26 +162,3 @@ class StallWatch(Generic[TimerT]):
             offset=offset,
             limit="stall",
         )
-
-
-class Reminder:
-    """A moment at which a pump's clock calls a function, beside the deadlines of the engine."""
-
-    __slots__ = ("_call", "due", "rearm")
-
-    def __init__(self, call: Callable[[float], None]) -> None:
-        self._call = call
-        self.due: float = math.inf
-        self.rearm: Callable[[], None] = lambda: None
-        """Makes the clock look again; set by the pump."""
-
-    def set(self, due: float) -> None:
-        """Call the function at this time, unless it is called earlier; it may set the next time."""
-        if due < self.due:
-            self.due = due
-            self.rearm()
-
-    def call_if_due(self, now: float) -> None:
-        if now >= self.due:
-            self.due = math.inf
-            self._call(now)

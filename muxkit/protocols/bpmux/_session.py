@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import trio
 
 from muxkit._limits import Limits
 from muxkit._observer import Observer, frames_of
 from muxkit._typed import Connect, OpenServer, Reconnecting
-from muxkit.core import Reason, Receiving, Sending, counted, with_name
+from muxkit.codecs import Codec, announced
+from muxkit.core import Headers, Reason, Receiving, Sending, counted, encode_headers, with_name
 from muxkit.core.events import Cancelled, Finished, Halves, Opened, Refused
 from muxkit.core.halves import Receiver as CoreReceiver
 from muxkit.core.halves import Sender as CoreSender
@@ -34,8 +35,11 @@ from muxkit.runtime import (
     LinkLost,
     Opening,
     StreamPump,
+    TypedChannel,
+    ValueT,
     protect_package,
     turns,
+    typed,
 )
 from muxkit.runtime.channel import MuxChannel, ping_half
 from muxkit.runtime.halves.receiving import ReceiveHalf
@@ -104,8 +108,25 @@ class Session(MuxSession):
 
     # --- opening: waits for a slot under the limits, and for top-level credit if there is a payload
 
-    def open(self, name: str = "", *, payload: bytes = b"") -> ChannelOpening[Duplex]:
-        return self.open_duplex(with_name(name, payload))
+    @overload
+    def open(
+        self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None
+    ) -> ChannelOpening[Duplex]: ...
+    @overload
+    def open(
+        self, name: str = "", *, codec: Codec[ValueT], payload: bytes = b"", headers: Headers | None = None
+    ) -> ChannelOpening[TypedChannel[ValueT]]: ...
+    def open(
+        self,
+        name: str = "",
+        *,
+        codec: Codec[ValueT] | None = None,
+        payload: bytes = b"",
+        headers: Headers | None = None,
+    ) -> ChannelOpening[Duplex] | ChannelOpening[TypedChannel[ValueT]]:
+        if codec is not None:
+            return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
+        return self.open_duplex(with_name(name, payload, encode_headers(headers, self.limits)))
 
     def open_duplex(self, payload: bytes = b"", *, credit: int | None = None) -> ChannelOpening[Duplex]:
         """Open a two-way channel, which is announced at once. With `credit` all further grants are made by hand."""
@@ -202,7 +223,8 @@ class Session(MuxSession):
 
     def _is_declined(self, backlog: Backlog[Any], channel: Halves, opening: bytes) -> bool:
         """Decline what the peer has just opened if this side takes it no more; return whether it was declined."""
-        reason = self.refusal_of(backlog)
+        # Only duplexes have headers; in another opening, any payload is the application's business.
+        reason = self.refusal_of(backlog, opening if backlog is self._duplexes else b"")
         if reason is None:
             return False
         self.engine.consumed_opening(len(opening))

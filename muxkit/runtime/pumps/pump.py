@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
 from typing import Final, Generic, NoReturn
@@ -12,10 +12,11 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._observer import tell_limit
-from muxkit.core import Engine, Reason, Reminder
+from muxkit.core import Engine, Reason
 from muxkit.runtime._errors import CLOSED_HERE, LossRecord, Phase, Side, can_heal
 from muxkit.runtime._links import peer_of
 from muxkit.runtime.admission import current_place
+from muxkit.runtime.pumps.clock import Clock
 from muxkit.runtime.pumps.owner import EventT, PumpOwner
 from muxkit.runtime.pumps.turns import turns
 
@@ -35,7 +36,7 @@ async def read_first(due: float) -> None:
             await trio.lowlevel.checkpoint()
 
 
-class Pump(ABC, Generic[EventT]):
+class Pump(Clock, Generic[EventT]):
     """One reader, one writer and one clock that run an engine on a link until the connection is over.
 
     A subclass knows one kind of link.
@@ -51,8 +52,9 @@ class Pump(ABC, Generic[EventT]):
         self._idle = trio.lowlevel.ParkingLot()  # of tasks that wait until everything is written
         self._tasks = trio.CancelScope()
         self._hanging_up = False  # then nothing is written any more
-        self._reminder = owner.reminder or Reminder(lambda _: None)
-        self._reminder.rearm = self.rearm
+        self._reminder = owner.reminder
+        if self._reminder is not None:
+            self._reminder.attach(self)
         self._due = math.inf  # when the clock wakes
         self._alarm = trio.CancelScope()
         self.peer: str = peer_of(link)
@@ -218,7 +220,8 @@ class Pump(ABC, Generic[EventT]):
                 await trio.sleep_forever()
             await read_first(self._due)
             now = trio.current_time()
-            self._reminder.call_if_due(now)
+            if self._reminder is not None:
+                self._reminder.ring_if_due(now)
             self._rules.handle_deadline(now)
             self._dispatch()
 
@@ -228,7 +231,7 @@ class Pump(ABC, Generic[EventT]):
 
     def _next_deadline(self) -> float:
         deadline = self._engine_deadline()
-        due = self._reminder.due
+        due = math.inf if self._reminder is None else self._reminder.due
         return due if deadline is None or due < deadline else deadline
 
     def rearm(self) -> None:

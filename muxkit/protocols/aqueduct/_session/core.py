@@ -13,7 +13,8 @@ import trio
 from muxkit._errors import LocalProtocolError, MuxError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, facts_of, frames_of
-from muxkit.core import Reason, Receiving, Sending, Step, advance, counted
+from muxkit.core import Headers as ChannelHeaders
+from muxkit.core import Reason, Receiving, Sending, Step, advance, counted, decode_headers
 from muxkit.protocols.aqueduct.carrier import Carrier
 from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine import events
@@ -595,15 +596,24 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
 class Channel(CommonChannel):
     """A sender and a receiver: the common two-way channel."""
 
-    __slots__ = ("_core", "_is_ours", "_name", "_opening", "receiver", "sender")
+    __slots__ = ("_core", "_headers", "_is_ours", "_name", "_opening", "receiver", "sender")
 
     def __init__(
-        self, core: Core, sender: Sender, receiver: Receiver, *, name: str, opening: bytes, is_ours: bool
+        self,
+        core: Core,
+        sender: Sender,
+        receiver: Receiver,
+        *,
+        name: str,
+        opening: bytes,
+        headers: bytes = b"",
+        is_ours: bool,
     ) -> None:
         self._core = core
         self._is_ours = is_ours
         self._name = name
         self._opening = opening
+        self._headers = headers
         self.sender: Sender = sender
         self.receiver: Receiver = receiver
         for half in (sender, receiver):
@@ -622,6 +632,10 @@ class Channel(CommonChannel):
     def opening(self) -> bytes:
         return self._opening
 
+    @property
+    def headers(self) -> ChannelHeaders:
+        return decode_headers(self._headers)
+
     def send(self, message: bytes) -> Coroutine[object, object, None]:
         return self.sender.send(message)
 
@@ -638,6 +652,9 @@ class Channel(CommonChannel):
 
     async def receive_many(self, limit: int | None = None) -> list[bytes]:
         return [self._payload(arrived) for arrived in await self.receiver._next_all(limit)]
+
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        self.sender.cancel_when_over(scope)
 
     def _try_send(self, message: bytes) -> bool:
         return self.sender._try_send(message)
@@ -718,7 +735,7 @@ class Core(PumpOwner[Event]):
         )
         self.limits: Limits = self.engine.limits
         self.budget: OutboxBudget = OutboxBudget(facts=self.facts)
-        self.reminder = self.budget.watchdog.reminder
+        self.reminder = self.budget.watchdog
         self._may_be_refused_late: bool = getattr(link, "may_be_refused_late", False)
         self._carrier = None if isinstance(link, MultistreamLink) else Carrier(self.engine)
         self.pump: MultistreamPump[Event] | StreamPump[Event]
