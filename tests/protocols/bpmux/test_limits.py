@@ -39,7 +39,7 @@ MET_HERE = {
     "stall": "test_dribbling_is_over_at_the_limit",
     "stall_bytes": "test_dribbling_is_over_at_the_limit",
 }
-MET_ELSEWHERE = {"connections", "half_open", "half_open_per_address", "handshake", "tombstones"}
+MET_ELSEWHERE = {"connections", "headers", "half_open", "half_open_per_address", "handshake", "tombstones"}
 
 
 @pytest.mark.requirement("R-01")
