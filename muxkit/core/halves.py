@@ -48,7 +48,7 @@ class Sender(Protocol):
         """Bytes of messages that were sent here and that haven't been written yet."""
 
     @property
-    def credit(self) -> int | None:
+    def credit_out(self) -> int | None:
         """Return how much the peer lets this side send, or None if the protocol has no such number."""
         return None
 
@@ -112,7 +112,7 @@ class Receiver(Protocol[ItemT]):
         """The half as errors and logs call it."""
 
     @property
-    def credit(self) -> int | None:
+    def credit_in(self) -> int | None:
         """Return how much this side lets the peer send, or None if the protocol has no such number."""
         return None
 

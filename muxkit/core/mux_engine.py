@@ -19,7 +19,11 @@ class MuxEngine(ABC):
     starts: StartPace
     """It says when work on the next channel of the peer may begin, and is told what began and what need not."""
     bytes_received: int
-    messages_sent: int
+
+    @property
+    @abstractmethod
+    def messages_sent(self) -> int:
+        """How many messages this side has sent."""
 
     @property
     @abstractmethod

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from muxkit.core import Sending, without_name
+from muxkit.core import Receiving, Sending, without_name
 from muxkit.runtime._session import Channel, ChannelStats, Session
 from muxkit.runtime.halves.bytestream import ByteStream
 from muxkit.runtime.halves.receiving import ReceiveHalf
@@ -34,7 +34,7 @@ class MuxChannel(Channel):
         self._opening = opening
         self.sending: SendHalf = sending
         self.receiving: ReceiveHalf[bytes] = receiving
-        sending.beside = receiving
+        sending.channel = receiving.channel = self
 
     @property
     def session(self) -> Session:
@@ -104,11 +104,128 @@ class MuxChannel(Channel):
         return ChannelStats(
             queued=sender.queued,
             unread=self.receiving.unread_bytes,
-            credit_out=sender.credit,
-            credit_in=receiver.credit,
+            credit_out=sender.credit_out,
+            credit_in=receiver.credit_in,
             waiting_since=self.sending.waiting_since,
         )
 
     def __repr__(self) -> str:
         protocol = self._session.info.protocol
         return f"<{protocol} channel: {self.sending!r} {self.receiving!r}>"
+
+
+class Sink(trio.abc.SendChannel[bytes]):
+    """A channel to send on: a sending half alone, or that of a two-way channel."""
+
+    __slots__ = ("_session", "half")
+
+    def __init__(self, session: MuxSession, half: SendHalf) -> None:
+        self._session = session
+        self.half: SendHalf = half
+
+    @property
+    def state(self) -> Sending:
+        """Whether messages can be sent, the end is under way, or it is over."""
+        return self.half.state
+
+    @property
+    def waiting_since(self) -> float | None:
+        """The time since which the first sender waits; None if no task does."""
+        return self.half.waiting_since
+
+    def send(self, message: bytes) -> Coroutine[object, object, None]:
+        """Send one message; see `Channel.send`."""
+        return self.half.send(message)
+
+    def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
+        """Send several messages with one checkpoint; cancelled, a prefix of them was sent."""
+        return self.half.send_many(messages)
+
+    async def wait_for_room(self, size: int = 1) -> None:
+        """Wait until a message of this size might be sent without waiting; no promise."""
+        await self.half.wait_for_room(size)
+
+    async def finish(self, payload: bytes = b"") -> None:
+        """Say that no more follows, and wait until the peer has heard it."""
+        await self.half.finish(payload)
+
+    async def wait_over(self) -> None:
+        """Wait until the peer confirmed the end; raises what came instead."""
+        await self.half.wait_over()
+
+    async def aclose(self) -> None:
+        """Say that no more follows, after everything that was sent; does not wait for the peer."""
+        await self.half.aclose()
+
+    def close(self) -> None:
+        """`aclose` without the checkpoint."""
+        self.half.close()
+
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        """Give up: the peer learns that messages are missing, and why."""
+        self.half.abort(reason, code=code)
+
+    async def ping(self) -> float:
+        """Wait for one round trip about this channel; return its seconds."""
+        if self.half.state is not Sending.OPEN:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            await self.half.refuse()
+        return await self._session.ping_about(self.half.sender)
+
+    def __repr__(self) -> str:
+        return repr(self.half)
+
+
+class Source(trio.abc.ReceiveChannel[bytes]):
+    """A channel to receive from: a receiving half alone, or that of a two-way channel."""
+
+    __slots__ = ("_session", "half")
+
+    def __init__(self, session: MuxSession, half: ReceiveHalf[bytes]) -> None:
+        self._session = session
+        self.half: ReceiveHalf[bytes] = half
+
+    @property
+    def state(self) -> Receiving:
+        """Whether messages can come, the rest is to be received, or it is over."""
+        return self.half.state
+
+    @property
+    def unread(self) -> int:
+        """Messages that wait to be received."""
+        return self.half.unread
+
+    @property
+    def end_payload(self) -> bytes:
+        """What the peer said at its end, an error by convention."""
+        return self.half.reason
+
+    def receive(self) -> Coroutine[object, object, bytes]:
+        """Wait for the next message; see `Channel.receive`."""
+        return self.half.receive()
+
+    def receive_many(self, limit: int | None = None) -> Coroutine[object, object, list[bytes]]:
+        """Wait for at least one message, then return all that have come, at most `limit`."""
+        return self.half.receive_many(limit)
+
+    async def aclose(self) -> None:
+        """Stop receiving: what came is dropped, and the peer is told to send no more."""
+        await self.half.aclose()
+
+    def close(self) -> None:
+        """`aclose` without the checkpoint."""
+        self.half.close()
+
+    def abort(self) -> None:
+        """The same as `close`."""
+        self.half.close()
+
+    async def ping(self) -> float:
+        """Wait for one round trip about this channel; return its seconds."""
+        if self.half.state is not Receiving.OPEN:
+            await trio.lowlevel.checkpoint()
+            raise self.half.end()
+        return await self._session.ping_about(self.half.receiver)
+
+    def __repr__(self) -> str:
+        return repr(self.half)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 import sys
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -83,12 +83,13 @@ _log = logging.getLogger("muxkit")
 
 
 @protected_manager
-async def running(session: SessionT, linger: float) -> AsyncGenerator[SessionT, None]:
-    """Run a session for a block.
+async def running(make: Callable[[], SessionT], linger: float) -> AsyncGenerator[SessionT, None]:
+    """Make a session and run it for a block.
 
     Leaving the block normally leaves the session in order, within `linger` seconds, and raises `LinkLost` if the peer
     may not have received everything. Leaving it by an error tells the peer why, leaving it by a cancellation does not.
     """
+    session = make()  # here, since it belongs to the thread and the Trio run of the block
     with measured(session.facts, session):
         async with background() as nursery:
             session.start(nursery)
@@ -248,7 +249,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
     def decline(self, item: Any, reason: Reason) -> None:  # noqa: ANN401 - as above
         """End something that the peer opened and the application hasn't taken."""
 
-    def drop_waiting(self, key: Hashable) -> Any:  # noqa: ANN401 - as above
+    def drop_waiting(self, key: object) -> Any:  # noqa: ANN401 - as above
         """Forget what the peer broke off before the application took it, and return it: it needs no work."""
         for backlog in self._backlogs:
             if (item := backlog.drop(key)) is not None:
@@ -294,6 +295,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
 
     def handle_event(self, event: object) -> None:
         """Act on any other event; a protocol that has events of its own handles them first."""
+        half: object
         match event:
             case Writable(sender):
                 if isinstance(half := sender.owner, SendHalf):
@@ -308,13 +310,14 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
                 if breaks_off:
                     self.drop_broken_off(receiver)
                 if isinstance(half := receiver.owner, ReceiveHalf):
-                    half.ended(cancelled_by_peer(payload[:REASON_MOST]))
+                    half.reason = payload[:REASON_MOST]  # kept as long as the half lives, so its size is bounded
+                    half.ended(partial(cancelled_by_peer, half))
                 self.half_ended(receiver)
             case Stopped(sender, payload, breaks_off):
                 if breaks_off:
                     self.drop_broken_off(sender)
                 if isinstance(half := sender.owner, SendHalf):
-                    half.stopped(stopped_by_peer(half, payload[:REASON_MOST]))
+                    half.stopped(partial(stopped_by_peer, half.channel, payload[:REASON_MOST]))
                 self.half_ended(sender)
             case Confirmed(end):
                 if isinstance(half := end.owner, SendHalf):
@@ -370,8 +373,8 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         """A half has ended: let go of it, and wake those who wait for its place, its bytes or its pong."""
         owner = half.owner
         half.owner = None  # or only a garbage collection would free both
-        if isinstance(owner, SendHalf):
-            owner.beside = None
+        if isinstance(owner, SendHalf | ReceiveHalf):
+            owner.channel = None  # the same
         self.budget.wake_waiting()  # its queue no longer counts
         if half in self.pings:
             self.pings.ended(ended_before_the_pong, half)
@@ -394,6 +397,10 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
     def ends_in_order(self) -> bool:
         """Return True if the iterators over new channels end without an error when the connection is over."""
         return False
+
+    def channels(self) -> Sequence[MuxChannel]:
+        live = dict.fromkeys(half.channel for half in self.live_halves() if half.channel is not None)
+        return [channel for channel in live if not any(channel in backlog for backlog in self._backlogs)]
 
     # --- leaving
 
@@ -424,10 +431,12 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
 
     async def wait_until_heard(self, told: Sequence[SendHalf]) -> None:
         """Wait until the peer has confirmed the ends of all halves that were not given up."""
-        while not self.pump.is_lost and any(
-            not (isinstance(half, SendHalf) and half.was_given_up) for half in self.live_halves()
-        ):
+        while not self.pump.is_lost and self.awaits_confirmation():
             await self.gone.park()
+
+    def awaits_confirmation(self) -> bool:
+        """Return True while a half lives that was not given up. Looks at the first of them, not at all."""
+        return any(not (isinstance(half, SendHalf) and half.was_given_up) for half in self.live_halves())
 
     async def say_goodbye(self) -> None:
         """Tell the peer in the protocol's own words that this side leaves in order; most say nothing."""
@@ -516,14 +525,19 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
 # --- the errors that halves raise
 
 
-def cancelled_by_peer(payload: bytes) -> ErrorMaker:
-    """Make errors for a channel on which the peer gave up sending, with its reason."""
-    return lambda: ChannelCancelled("the peer gave up on this channel before it was done", payload=payload)
+def cancelled_by_peer(half: ReceiveHalf[Any]) -> Exception:
+    """Make the error for a channel on which the peer gave up sending, with its reason."""
+    return ChannelCancelled("the peer gave up on this channel before it was done", payload=half.reason)
 
 
-def stopped_by_peer(half: SendHalf, payload: bytes) -> ErrorMaker:
-    """Make errors for a channel on which the peer wants no more, with its reason."""
-    return lambda: ChannelStopped("the peer does not receive on this channel any more", payload=payload)
+def stopped_by_peer(channel: MuxChannel | None, payload: bytes) -> Exception:
+    """Make the error for a channel on which the peer wants no more, with its reason.
+
+    An abort of a whole channel tells the reason to the half that receives, whose end may come later, since it waits for
+    what was sent before it.
+    """
+    told = payload or (b"" if channel is None else channel.receiving.reason)
+    return ChannelStopped("the peer does not receive on this channel any more", payload=told)
 
 
 def refused_by_peer() -> Exception:

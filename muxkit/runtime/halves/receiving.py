@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import get_ident
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import trio
 
@@ -23,6 +23,9 @@ from muxkit.runtime.halves.owner import HalfOwner
 from muxkit.runtime.halves.sending import YIELD_BYTES, YIELD_LEAST, closed
 from muxkit.runtime.pumps.reading import Reading
 from muxkit.runtime.pumps.turns import turns
+
+if TYPE_CHECKING:
+    from muxkit.runtime.channel import MuxChannel
 
 ItemT = TypeVar("ItemT")
 
@@ -86,6 +89,8 @@ class ReceiveHalf(Generic[ItemT]):
         "_since_yield",
         "_stored",
         "_waiters",
+        "channel",
+        "reason",
         "receiver",
         "state",
     )
@@ -110,6 +115,10 @@ class ReceiveHalf(Generic[ItemT]):
         self._error: ErrorMaker = trio.EndOfChannel
         self._since_yield = 0  # bytes
         self.state: Receiving = Receiving.OPEN
+        self.reason: bytes = b""
+        """What the peer said when it gave up sending here, as it came."""
+        self.channel: MuxChannel | None = None
+        """The two-way channel that this is a half of, until the half has ended."""
         receiver.owner = self  # type: ignore[misc]  # each implementation has that slot
 
     # --- for the application
@@ -208,6 +217,10 @@ class ReceiveHalf(Generic[ItemT]):
 
     def __repr__(self) -> str:
         return f"<{self.receiver.label} {self.state.value}, {self.unread} unread>"
+
+    def end(self) -> Exception:
+        """Make the error that `receive` raises once everything was received."""
+        return self._error()
 
     # --- for the session
 

@@ -19,7 +19,7 @@ from enum import Enum, auto
 from functools import partial
 from itertools import islice
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import trio
 
@@ -32,7 +32,7 @@ from muxkit.runtime.halves.owner import HalfOwner
 from muxkit.runtime.pumps.turns import turns
 
 if TYPE_CHECKING:
-    from muxkit.runtime.halves.receiving import ReceiveHalf
+    from muxkit.runtime.channel import MuxChannel
 
 
 YIELD_CALLS = 64  # calls after which a half yields at the latest
@@ -67,7 +67,7 @@ class SendHalf:
         "_over",
         "_session",
         "_since_yield",
-        "beside",
+        "channel",
         "sender",
         "state",
         "was_stuck",
@@ -84,8 +84,8 @@ class SendHalf:
         self._outcome = Outcome.USUAL
         self.state: Sending = Sending.OPEN
         self.was_stuck: bool = False
-        self.beside: ReceiveHalf[Any] | None = None
-        """The receiving half of the same channel, while there is one."""
+        self.channel: MuxChannel | None = None
+        """The two-way channel that this is a half of, until the half has ended."""
         sender.owner = self  # type: ignore[misc]  # each implementation has that slot
 
     # --- for the application
@@ -335,7 +335,7 @@ class SendHalf:
 
     def unread_beside(self) -> int:
         """Return how many messages wait to be received on the same channel."""
-        return 0 if self.beside is None else self.beside.unread
+        return 0 if self.channel is None else self.channel.receiving.unread
 
     def wake_first(self, reserved: int) -> None:
         """Wake the first sender, for which `reserved` bytes are free."""
