@@ -46,7 +46,7 @@ def complaints() -> Iterator[str]:
             yield f"{package.__name__} was imported from {folder}, not from the wheel"
         if not (folder / "py.typed").exists():
             yield f"{package.__name__} lacks its py.typed"
-    ours = ("muxkit/", "muxkit_adapters/", "muxkit_bench/", "pyspark_muxkit/", "pytest_muxkit/")
+    ours = ("muxkit/", "muxkit_adapters/", "muxkit_bench/", "muxkit_web/", "pyspark_muxkit/", "pytest_muxkit/")
     allowed = (*ours, "muxkit-", "../../../bin/muxkit", "../../Scripts/muxkit")
     for file in importlib.metadata.files("muxkit") or ():
         compiled = "__mypyc." in file.name  # what all compiled modules of a wheel share lies beside the packages

@@ -177,6 +177,11 @@ def is_loopback(address: str) -> bool:
     return parsed is not None and _stays_here(parsed)
 
 
+def is_numeric(host: str) -> bool:
+    """Return True for an IP address, False for a name."""
+    return _numeric(host) is not None
+
+
 def _numeric(host: str) -> Address | None:
     """Return the address that `host` is, None for a name."""
     try:

@@ -26,7 +26,7 @@ REFUSAL_SECONDS = 5.0  # for the handshake of such a connection, and for telling
 FULL = 503  # the code that it reads
 
 WireT = TypeVar("WireT", bound=trio.abc.Stream)
-LinkT = TypeVar("LinkT", bound=trio.abc.Stream)
+LinkT = TypeVar("LinkT")
 
 Handshake = Callable[[WireT], AbstractAsyncContextManager[LinkT]]
 """Makes a context manager that does the handshake when entered and closes the link when left."""

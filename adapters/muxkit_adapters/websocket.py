@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial, wraps
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -23,21 +24,25 @@ from trio_websocket import (
     wrap_server_stream,
 )
 
-from muxkit import TLS, Identity, Limits, Request
+from muxkit import TLS, Identity, Limits, Refused, Request
 from muxkit.runtime import (
     HEAD,
     Reason,
+    Refusing,
     background,
     close_at_once,
     current_place,
     looks_like,
+    may_log,
     protect_package,
     protected_manager,
     turns,
 )
+from muxkit_web import Pages
+from muxkit_web.pages import PageRequest, read_request
 
 from . import tcp
-from ._addresses import Transport, exposed, join_host_port, parse_host_port
+from ._addresses import Transport, exposed, is_numeric, join_host_port, parse_host_port
 from ._errors import HandshakeFailed, PlaintextWarning
 from ._frames import (
     CLOSE,
@@ -52,7 +57,7 @@ from ._frames import (
     data_frames,
     read_close,
 )
-from ._listen import serve_handshakes
+from ._listen import log, serve_handshakes
 from ._sockets import RECEIVE_SIZE, Buffers, OneAtATime, SocketStream, in_batches, rest_of
 from .tls import TLSStream, acceptor, handshaken
 
@@ -68,6 +73,7 @@ __all__ = [
 
 HANDSHAKE_TIMEOUT = 30.0  # s, for the upgrade on the connecting side; a listener has Limits.handshake
 CLOSE_TIMEOUT = 5.0  # s, for the peer to answer our close frame
+VISIT_TIMEOUT = 60.0  # s, for a browser to receive a file
 MESSAGE_MOST = 262_144  # bytes, the largest message that is accepted
 DONE, POLICY, INTERNAL_ERROR = 1000, 1008, 1011  # codes of close frames
 CLEAN = {1000, 1001, 1005}  # done, going away, and a close frame that gives no code (RFC 6455, 7.4.1)
@@ -155,6 +161,7 @@ async def serve(
     host: str = "127.0.0.1",
     path: str | None = None,
     origins: Collection[str] = (),
+    pages: Pages | None = None,
     subprotocols: Sequence[str] = (),
     tls: TLS | None = None,
     ssl_context: ssl.SSLContext | None = None,
@@ -168,8 +175,10 @@ async def serve(
     """Run `handler(stream)` for each WebSocket, until cancelled; with `tls` it is `wss`.
 
     With `path`, any other path is answered with 404. A request of a web page (it has an Origin) is answered with 403
-    unless that origin is in `origins`, since pages of any site can reach 127.0.0.1. Of `subprotocols` the first that
-    the client knows is spoken, none if it knows none of them.
+    unless that origin is in `origins`, since pages of any site can reach 127.0.0.1. With `pages` the server also
+    delivers these files, and lets them connect if they were asked for by the server's IP address or as localhost. For
+    any other name the origin has to be in `origins`, since the owner of a domain can have it lead to any address. Of
+    `subprotocols` the first that the client knows is spoken, none if it knows none of them.
     """
     limits = limits or Limits()
     check_subprotocols(subprotocols)
@@ -181,9 +190,9 @@ async def serve(
     else:
         secure = acceptor(tls, ssl_context, limits=limits, close_timeout=close_timeout)
 
-    async def start(nursery: trio.Nursery, guarded: trio.abc.Stream, **sizes: Any) -> _Upgraded:
+    async def start(nursery: trio.Nursery, guarded: trio.abc.Stream, *, host: str = "", **sizes: Any) -> _Upgraded:
         asked = await wrap_server_stream(nursery, guarded, **sizes)
-        refusal = _refusal(asked.path, asked.headers, path, origins)
+        refusal = _refusal(kind, asked.path, asked.headers, path, origins, host)
         if refusal is not None:
             status, why = refusal
             await asked.reject(status, extra_headers=[*PLAIN_TEXT], body=why.encode())
@@ -196,28 +205,110 @@ async def serve(
         return await asked.accept(subprotocol=chosen), request
 
     @protected_manager
-    async def accept(wire: SocketStream) -> AsyncIterator[WebSocketStream]:
-        upgrade = _Upgrade(start, wire.peer, limits.handshake, close_timeout, message_most)
+    async def accept(wire: SocketStream) -> AsyncIterator[WebSocketStream | _Visit]:
+        begin: Callable[..., Awaitable[_Upgraded]] = start
         async with secure(wire) as stream:
             if (place := current_place()) is not None:
                 place.progressed()
-            async with websocket_over(stream, upgrade) as websocket:
+            began = b""
+            if pages is not None:
+                request = await read_request(stream)
+                if request is None:
+                    raise HandshakeFailed(f"{wire.peer}: the peer hung up before its request, or sent no HTTP")
+                if not request.is_upgrade:
+                    yield _Visit(stream, request, pages)
+                    return
+                began = request.head
+                begin = partial(start, host=request.header("host"))
+            upgrade = _Upgrade(begin, wire.peer, limits.handshake, close_timeout, message_most)
+            async with websocket_over(stream, upgrade, began) as websocket:
                 yield websocket
 
     open_to, addresses = await tcp.listen(kind, host, port, exposed=unprotected, listeners=listeners)
     public = [address + (path or "") for address in addresses]
-    await serve_handshakes(open_to, accept, handler, limits=limits, started=lambda: task_status.started(public))
+    entrance = _entrance_beside_pages(handler)
+    await serve_handshakes(open_to, accept, entrance, limits=limits, started=lambda: task_status.started(public))
+
+
+@attrs.frozen
+class _Visit:
+    """A connection whose first request asks for a page."""
+
+    stream: Wire
+    request: PageRequest
+    pages: Pages
+
+    async def answer(self) -> None:
+        with trio.move_on_after(VISIT_TIMEOUT):
+            await self.pages.answer(self.stream, self.request)
+            await self.stream.aclose()
+
+
+@attrs.frozen
+class _EntranceBesidePages:
+    """Answers visits, and calls a handler with everything else."""
+
+    handler: Callable[[WebSocketStream], Awaitable[None]]
+
+    async def __call__(self, link: WebSocketStream | _Visit) -> None:
+        await (link.answer() if isinstance(link, _Visit) else self.handler(link))
+
+
+@attrs.frozen
+class _RefusingEntranceBesidePages(_EntranceBesidePages):
+    """The same, for a handler that also gets the connections for which there is no place."""
+
+    refusing: Refusing
+
+    async def refuse(self, link: WebSocketStream | _Visit, refused: Refused, /) -> None:
+        if isinstance(link, _Visit):
+            await link.request.respond(link.stream, HTTPStatus.SERVICE_UNAVAILABLE, body=str(refused))
+        else:
+            await self.refusing.refuse(link, refused)
+
+
+def _entrance_beside_pages(handler: Callable[[WebSocketStream], Awaitable[None]]) -> _EntranceBesidePages:
+    """Return a handler of both kinds of connections. Without pages there is only one kind."""
+    given: object = handler
+    if isinstance(given, Refusing):
+        return _RefusingEntranceBesidePages(handler, given)
+    return _EntranceBesidePages(handler)
 
 
 def _refusal(
-    requested: str, headers: list[tuple[bytes, bytes]], path: str | None, origins: Collection[str]
+    kind: str,
+    requested: str,
+    headers: list[tuple[bytes, bytes]],
+    path: str | None,
+    origins: Collection[str],
+    pages_host: str,
 ) -> tuple[int, str] | None:
+    """Return the status and the text with which a request is refused; None if it is not.
+
+    `pages_host` is the Host header of the request if this server has pages, otherwise empty.
+    """
     if path is not None and urlsplit(requested).path != urlsplit(path).path:
         return 404, "this server has another path"
-    origin = dict(headers).get(b"origin")
-    if origin is not None and origin.decode("latin-1") not in origins:
-        return 403, "this server does not know the origin of the page: origins="
-    return None
+    given = dict(headers).get(b"origin")
+    origin = "" if given is None else given.decode("latin-1")
+    if given is None or origin in origins or _is_own_page(kind, origin, pages_host):
+        return None
+    if may_log("pages of foreign origins"):
+        log.warning("refused a WebSocket from a page of %.200r: origins= lists the pages that may connect", origin)
+    return 403, f"pages of {origin[:200]!r} may not connect here: the server lists those that may in origins="
+
+
+def _is_own_page(kind: str, origin: str, pages_host: str) -> bool:
+    """Return True for a page that this server delivered itself, under an address that belongs to no other owner.
+
+    A domain could lead to another address a moment later (DNS rebinding), so a name proves nothing.
+    """
+    if origin != f"{'http' if kind == 'ws' else 'https'}://{pages_host}":
+        return False
+    with suppress(ValueError):
+        host, _ = parse_host_port(pages_host, default_port=0)
+        return host == "localhost" or is_numeric(host)
+    return False
 
 
 def encode_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
@@ -691,11 +782,14 @@ class _Tasks:
 
 
 @protected_manager
-async def websocket_over(wire: Wire, upgrade: _Upgrade) -> AsyncIterator[WebSocketStream]:
-    """Upgrade when entered; exchange close frames when left normally, and close at once when left by an error."""
+async def websocket_over(wire: Wire, upgrade: _Upgrade, began: bytes = b"") -> AsyncIterator[WebSocketStream]:
+    """Upgrade when entered; exchange close frames when left normally, and close at once when left by an error.
+
+    `began` is what was read from the wire before.
+    """
     try:
         async with background() as nursery:
-            below = UpgradeStream(wire)
+            below = UpgradeStream(wire, began)
             upgraded = await _upgrade(nursery, below, upgrade)
         stream = WebSocketStream(wire, upgrade, upgraded, below.rest)
         yield stream
@@ -741,8 +835,9 @@ class UpgradeStream(trio.abc.Stream):
     Behind the HTTP head of an upgrade it gives out nothing more: those are frames, which it keeps.
     """
 
-    def __init__(self, wire: trio.abc.Stream) -> None:
+    def __init__(self, wire: trio.abc.Stream, began: bytes = b"") -> None:
         self._wire = wire
+        self._began = began
         self._http = bytearray()
         self._is_over = False  # the head is whole
         self._is_closed = False
@@ -762,7 +857,10 @@ class UpgradeStream(trio.abc.Stream):
         if self._is_over and not self._is_closed:
             await trio.sleep_forever()
         try:
-            data = await self._wire.receive_some(max_bytes)
+            if self._began:
+                data, self._began = self._began, b""
+            else:
+                data = bytes(await self._wire.receive_some(max_bytes))
             self.head = self.head or bytes(data[:HEAD])
             return self._bounded(bytes(data))
         except Violation as violation:

@@ -378,6 +378,9 @@ def serve_until_signal(
     def started(server: muxkit.Server) -> None:
         for url in server.urls:
             say(f"listening on {url}", {"event": "listening", "url": url}, as_json=options.as_json)
+            if more.get("pages") is not None:
+                page = _page_of(url)
+                say(f"pages on {page}", {"event": "pages", "url": page}, as_json=options.as_json)
         notify("READY=1")
 
     def ending(server: muxkit.Server) -> None:
@@ -406,6 +409,12 @@ def serve_until_signal(
     except BaseException as error:
         raise_in_options(error)
         raise
+
+
+def _page_of(url: str) -> str:
+    """Return the URL at which a browser finds the pages of a server with this URL."""
+    scheme, _, address = url.partition("://")
+    return f"{'https' if scheme.endswith('+wss') else 'http'}://{address.partition('/')[0]}/"
 
 
 @asynccontextmanager

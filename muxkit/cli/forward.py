@@ -371,7 +371,8 @@ def serve_forwards(
     *,
     connections: int,
     grace: float,
+    **more: Any,
 ) -> int:
-    """Run a server of forwards as this process."""
+    """Run a server of forwards as this process; `more` are options of the transport."""
     handler = forwards.handler(allow, listen=allow_listen, limits=forwards.ForwardLimits(connections=connections))
-    return serve_until_signal(handler, urls, link, grace=grace, logged=_Lines(link.as_json))
+    return serve_until_signal(handler, urls, link, grace=grace, logged=_Lines(link.as_json), **more)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -36,6 +38,14 @@ def _command(context: click.Context, parameter: click.Parameter, value: str | No
     if shutil.which(words[0]) is None:
         raise click.BadParameter(f"{printable(words[0])}: there is no such command, or it cannot be run")
     return words
+
+
+def _origins(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.netloc or value != f"{parts.scheme}://{parts.netloc}":
+            raise click.BadParameter(f"{printable(value)}: expected an origin without a path: https://example.org")
+    return values
 
 
 @click.command()
@@ -86,6 +96,20 @@ def _command(context: click.Context, parameter: click.Parameter, value: str | No
     help="With --allow and --allow-listen: carried at once for one client, at most.",
 )
 @click.option(
+    "--web",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Deliver the pages of this folder, and /muxkit.js, on the port of a ws or wss URL.",
+)
+@click.option(
+    "--origin",
+    "origins",
+    multiple=True,
+    callback=_origins,
+    metavar="ORIGIN",
+    help="Let pages of this origin connect, such as https://example.org; may be repeated.",
+)
+@click.option(
     "--grace",
     type=click.FloatRange(0.0, 1e6),
     default=10.0,
@@ -105,6 +129,8 @@ def serve(
     allow: AllowList,
     allow_listen: AllowList,
     connections: int,
+    web: Path | None,
+    origins: tuple[str, ...],
     grace: float,
 ) -> int:
     """Serve at URL, such as bpmux+tcp://127.0.0.1:7000, or at several.
@@ -112,6 +138,9 @@ def serve(
     The first Ctrl-C takes no new sessions and lets the live ones end for --grace seconds, the second ends them at once:
     the exit code is 0, or 1 after the second. Under systemd it reports to NOTIFY_SOCKET and listens on the sockets of
     LISTEN_FDS, one for each URL.
+
+    Web pages may connect if their origin is one of --origin, or if they come from --web and were asked for by this
+    machine's IP address or as localhost.
 
     A command finds the name of its channel in MUXKIT_CHANNEL, the client in MUXKIT_PEER and MUXKIT_USER.
     """
@@ -122,13 +151,28 @@ def serve(
         raise click.UsageError("--upload goes with --files")
     if overwrite and not upload:
         raise click.UsageError("--overwrite goes with --upload")
+    more = _for_browsers(urls, web, origins)
     if command is None:  # which would get it too, and may not be made for it
         allow_files()
     if forwards:
-        return serve_forwards(link, urls, allow, allow_listen, connections=connections, grace=grace)
+        return serve_forwards(link, urls, allow, allow_listen, connections=connections, grace=grace, **more)
     handler = muxkit.each_channel(send_back)
     if command is not None:
         handler = muxkit.each_channel(run_commands(command, at_once=processes))
     elif folder is not None:
         handler = muxkit.by_name({NAME: serve_folder(Folder(folder), upload=upload, overwrite=overwrite)})
-    return serve_until_signal(handler, urls, link, grace=grace)
+    return serve_until_signal(handler, urls, link, grace=grace, **more)
+
+
+def _for_browsers(urls: tuple[str, ...], web: Path | None, origins: tuple[str, ...]) -> dict[str, Any]:
+    """Return the options of the WebSocket transport that concern web pages."""
+    given = [name for name, value in (("--web", web), ("--origin", origins)) if value]
+    others = [url for url in urls if url.partition("://")[0].partition("+")[2] not in ("ws", "wss")]
+    if given and others:
+        raise click.UsageError(f"{given[0]} goes with URLs of ws and wss only, not with {printable(others[0])}")
+    more: dict[str, Any] = {"origins": origins} if origins else {}
+    if web is not None:
+        from muxkit_web import Pages  # needed by few servers
+
+        more["pages"] = Pages(web)
+    return more

@@ -72,7 +72,10 @@ from muxkit.runtime._session import Ping as Ping
 from muxkit.runtime._session import Pings as Pings
 from muxkit.runtime._session import Session as Session
 from muxkit.runtime._session import SessionStats as SessionStats
+from muxkit.runtime._session import TypedChannel as TypedChannel
+from muxkit.runtime._session import ValueT as ValueT
 from muxkit.runtime._session import describe as describe
+from muxkit.runtime._session import typed as typed
 from muxkit.runtime._thread import Owner as Owner
 from muxkit.runtime._thread import owner as owner
 from muxkit.runtime.admission import Admission as Admission
@@ -213,8 +216,10 @@ __all__ = [
     "TokenBucket",
     "Transport",
     "Turns",
+    "TypedChannel",
     "Unclaimed",
     "Unsupported",
+    "ValueT",
     "WaitableLink",
     "Watermark",
     "alert_of",
@@ -248,4 +253,5 @@ __all__ = [
     "source_of",
     "turned_away",
     "turns",
+    "typed",
 ]

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 import trio
 
+from muxkit._errors import ExtraNeeded as ExtraNeeded
 from muxkit._errors import MuxError, Refused, RemoteProtocolError
 from muxkit.core import Reason
 
@@ -104,16 +105,6 @@ class ChannelCancelled(_EndedByPeer):
 
 class Unsupported(MuxError):
     """The protocol or the link has no such operation."""
-
-
-class ExtraNeeded(ImportError):
-    """A part of muxkit needs packages that are not installed; `extra` of muxkit brings them."""
-
-    def __init__(self, name: str, extra: str, *, link: str = "stream") -> None:
-        super().__init__(f"{name} is not installed: pip install 'muxkit[{extra}]'")
-        self.extra = extra
-        self.link = link
-        """The kind of link that it would carry, if it is a transport."""
 
 
 class HandshakeFailed(ConnectionError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from muxkit.core import Receiving, Sending, without_name
+from muxkit.core import Headers, Receiving, Sending, decode_headers, without_name
 from muxkit.runtime._session import Channel, ChannelStats, Session
 from muxkit.runtime.halves.bytestream import ByteStream
 from muxkit.runtime.halves.receiving import ReceiveHalf
@@ -47,11 +47,15 @@ class MuxChannel(Channel):
 
     @property
     def name(self) -> str:
-        return without_name(self._opening)[0]
+        return without_name(self._opening).name
 
     @property
     def opening(self) -> bytes:
-        return without_name(self._opening)[1]
+        return without_name(self._opening).payload
+
+    @property
+    def headers(self) -> Headers:
+        return decode_headers(without_name(self._opening).headers)
 
     # These return the half's own coroutine, because one more coroutine for each message takes time.
 

@@ -28,14 +28,15 @@ import sys
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, overload
 
 import trio
 
 from muxkit._info import SessionInfo
 from muxkit._limits import Limits
 from muxkit._observer import Observer, facts_of, frames_of, measured
-from muxkit.core import Queued, Reason, counted, with_name
+from muxkit.codecs import Codec, announced
+from muxkit.core import Headers, Queued, Reason, counted, encode_headers, opening_refusal, with_name
 from muxkit.core.events import (
     Cancelled,
     Confirmed,
@@ -57,7 +58,7 @@ from muxkit.core.mux_engine import MuxEngine
 from muxkit.runtime._errors import ChannelCancelled, ChannelStopped, Side
 from muxkit.runtime._log_pace import may_log
 from muxkit.runtime._scope import background, protected_manager, reason_for_leaving
-from muxkit.runtime._session import Pings, Session, SessionStats, describe
+from muxkit.runtime._session import Pings, Session, SessionStats, TypedChannel, ValueT, describe, typed
 from muxkit.runtime.channel import MuxChannel
 from muxkit.runtime.halves.budget import ErrorMaker, OutboxBudget
 from muxkit.runtime.halves.opening import Backlog, ChannelOpening, SlotQueue, Unclaimed
@@ -201,8 +202,26 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
             return trio.ClosedResourceError("no channel can be opened any more: this side is closing the session")
         return None
 
-    def open(self, name: str = "", *, payload: bytes = b"") -> ChannelOpening[MuxChannel]:
-        return ChannelOpening(partial(self.open_channel, with_name(name, payload)))
+    @overload
+    def open(
+        self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None
+    ) -> ChannelOpening[MuxChannel]: ...
+    @overload
+    def open(
+        self, name: str = "", *, codec: Codec[ValueT], payload: bytes = b"", headers: Headers | None = None
+    ) -> ChannelOpening[TypedChannel[ValueT]]: ...
+    def open(
+        self,
+        name: str = "",
+        *,
+        codec: Codec[ValueT] | None = None,
+        payload: bytes = b"",
+        headers: Headers | None = None,
+    ) -> ChannelOpening[MuxChannel] | ChannelOpening[TypedChannel[ValueT]]:
+        if codec is not None:
+            return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
+        opening = with_name(name, payload, encode_headers(headers, self.limits))
+        return ChannelOpening(partial(self.open_channel, opening))
 
     async def open_channel(self, opening: bytes) -> MuxChannel:
         """Open a two-way channel once there is a place for it."""
@@ -221,7 +240,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
 
     # --- channels that the peer opens
 
-    def refusal_of(self, backlog: Backlog[Any]) -> Reason | None:
+    def refusal_of(self, backlog: Backlog[Any], opening: bytes) -> Reason | None:
         """Return why what the peer has just opened must be refused, or None if the backlog takes it."""
         if self.is_draining:
             return CLOSING
@@ -230,7 +249,8 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
             if self.facts is not None:
                 self.facts.limit(limit)
             return TOO_MANY_WAIT
-        return None if backlog.is_claimed else self._unclaimed.refusal(backlog)
+        refusal = None if backlog.is_claimed else self._unclaimed.refusal(backlog)
+        return refusal or opening_refusal(opening, self._limits)
 
     def full_limit(self) -> str | None:
         """Return the limit that what waits for the application has reached, None while there is room."""

@@ -40,7 +40,7 @@ def node() -> str:
 
 @pytest.fixture
 def script(tmp_path: Path) -> str:
-    found = re.search(r"```javascript\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    found = re.search(r"```javascript\n(function follow.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None
     path = tmp_path / "follow.js"
     path.write_text(found[1] + RECEIVE, encoding="utf-8")

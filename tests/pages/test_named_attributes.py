@@ -15,6 +15,7 @@ import muxkit.asyncio
 from muxkit.metrics.collecting import METRICS
 from muxkit.protocols import aqueduct, bpmux, e3x, relink
 from muxkit_adapters.packets.listeners import PeerLink
+from muxkit_web import TYPES
 from tests._pages import ROOT
 
 if TYPE_CHECKING:
@@ -88,8 +89,16 @@ def attributes_of(owner: type) -> frozenset[str]:
     return frozenset(name for name in found if not name.startswith("_"))
 
 
+@cache
+def attributes_in_javascript() -> frozenset[str]:
+    """Return the names of all methods and properties that the types of the JavaScript client declare."""
+    return frozenset(re.findall(r"^  (?:readonly )?(\w+)[(:?]", TYPES.read_text(encoding="utf-8"), re.MULTILINE))
+
+
 def exists(name: str, page: str) -> bool:
     owner, first, *_ = name.split(".")
+    if page == "browser" and owner in ("session", "channel"):
+        return first in attributes_in_javascript()
     if owner == "muxkit":
         is_metric = any(metric.name.startswith(name.replace(".", "_")) for metric in METRICS)
         return is_importable(name) or is_metric or f'"{name}"' in sources()

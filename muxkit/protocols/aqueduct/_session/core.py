@@ -13,7 +13,8 @@ import trio
 from muxkit._errors import LocalProtocolError, MuxError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, facts_of, frames_of
-from muxkit.core import Reason, Receiving, Sending, Step, advance, counted
+from muxkit.core import Headers as ChannelHeaders
+from muxkit.core import Reason, Receiving, Sending, Step, advance, counted, decode_headers
 from muxkit.protocols.aqueduct.carrier import Carrier
 from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine import events
@@ -595,15 +596,24 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
 class Channel(CommonChannel):
     """A sender and a receiver: the common two-way channel."""
 
-    __slots__ = ("_core", "_is_ours", "_name", "_opening", "receiver", "sender")
+    __slots__ = ("_core", "_headers", "_is_ours", "_name", "_opening", "receiver", "sender")
 
     def __init__(
-        self, core: Core, sender: Sender, receiver: Receiver, *, name: str, opening: bytes, is_ours: bool
+        self,
+        core: Core,
+        sender: Sender,
+        receiver: Receiver,
+        *,
+        name: str,
+        opening: bytes,
+        headers: bytes = b"",
+        is_ours: bool,
     ) -> None:
         self._core = core
         self._is_ours = is_ours
         self._name = name
         self._opening = opening
+        self._headers = headers
         self.sender: Sender = sender
         self.receiver: Receiver = receiver
         for half in (sender, receiver):
@@ -621,6 +631,10 @@ class Channel(CommonChannel):
     @property
     def opening(self) -> bytes:
         return self._opening
+
+    @property
+    def headers(self) -> ChannelHeaders:
+        return decode_headers(self._headers)
 
     def send(self, message: bytes) -> Coroutine[object, object, None]:
         return self.sender.send(message)

@@ -10,7 +10,7 @@ import trio
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, facts_of, frames_of
-from muxkit.core import Reason, Receiving, Sending, without_name
+from muxkit.core import Headers, Reason, Receiving, Sending, decode_headers, without_name
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.engine import Engine
 from muxkit.protocols.bpmux.engine.entities import OURS, Entity, Kind
@@ -320,11 +320,15 @@ class Duplex(Channel):
 
     @property
     def name(self) -> str:
-        return without_name(self._opening)[0]
+        return without_name(self._opening).name
 
     @property
     def opening(self) -> bytes:
-        return without_name(self._opening)[1]
+        return without_name(self._opening).payload
+
+    @property
+    def headers(self) -> Headers:
+        return decode_headers(without_name(self._opening).headers)
 
     # These return the half's own coroutine, because one more coroutine for each message takes time.
 

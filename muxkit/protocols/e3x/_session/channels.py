@@ -14,7 +14,7 @@ import trio
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, facts_of, frames_of
-from muxkit.core import Reason, Receiving, Sending, printable
+from muxkit.core import Headers, Reason, Receiving, Sending, decode_headers, printable, without_name
 from muxkit.protocols.e3x.config import LEAST_PACKET, Config
 from muxkit.protocols.e3x.engine.channel import EngineChannel
 from muxkit.protocols.e3x.engine.chunked import ChunkedEngine, encode_chunks
@@ -211,16 +211,18 @@ class Channel(CommonChannel):
     must fit into one packet (`quota`), and the oldest messages are dropped if too much waits at either end.
     """
 
-    __slots__ = ("_connection", "_engine_channel", "_inbox", "_opening", "_sender")
+    __slots__ = ("_connection", "_engine_channel", "_headers", "_inbox", "_opening", "_sender")
 
     def __init__(self, connection: Connection, engine_channel: EngineChannel, opening: bytes = b"") -> None:
         self._connection = connection
-        self._opening = opening if engine_channel.is_reliable else b""
+        opened = without_name(opening)  # its type is the name, so the opening holds no other one
+        self._opening = opened.payload if engine_channel.is_reliable else b""
+        self._headers = opened.headers
         self._engine_channel: EngineChannel = engine_channel
         self._sender: Sender = Sender(connection, engine_channel, spoke=engine_channel.ours and bool(opening))
         self._inbox: Inbox = Inbox(connection, engine_channel)
-        if opening and not engine_channel.ours and not engine_channel.is_reliable:
-            self._inbox._deliver(opening)
+        if opened.payload and not engine_channel.ours and not engine_channel.is_reliable:
+            self._inbox._deliver(opened.payload)
 
     @property
     def id(self) -> int:
@@ -239,6 +241,10 @@ class Channel(CommonChannel):
     @property
     def opening(self) -> bytes:
         return self._opening
+
+    @property
+    def headers(self) -> Headers:
+        return decode_headers(self._headers)
 
     @property
     def session(self) -> Session:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import get_args
+from typing import get_args, overload
 
 import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Facts, measured, tell_limit
-from muxkit.core import Reason, with_name
+from muxkit.codecs import Codec, announced
+from muxkit.core import Headers, Reason, encode_headers, with_name
 from muxkit.protocols.relink._session.common import Channel, CommonChannels, goodbye_in
 from muxkit.protocols.relink._session.core import Core, In, LinkChanged, LinkRefused, Out
 from muxkit.protocols.relink._session.native import Receipt, Receiver, Sender, as_parts
@@ -29,6 +30,8 @@ from muxkit.runtime import (
     SessionStats,
     Side,
     StreamPump,
+    TypedChannel,
+    ValueT,
     background,
     can_heal,
     describe,
@@ -36,6 +39,7 @@ from muxkit.runtime import (
     protected_manager,
     reason_for_leaving,
     turns,
+    typed,
 )
 from muxkit.runtime import Session as CommonSession
 
@@ -219,12 +223,31 @@ class Link(CommonSession, PumpOwner[events.Event]):
 
     # --- the common channels
 
-    def open(self, name: str = "", *, payload: bytes = b"") -> ChannelOpening[Channel]:
+    @overload
+    def open(
+        self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None
+    ) -> ChannelOpening[Channel]: ...
+    @overload
+    def open(
+        self, name: str = "", *, codec: Codec[ValueT], payload: bytes = b"", headers: Headers | None = None
+    ) -> ChannelOpening[TypedChannel[ValueT]]: ...
+    def open(
+        self,
+        name: str = "",
+        *,
+        codec: Codec[ValueT] | None = None,
+        payload: bytes = b"",
+        headers: Headers | None = None,
+    ) -> ChannelOpening[Channel] | ChannelOpening[TypedChannel[ValueT]]:
         """A channel in both directions; the peer hears of it with its first message.
 
         With a name or a payload it hears of it at once.
         """
-        return ChannelOpening(partial(self._common.open, with_name(name, payload)))
+        if codec is not None:
+            return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
+        return ChannelOpening(
+            partial(self._common.open, with_name(name, payload, encode_headers(headers, self.limits)))
+        )
 
     def incoming(self) -> AsyncIterator[Channel]:
         return self._common.incoming()
