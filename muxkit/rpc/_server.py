@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from difflib import get_close_matches
 from typing import Any, Final
@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from muxkit._errors import Refused
-from muxkit._handlers import UNKNOWN_CODEC, UNKNOWN_NAME, ChannelHandler
+from muxkit._handlers import UNKNOWN_CODEC, UNKNOWN_NAME, ChannelHandler, named_channels
 from muxkit.codecs import CODEC_HEADER, DEFAULT_CODEC, InvalidMessage, UnknownCodec, decoded
 from muxkit.rpc._call import (
     DEADLINE_PASSED,
@@ -39,7 +39,9 @@ BAD_FRAMING: Final = "the stream of the caller has a message that is neither an 
 
 
 def serve(
-    *services: object, interceptors: Sequence[Interceptor] = (), otherwise: ChannelHandler | None = None
+    *services: object,
+    interceptors: Sequence[Interceptor] = (),
+    channels: ChannelHandler | Mapping[str, ChannelHandler] | None = None,
 ) -> ChannelHandler:
     """Make a handler of channels that answers calls of the methods of these services.
 
@@ -55,19 +57,20 @@ def serve(
     Args:
         services: Objects with async methods. The calls have the names of their interfaces: `Orders.get`.
         interceptors: They run around each call, the first one outermost.
-        otherwise: The handler of the channels that aren't calls. Without one they are refused.
+        channels: The handler of the channels that aren't calls, or the handlers by the names of the channels. Without
+            one they are refused.
 
     Raises:
         TypeError: A method has parameters that can't travel, or two services have the same name.
     """
-    return serve_bridged(services, lambda function, method: function, tuple(interceptors), otherwise)
+    return serve_bridged(services, lambda function, method: function, tuple(interceptors), channels)
 
 
 def serve_bridged(
     services: Sequence[object],
     bridge: Callable[[Callable[..., Any], Method], Callable[..., Any]],
     interceptors: tuple[Interceptor, ...] = (),
-    otherwise: ChannelHandler | None = None,
+    channels: ChannelHandler | Mapping[str, ChannelHandler] | None = None,
 ) -> ChannelHandler:
     """`serve` for services whose methods belong to another event loop: `bridge` returns the function that Trio calls.
 
@@ -88,7 +91,8 @@ def serve_bridged(
                 function = bridge(function, method)
             methods[method.full_name] = _Served(method, function, limiter)
     reflection.methods = [each.method for each in methods.values()]
-    return _Calls(methods, interceptors, otherwise).handle
+    others = named_channels(channels) if isinstance(channels, Mapping) else channels
+    return _Calls(methods, interceptors, others).handle
 
 
 @attrs.frozen(eq=False)

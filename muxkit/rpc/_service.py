@@ -7,6 +7,7 @@ result that is a stream isn't part of it: its items are messages of their own.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
@@ -32,6 +33,7 @@ class Service:
 
 
 PREFIX: Final = "rpc:"  # of the names of channels that are calls
+_QUALIFIED: Final = re.compile(r"\b(?:\w+\.)+(?=\w)")  # what stands in front of the name of a type
 _OPTIONS: Final = "__muxkit_rpc__"
 _STREAMS: Final = (Stream, AsyncIterable, AsyncIterator, AsyncGenerator)
 
@@ -241,7 +243,8 @@ def _item_of(annotation: Any) -> tuple[Any] | None:  # noqa: ANN401 - of any par
 
 
 def _shown(annotation: Any) -> Any:  # noqa: ANN401 - for `inspect`, which shows an object by its repr
-    return _Name(annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", ""))
+    shown = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
+    return _Name(_QUALIFIED.sub("", shown))
 
 
 class _Name(str):

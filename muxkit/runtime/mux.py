@@ -223,7 +223,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
     ) -> ChannelOpening[MuxChannel] | ChannelOpening[TypedChannel[ValueT]]:
         if codec is not None:
             return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
-        opening = with_name(name, payload, encode_headers(headers, self.limits))
+        opening = with_name(name, payload, encode_headers(headers, self.limits.headers))
         return ChannelOpening(partial(self.open_channel, opening))
 
     async def open_channel(self, opening: bytes) -> MuxChannel:
@@ -253,7 +253,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
                 self.facts.limit(limit)
             return TOO_MANY_WAIT
         refusal = None if backlog.is_claimed else self._unclaimed.refusal(backlog)
-        return refusal or opening_refusal(opening, self._limits)
+        return refusal or opening_refusal(opening, self._limits.headers)
 
     def full_limit(self) -> str | None:
         """Return the limit that what waits for the application has reached, None while there is room."""

@@ -343,7 +343,7 @@ async def test_channels_that_are_no_calls_go_to_the_other_handler() -> None:
     async def chat(channel: muxkit.Channel) -> None:
         await channel.send(channel.name.encode())
 
-    handler = rpc.serve(OrdersService(), otherwise=chat)
+    handler = rpc.serve(OrdersService(), channels=chat)
     async with muxkit.open_server(handler, "bpmux+mem://other") as server, muxkit.connect(server.url) as session:
         async with session.open("chat") as channel:
             assert await channel.receive() == b"chat"
@@ -416,6 +416,7 @@ async def test_reflection_describes_every_method(shop: Shop) -> None:
     assert get.arguments["properties"] == {"id": {"type": "integer"}}
     assert get.result == {"$ref": "#/$defs/Order"}
     assert description.types["Order"]["properties"]["item"] == {"type": "string", "default": "tea"}
+    assert by_name["Orders.double"].signature == "Orders.double(rows: AsyncIterable[Order]) -> Stream[Order]"
     assert by_name["Orders.double"].takes_stream
     assert by_name["Orders.double"].returns_stream
     assert "muxkit.Reflection.describe" in by_name

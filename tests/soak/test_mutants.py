@@ -287,6 +287,17 @@ def test_the_source_is_restored_after_each_mutant_and_after_a_crash(campaign: Ca
     assert path.read_text() == dedent(TINY["tiny/shapes/area.py"]).lstrip()
 
 
+def test_a_copy_of_an_older_version_is_noticed(campaign: Campaign) -> None:
+    path = campaign.tree / "tiny/shapes/area.py"
+    assert campaign.outdated() == []
+    text = path.read_text()
+    try:
+        path.write_text(text + "\n")
+        assert campaign.outdated() == ["tiny/shapes/area.py"]
+    finally:
+        path.write_text(text)
+
+
 def test_what_has_a_result_is_not_tried_again(campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("it was tried again")

@@ -164,12 +164,16 @@ async def test_a_peer_that_stops_receiving_stops_the_writer(node: Node) -> None:
             const writer = channel.writable.getWriter();
             await writer.write("the only one");
             const closed = await failure(writer.closed);
-            say(closed);
+            const other = await session.open();
+            await other.send("another one");
+            await other.receive();
+            while ((await failure(other.send("too much"))) === null) await session.ping();
+            say([closed.type, (await failure(other.finish())).type]);
             await session.close();
             """,
             url,
         )
-    assert said["type"] == "ChannelStopped"
+    assert said == ["ChannelStopped", "ChannelStopped"]
 
 
 async def test_channels_in_one_direction_and_top_level_messages_work(node: Node) -> None:

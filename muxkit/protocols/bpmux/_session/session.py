@@ -175,7 +175,7 @@ class Session(CommonSession):
     ) -> ChannelOpening[Duplex] | ChannelOpening[TypedChannel[ValueT]]:
         if codec is not None:
             return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
-        return self.open_duplex(with_name(name, payload, encode_headers(headers, self.limits)))
+        return self.open_duplex(with_name(name, payload, encode_headers(headers, self.limits.headers)))
 
     def open_duplex(self, payload: bytes = b"", *, credit: int | None = None) -> ChannelOpening[Duplex]:
         """Open a two-way channel, which is announced at once. With `credit` all further grants are made by hand."""
@@ -287,7 +287,7 @@ class Session(CommonSession):
             return
         entity, connection = event.entity, self._connection
         backlog = self._backlog_of(event)
-        refusal = opening_refusal(event.payload, self.limits) if backlog is self._duplexes else None
+        refusal = opening_refusal(event.payload, self.limits.headers) if backlog is self._duplexes else None
         if not backlog.is_claimed:
             refusal = self._unclaimed.refusal(backlog) or refusal
         if refusal is not None:

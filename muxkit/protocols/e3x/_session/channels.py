@@ -274,7 +274,9 @@ class Channel(CommonChannel):
         return self._sender.send_many(messages)
 
     def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        # The end of a channel that the peer closed looks like the end of its messages, until we send something.
         self._sender.cancel_when_over(scope)
+        self._inbox.cancel_when_ended(scope)
 
     def _try_send(self, message: bytes) -> bool:
         return self._sender._try_send(message)
@@ -558,14 +560,26 @@ class Inbox(ReceiveHalf[bytes]):
     message that the application takes next. On an unreliable one messages wait here, and the oldest are dropped.
     """
 
-    __slots__ = ("_channel", "_connection", "_size", "dropped")
+    __slots__ = ("_channel", "_connection", "_scope", "_size", "dropped")
 
     def __init__(self, connection: Connection, channel: EngineChannel) -> None:
         super().__init__(connection.request_write)
         self._connection = connection
         self._channel: EngineChannel = channel
+        self._scope: trio.CancelScope | None = None  # cancelled when the peer sends no more
         self._size = 0  # bytes that were not taken, with their overhead
         self.dropped: int = 0
+
+    def cancel_when_ended(self, scope: trio.CancelScope) -> None:
+        """Cancel this scope when the peer sends no more."""
+        self._scope = scope
+        if self.state is not Receiving.OPEN:
+            scope.cancel()
+
+    def _ended(self, error: ErrorMaker) -> None:
+        super()._ended(error)
+        if self._scope is not None:
+            self._scope.cancel()
 
     # --- for the application
 

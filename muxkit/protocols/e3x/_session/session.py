@@ -193,7 +193,7 @@ class Session(CommonSession):
             return typed(self.open(name, payload=payload, headers=announced(headers, codec), reliable=reliable), codec)
         if name:
             encode_name(name)  # raises for one that cannot be sent
-        body = with_name("", payload, encode_headers(headers, self.limits))
+        body = with_name("", payload, encode_headers(headers, self.limits.headers))
         return ChannelOpening(lambda: self._open(name or TYPE, reliable, body))
 
     async def _open(self, type: str, reliable: bool, body: bytes) -> Channel:
@@ -249,7 +249,7 @@ class Session(CommonSession):
             self._engine.err(event.channel, "too many channels")
             if self._connection.facts is not None:
                 self._connection.facts.limit("backlog")
-        elif (refusal := opening_refusal(event.body, self._limits)) is not None:
+        elif (refusal := opening_refusal(event.body, self._limits.headers)) is not None:
             self._engine.err(event.channel, refusal.encode().decode())
         else:
             connection = self._connection

@@ -376,7 +376,7 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         match bytes(parts[0]) if parts else None:
             case b"open":
                 self._opening = bytes(parts[1])
-                if (refusal := opening_refusal(self._opening, self._core.limits)) is not None:
+                if (refusal := opening_refusal(self._opening, self._core.limits.headers)) is not None:
                     self.abort(refusal.text, code=refusal.code)
                     self._core.on_cancelled(self)  # keeps it from the application, which has not taken it yet
             case b"end":

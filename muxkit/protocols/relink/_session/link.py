@@ -246,7 +246,7 @@ class Link(CommonSession, PumpOwner[events.Event]):
         if codec is not None:
             return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
         return ChannelOpening(
-            partial(self._common.open, with_name(name, payload, encode_headers(headers, self.limits)))
+            partial(self._common.open, with_name(name, payload, encode_headers(headers, self.limits.headers)))
         )
 
     def incoming(self) -> AsyncIterator[Channel]:
