@@ -47,7 +47,7 @@ GOOD = "class T:\n    def connect(self): ...\n    def serve(self): ...\ntranspor
 
 
 def test_every_plugin_of_our_own_is_found_under_its_name() -> None:
-    assert [each.problem for each in installed() if each.package == "muxkit"] == [None] * 15
+    assert [each.problem for each in installed() if each.package == "muxkit"] == [None] * 16
     for group, own in OWN.items():
         for name, target in own.items():
             module, _, attribute = target.partition(":")

@@ -7,16 +7,13 @@ A protocol's state derives from `MuxState` and adds its tables and what its fram
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core._liveness import Deadlines
 from muxkit.core._queues import Outbox, Scheduler
 from muxkit.core._windows import Reassembly, ReceiveBudget, StartPace
-
-if TYPE_CHECKING:
-    from muxkit.core.window_receiver import WindowReceiver
 
 
 class Vital(Enum):
@@ -42,7 +39,7 @@ class MuxState:
         self.outbox: Outbox = Outbox()
         self.scheduler: Scheduler = Scheduler()
         self.budget: ReceiveBudget = ReceiveBudget(limits.connection_bytes, floor, first)
-        self.reassembly: Reassembly[WindowReceiver] = Reassembly(limits.reassembly)
+        self.reassembly: Reassembly[Any] = Reassembly(limits.reassembly)  # its borrowers are receivers
         self.starts: StartPace = StartPace(limits.resets_per_second, limits.resets_burst)
         self.held: int = 0
         """Bytes of all channels that have come and that the application hasn't consumed."""

@@ -82,6 +82,7 @@ class WindowReceiver(Receiver[bytes]):
         reassembly = self._shared.reassembly
         reassembly.repay(amount)
         while (receiver := reassembly.next_waiting()) is not None:
+            assert isinstance(receiver, WindowReceiver)  # as only these borrow
             shortfall = receiver.window.shortfall()
             if not shortfall:
                 reassembly.leave(receiver)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from muxkit.runtime import Session
 from muxkit.runtime.channel import MuxChannel as Channel
 from muxkit.runtime.halves.bytestream import ByteStream
 from muxkit.runtime.halves.receiving import ReceiveHalf
 from muxkit.runtime.halves.sending import SendHalf
-
-if TYPE_CHECKING:
-    from muxkit.protocols.yamux._session import Session
 
 __all__ = ["Channel", "YamuxStream"]
 
