@@ -22,8 +22,8 @@ WANTED = os.environ.get("MUXKIT_COMPILE", "") not in ("", "0")
 # core, which declares protocols and runs nothing; the errors, which restream and applications subclass; the settings,
 # whose attrs fields mypyc does not understand; restream, whose JSON has a recursive type that msgspec could not resolve
 # any more, whose errors mypyc takes for others when they are caught, and whose engine others subclass.
-PACKAGES = ("core", "protocols/bpmux", "protocols/relink", "protocols/e3x", "protocols/aqueduct")
-NOT_COMPILED = {"core/_engine.py"}
+PACKAGES = ("core", "protocols/bpmux", "protocols/relink", "protocols/e3x", "protocols/aqueduct", "protocols/yamux")
+NOT_COMPILED = {"core/_engine.py", "protocols/yamux/_channels.py", "protocols/yamux/_session.py"}
 
 
 def requirements(root: Path, dependencies: list[str]) -> list[str]:

@@ -17,11 +17,20 @@ from muxkit._observer import BaseObserver, ConnectionObserver, Observer
 if TYPE_CHECKING:
     from muxkit._authorize import Authorize, tokens
     from muxkit._door import connect
-    from muxkit._handlers import ChannelHandler, RequestHandler, SessionHandler, by_name, each_channel, each_request
+    from muxkit._handlers import (
+        ChannelHandler,
+        RequestHandler,
+        SessionHandler,
+        by_name,
+        each_channel,
+        each_request,
+        handler,
+    )
     from muxkit._plugins import PluginError
     from muxkit._reconnecting import reconnecting
     from muxkit._server import Server, open_server, run_server, serve
     from muxkit._tls import TLS
+    from muxkit.codecs import Codec, InvalidMessage, Json, MessagePack, Protobuf, Pydantic, Zstd
     from muxkit.runtime import (
         Backoff,
         Channel,
@@ -31,14 +40,18 @@ if TYPE_CHECKING:
         HandshakeFailed,
         Identity,
         IncomingRequest,
+        Lagged,
         LinkLost,
         PlaintextWarning,
         Request,
         Session,
         SessionInfo,
         SessionStats,
+        Subscription,
+        TypedChannel,
         Unsupported,
     )
+    from muxkit.topics import Topic
 
 __version__ = "0.2.0"
 
@@ -52,18 +65,25 @@ __all__ = [
     "ChannelHandler",
     "ChannelStats",
     "ChannelStopped",
+    "Codec",
     "ConnectionObserver",
     "HandshakeFailed",
     "Identity",
     "IncomingRequest",
+    "InvalidMessage",
+    "Json",
+    "Lagged",
     "Limits",
     "LinkLost",
     "LocalProtocolError",
+    "MessagePack",
     "MuxError",
     "Observer",
     "PlaintextWarning",
     "PluginError",
+    "Protobuf",
     "ProtocolError",
+    "Pydantic",
     "Refused",
     "RemoteProtocolError",
     "Request",
@@ -73,11 +93,16 @@ __all__ = [
     "SessionHandler",
     "SessionInfo",
     "SessionStats",
+    "Subscription",
+    "Topic",
+    "TypedChannel",
     "Unsupported",
+    "Zstd",
     "by_name",
     "connect",
     "each_channel",
     "each_request",
+    "handler",
     "open_server",
     "reconnecting",
     "run_server",
@@ -90,13 +115,16 @@ __all__ = [
 _LAZY = {
     "Authorize tokens": "_authorize",
     "connect": "_door",
-    "ChannelHandler RequestHandler SessionHandler by_name each_channel each_request": "_handlers",
+    "ChannelHandler RequestHandler SessionHandler by_name each_channel each_request handler": "_handlers",
     "PluginError": "_plugins",
     "reconnecting": "_reconnecting",
     "Server open_server run_server serve": "_server",
     "TLS": "_tls",
+    "Codec InvalidMessage Json MessagePack Protobuf Pydantic Zstd": "codecs",
     "Backoff Channel ChannelCancelled ChannelStats ChannelStopped HandshakeFailed Identity": "runtime",
-    "IncomingRequest LinkLost PlaintextWarning Request Session SessionInfo SessionStats Unsupported": "runtime",
+    "IncomingRequest LinkLost PlaintextWarning Request Session SessionInfo SessionStats": "runtime",
+    "Lagged Subscription TypedChannel Unsupported": "runtime",
+    "Topic": "topics",
 }
 
 if not TYPE_CHECKING:  # or type checkers would accept any name

@@ -68,3 +68,13 @@ class RemoteProtocolError(ProtocolError):
         where = [part for part in (self.rule, None if self.offset is None else f"byte {self.offset}") if part]
         text = f"{self.message} ({', '.join(where)})" if where else self.message
         return f"{text}; raise Limits({self.limit}=…) if this peer is right" if self.limit else text
+
+
+class ExtraNeeded(ImportError):
+    """A part of muxkit needs packages that are not installed; `extra` of muxkit brings them."""
+
+    def __init__(self, name: str, extra: str, *, link: str = "stream") -> None:
+        super().__init__(f"{name} is not installed: pip install 'muxkit[{extra}]'")
+        self.extra = extra
+        self.link = link
+        """The kind of link that it would carry, if it is a transport."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 from difflib import get_close_matches
-from typing import TypeAlias, TypeVar, cast
+from typing import Generic, TypeAlias, TypeVar, cast
 
 import attrs
 import trio
 
 from muxkit._errors import Refused
 from muxkit._signatures import check_handler, kind_of
+from muxkit.codecs import CODEC_HEADER, DEFAULT_CODEC, Codec, InvalidMessage, Json, UnknownCodec, codec_for
 from muxkit.core import printable
 from muxkit.runtime import (
     LOSSES,
@@ -20,6 +21,7 @@ from muxkit.runtime import (
     LinkLost,
     Session,
     SlotQueue,
+    TypedChannel,
     background,
     bare_nursery,
     interruptible,
@@ -36,7 +38,10 @@ RequestHandler: TypeAlias = "Callable[[IncomingRequest], Awaitable[object]]"
 
 ItemT = TypeVar("ItemT", bound=Hashable)
 
+ValueT = TypeVar("ValueT")
+
 HANDLER_FAILED = 500  # the code of a channel whose handler raised
+UNKNOWN_CODEC = 415  # the code of a channel whose codec this side doesn't have
 UNKNOWN_NAME = 404  # the code of a channel that was refused because no handler has its name
 
 _log = logging.getLogger("muxkit")
@@ -73,6 +78,11 @@ def by_name(
     A channel with any other name is aborted with a reason that lists the names. The other arguments and the errors are
     those of `each_channel`.
     """
+    return _Handlers(named_channels(handlers), _request_handler(requests), max_concurrent)
+
+
+def named_channels(handlers: Mapping[str, ChannelHandler]) -> ChannelHandler:
+    """Return a handler of channels that calls the one with the name of the channel."""
     known = {name: _channel_handler(handler) for name, handler in handlers.items()}
 
     async def handle_channel(channel: Channel) -> None:
@@ -82,7 +92,7 @@ def by_name(
         else:
             await handler(channel)
 
-    return _Handlers(handle_channel, _request_handler(requests), max_concurrent)
+    return handle_channel
 
 
 def each_request(handler: RequestHandler, *, max_concurrent: int | None = None) -> SessionHandler:
@@ -103,6 +113,67 @@ def each_request(handler: RequestHandler, *, max_concurrent: int | None = None) 
         TypeError: The handler isn't an async function with one parameter.
     """
     return _Handlers(None, _request_handler(handler), max_concurrent)
+
+
+def handler(
+    values: type[ValueT] | Codec[ValueT],
+) -> Callable[[Callable[[TypedChannel[ValueT]], Awaitable[object]]], ChannelHandler]:
+    """Make a handler of channels from an async function that takes a `TypedChannel`.
+
+        @muxkit.handler(Price)
+        async def prices(channel: muxkit.TypedChannel[Price]) -> None: ...
+
+    The peer chooses the codec: its name is in the headers of the channel. A peer that names none speaks JSON. A channel
+    with a codec that isn't available here is refused with the code 415 and the names of those that are.
+
+    Args:
+        values: The type of the values, or a codec such as `Protobuf(Price)`. With a codec, a channel that has another
+            one is refused.
+
+    Raises:
+        TypeError: The function isn't an async function with one parameter, or no codec can handle the type.
+    """
+    given: object = values
+    if not isinstance(given, type) and hasattr(given, "decode") and hasattr(given, "encode"):
+        codec = cast("Codec[ValueT]", values)  # the check above tells both apart
+        codecs = _Codecs(None, {codec.name: codec})
+    else:
+        of_values = cast("type[ValueT]", values)
+        codecs = _Codecs(of_values, {DEFAULT_CODEC: Json(of_values)})
+
+    def decorate(function: Callable[[TypedChannel[ValueT]], Awaitable[object]]) -> ChannelHandler:
+        check_handler(function)
+
+        async def handle_channel(channel: Channel) -> None:
+            await function(TypedChannel(channel, codecs.named(channel.headers.get(CODEC_HEADER))))
+
+        return handle_channel
+
+    return decorate
+
+
+@attrs.frozen(eq=False)
+class _Codecs(Generic[ValueT]):
+    """The codecs of one typed handler, by name; those for a type are made when a peer uses them for the first time."""
+
+    values: type[ValueT] | None
+    known: dict[str, Codec[ValueT]]
+
+    def named(self, name: str | None) -> Codec[ValueT]:
+        """Return the codec of a name, or raise `Refused`."""
+        if name is None:
+            return next(iter(self.known.values()))
+        found = self.known.get(name)
+        if found is not None:
+            return found
+        if self.values is None:
+            expected = next(iter(self.known))
+            raise Refused(f"unknown codec {printable(name, 64)!r}: expected {expected!r}", code=UNKNOWN_CODEC)
+        try:
+            made = self.known[name] = codec_for(name, self.values)
+        except UnknownCodec as error:
+            raise Refused(str(error), code=UNKNOWN_CODEC) from error
+        return made
 
 
 @attrs.frozen(eq=False)
@@ -170,6 +241,11 @@ class _Handlers:
                 channel.abort(error.reason, code=error.code)
                 if may_log("channels that were refused"):
                     _log.info("a channel was refused: %s", printable(str(error)), extra=_fields(channel))
+            elif isinstance(error, InvalidMessage):
+                channel.abort()  # it was aborted with the problem as its reason
+                if may_log("channels with an invalid message"):
+                    where = printable(error.path) or "the whole message"  # its text may quote the message
+                    _log.info("aborted a channel for an invalid message (%s)", where, extra=_fields(channel))
             elif isinstance(error, LOSSES):
                 channel.abort()
                 _log.debug("the peer ended a channel before its handler was done: %s", error, extra=_fields(channel))

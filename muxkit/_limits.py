@@ -12,6 +12,8 @@ import attrs
 KIB = 1024
 MIB = 1024 * KIB
 
+MAX_HEADERS = 65_535  # bytes of the headers of a channel: their length is a 16-bit number on the wire
+
 NumberT = TypeVar("NumberT", int, float)
 
 
@@ -73,6 +75,8 @@ class Limits:
     """The window that a channel gets even when `connection_bytes` is spent."""
     connection_bytes: int = _limit(64 * MIB)
     """The windows of all channels of one connection together, floors apart."""
+    headers: int = _limit(16 * KIB)
+    """The headers of one channel that are accepted, or sent, as they are encoded; at most 65,535."""
     message: int = _limit(16 * MIB)
     """The largest message that is accepted, or sent."""
     reassembly: int = _limit(64 * MIB)
@@ -101,6 +105,10 @@ class Limits:
             raise ValueError(
                 f"Limits(reassembly={self.reassembly}) is below message={self.message}: "
                 "such a message could never be put together"
+            )
+        if self.headers > MAX_HEADERS:
+            raise ValueError(
+                f"Limits(headers={self.headers}) is above {MAX_HEADERS}, which their length field can hold"
             )
         if self.channel_floor > self.channel_bytes:
             raise ValueError(f"Limits(channel_floor={self.channel_floor}) is above channel_bytes={self.channel_bytes}")

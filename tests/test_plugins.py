@@ -68,7 +68,7 @@ def lookups(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
 
 
 async def test_sessions_over_our_own_plugins_read_no_metadata(lookups: list[dict[str, str]]) -> None:
-    for protocol in ("bpmux", "relink", "aqueduct", "e3x"):
+    for protocol in ("bpmux", "relink", "aqueduct", "e3x", "yamux"):
         url = f"{protocol}+mem://metadata-{protocol}"
         async with muxkit.open_server(echo, url), muxkit.connect(url) as session, session.open() as channel:
             await channel.send(b"tea")

@@ -14,6 +14,7 @@ from muxkit._info import SessionInfo
 from muxkit._limits import Limits
 from muxkit._server import Server as TrioServer
 from muxkit.asyncio.guest import Guest
+from muxkit.core import Headers
 from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, ChannelStats, SessionStats
 
 if TYPE_CHECKING:
@@ -151,6 +152,11 @@ class Channel(_Face[runtime.Channel]):
         """The payload that came, or went, with the opening; not a message."""
         return self.native.opening
 
+    @property
+    def headers(self) -> Headers:
+        """The headers that came, or went, with the opening; empty if there were none."""
+        return self.native.headers
+
     def stats(self) -> ChannelStats:
         """What is queued, the credit both ways, and since when a sender waits."""
         return self.native.stats()
@@ -240,13 +246,13 @@ class Session(_Face[runtime.Session]):
 
     __slots__ = ()
 
-    def open(self, name: str = "", *, payload: bytes = b"") -> Opening:
+    def open(self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None) -> Opening:
         """Open a channel to the peer: `async with session.open()` or `channel = await session.open()`.
 
-        Leaving the block normally finishes the channel, leaving it by an error aborts it. The peer reads `name` and
-        `payload` as `channel.name` and `channel.opening`.
+        Leaving the block normally finishes the channel, leaving it by an error aborts it. The peer reads the arguments
+        as `channel.name`, `channel.opening` and `channel.headers`.
         """
-        return Opening(self._guest, self.native.open(name, payload=payload))
+        return Opening(self._guest, self.native.open(name, payload=payload, headers=headers))
 
     def incoming(self) -> AsyncIterator[Channel]:
         """Iterate over the channels that the peer opens, until it hangs up in an orderly way."""

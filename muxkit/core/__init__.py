@@ -7,6 +7,7 @@ from muxkit.core._channels import SENDING as SENDING
 from muxkit.core._channels import Census as Census
 from muxkit.core._channels import ChannelTable as ChannelTable
 from muxkit.core._channels import Ids as Ids
+from muxkit.core._channels import Opened as Opened
 from muxkit.core._channels import Reason as Reason
 from muxkit.core._channels import Receiving as Receiving
 from muxkit.core._channels import Sending as Sending
@@ -34,9 +35,16 @@ from muxkit.core._engine import Stop as Stop
 from muxkit.core._engine import StreamControl as StreamControl
 from muxkit.core._engine import StreamEngine as StreamEngine
 from muxkit.core._engine import StreamId as StreamId
+from muxkit.core._headers import HEADERS_TOO_LARGE as HEADERS_TOO_LARGE
+from muxkit.core._headers import NO_HEADERS as NO_HEADERS
+from muxkit.core._headers import Headers as Headers
+from muxkit.core._headers import decode_headers as decode_headers
+from muxkit.core._headers import encode_headers as encode_headers
+from muxkit.core._headers import headers_refusal as headers_refusal
+from muxkit.core._headers import opening_refusal as opening_refusal
 from muxkit.core._liveness import Deadlines as Deadlines
+from muxkit.core._liveness import DelayQueue as DelayQueue
 from muxkit.core._liveness import Keepalive as Keepalive
-from muxkit.core._liveness import Reminder as Reminder
 from muxkit.core._liveness import StallWatch as StallWatch
 from muxkit.core._numbers import Cursor as Cursor
 from muxkit.core._numbers import NeedMore as NeedMore
@@ -66,6 +74,8 @@ from muxkit.core._windows import TokenBucket as TokenBucket
 
 __all__ = [
     "CODE_MOST",
+    "HEADERS_TOO_LARGE",
+    "NO_HEADERS",
     "NO_QUEUE",
     "QUANTUM",
     "RECEIVING",
@@ -82,13 +92,16 @@ __all__ = [
     "Cursor",
     "DatagramEngine",
     "Deadlines",
+    "DelayQueue",
     "Engine",
+    "Headers",
     "Ids",
     "InFlight",
     "Keepalive",
     "Lent",
     "MultistreamEngine",
     "NeedMore",
+    "Opened",
     "Outbox",
     "Pieces",
     "Queued",
@@ -98,7 +111,6 @@ __all__ = [
     "ReceiveBudget",
     "ReceiveWindow",
     "Receiving",
-    "Reminder",
     "Reset",
     "Scheduler",
     "Sending",
@@ -113,11 +125,15 @@ __all__ = [
     "TokenBucket",
     "advance",
     "counted",
+    "decode_headers",
     "decode_name",
     "draw",
+    "encode_headers",
     "encode_name",
     "encode_varint",
     "encode_varu64",
+    "headers_refusal",
+    "opening_refusal",
     "printable",
     "queue_of",
     "serial_add",

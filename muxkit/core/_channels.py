@@ -6,7 +6,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
-from typing import Final, Generic, TypeVar, overload
+from typing import Final, Generic, NamedTuple, TypeVar, overload
 
 import attrs
 
@@ -24,6 +24,8 @@ NAME_MOST = 255  # bytes of the name of a channel
 _CODE = re.compile(rb"(\d{1,10}) ")
 _CONTROLS = bytes(range(32))
 _NAMED = b"\xc0n"  # in front of a name; no text begins so, as UTF-8 has no byte C0
+_HEADED = b"\xc0h"  # in front of a block of headers, which follows the name
+_HEADERS_AT = len(_HEADED) + 2  # after the mark and the 16-bit length of the block
 
 
 class Ids:
@@ -255,6 +257,7 @@ RECEIVING: Final[Mapping[tuple[Receiving, Step], Receiving]] = {
 }
 
 StateT = TypeVar("StateT", bound=Enum)
+StepT = TypeVar("StepT", bound=Enum)
 
 
 @overload
@@ -270,13 +273,17 @@ def advance(state: Sending | Receiving, step: Step) -> Sending | Receiving:
     return after
 
 
-def draw(table: Mapping[tuple[StateT, Step], StateT]) -> str:
-    """Draw a table as a Mermaid state diagram, with one arrow for all steps between the same two states."""
+def draw(table: Mapping[tuple[StateT, StepT], StateT]) -> str:
+    """Draw a table as a Mermaid state diagram, with one arrow for all steps between the same two states.
+
+    The first state of the table is where it begins, and the state CLOSED is its end.
+    """
     arrows: dict[tuple[str, str], list[str]] = {}
     for (before, step), after in table.items():
         arrows.setdefault((before.name, after.name), []).append(step.value)
     lines = [f"    {start} --> {end}: {' | '.join(steps)}" for (start, end), steps in arrows.items()]
-    return "\n".join(["stateDiagram-v2", "    [*] --> OPEN", *lines, "    CLOSED --> [*]", ""])
+    first = next(iter(table))[0].name
+    return "\n".join(["stateDiagram-v2", f"    [*] --> {first}", *lines, "    CLOSED --> [*]", ""])
 
 
 # --- texts in the bytes that a protocol leaves to applications: the reason of an end, and the name of a channel
@@ -345,19 +352,45 @@ class Reason:
         return cls(printable(rest.decode(errors="backslashreplace")), code)
 
 
-def with_name(name: str, payload: bytes) -> bytes:
-    """Return the payload that opens a channel of this name, for protocols without a place for names."""
+class Opened(NamedTuple):
+    """The parts of the payload that opened a channel, as `without_name` found them."""
+
+    name: str
+    payload: bytes
+    headers: bytes
+    """The encoded block of headers; see `muxkit.core._headers`."""
+
+
+def with_name(name: str, payload: bytes, headers: bytes = b"") -> bytes:
+    """Return the payload that opens a channel of this name, for protocols without a place for names.
+
+    The name comes first, then the encoded headers, then the payload. A peer that knows no headers finds the name, and
+    takes the headers as the beginning of the payload. A payload that begins like a name or like headers gets an empty
+    one in front of it, so that every payload arrives as it was.
+    """
+    if headers or payload.startswith(_HEADED):
+        payload = b"%b%b%b%b" % (_HEADED, len(headers).to_bytes(2, "big"), headers, payload)
     if not name and not payload.startswith(_NAMED):
         return payload
     return b"%b%b\0%b" % (_NAMED, encode_name(name), payload)
 
 
-def without_name(opening: bytes) -> tuple[str, bytes]:
-    """Return the name and the payload that `with_name` put together; a payload of other programs has no name."""
-    if not opening.startswith(_NAMED):
-        return "", opening
-    name, end, payload = opening[len(_NAMED) :].partition(b"\0")
-    return (decode_name(name), payload) if end else ("", opening)
+def without_name(opening: bytes) -> Opened:
+    """Return the name, the payload and the headers that `with_name` put together.
+
+    A payload of other programs has no name and no headers.
+    """
+    name, payload = b"", opening
+    if opening.startswith(_NAMED):
+        name, end, payload = opening[len(_NAMED) :].partition(b"\0")
+        if not end:
+            return Opened("", opening, b"")
+    headers = b""
+    if payload.startswith(_HEADED):
+        end_of_headers = _HEADERS_AT + int.from_bytes(payload[len(_HEADED) : _HEADERS_AT], "big")
+        if len(payload) >= end_of_headers:
+            headers, payload = payload[_HEADERS_AT:end_of_headers], payload[end_of_headers:]
+    return Opened(decode_name(name) if name else "", payload, headers)
 
 
 def encode_name(name: str) -> bytes:

@@ -23,8 +23,11 @@ class Engine(Protocol[EventT_co]):
     def next_deadline(self) -> float | None:
         """Return when to call `handle_deadline`, on the clock that `now` comes from."""
 
-    def handle_deadline(self, now: float) -> None:
-        """Act on what is due; harmless when early."""
+    def handle_deadline(self, now: float) -> Sequence[EventT_co] | None:
+        """Act on the timers that are due, and return what happened; harmless when early.
+
+        None stands for an engine that has everything in `events`.
+        """
 
 
 class StreamEngine(Engine[EventT_co], Protocol[EventT_co]):
@@ -34,8 +37,11 @@ class StreamEngine(Engine[EventT_co], Protocol[EventT_co]):
     silence. Output is pulled, so that what to write is chosen at the last moment.
     """
 
-    def receive_bytes(self, data: bytes, now: float) -> None:
-        """Take in what the transport brought."""
+    def receive_bytes(self, data: bytes, now: float) -> Sequence[EventT_co] | None:
+        """Take in the bytes that the transport brought, and return what happened.
+
+        None stands for an engine that has everything in `events`.
+        """
 
     def receive_eof(self, now: float) -> None:
         """The peer will send nothing more."""

@@ -72,7 +72,10 @@ from muxkit.runtime._session import Ping as Ping
 from muxkit.runtime._session import Pings as Pings
 from muxkit.runtime._session import Session as Session
 from muxkit.runtime._session import SessionStats as SessionStats
+from muxkit.runtime._session import TypedChannel as TypedChannel
+from muxkit.runtime._session import ValueT as ValueT
 from muxkit.runtime._session import describe as describe
+from muxkit.runtime._session import typed as typed
 from muxkit.runtime._thread import Owner as Owner
 from muxkit.runtime._thread import owner as owner
 from muxkit.runtime.admission import Admission as Admission
@@ -82,6 +85,9 @@ from muxkit.runtime.admission import Refusing as Refusing
 from muxkit.runtime.admission import Standing as Standing
 from muxkit.runtime.admission import current_place as current_place
 from muxkit.runtime.admission import source_of as source_of
+from muxkit.runtime.halves.budget import ErrorMaker as ErrorMaker
+from muxkit.runtime.halves.budget import OutboxBudget as OutboxBudget
+from muxkit.runtime.halves.budget import Watermark as Watermark
 from muxkit.runtime.halves.bytestream import ByteStream as ByteStream
 from muxkit.runtime.halves.mailbox import ItemQueue as ItemQueue
 from muxkit.runtime.halves.mailbox import Mailbox as Mailbox
@@ -94,16 +100,14 @@ from muxkit.runtime.halves.opening import SlotQueue as SlotQueue
 from muxkit.runtime.halves.opening import Unclaimed as Unclaimed
 from muxkit.runtime.halves.receive import Inbox as Inbox
 from muxkit.runtime.halves.receive import ReceiveHalf as ReceiveHalf
-from muxkit.runtime.halves.send import YIELD_BYTES as YIELD_BYTES
-from muxkit.runtime.halves.send import YIELD_CALLS as YIELD_CALLS
-from muxkit.runtime.halves.send import YIELD_LEAST as YIELD_LEAST
-from muxkit.runtime.halves.send import ErrorMaker as ErrorMaker
-from muxkit.runtime.halves.send import OutboxBudget as OutboxBudget
 from muxkit.runtime.halves.send import SendHalf as SendHalf
 from muxkit.runtime.halves.send import SendTurn as SendTurn
-from muxkit.runtime.halves.send import Watermark as Watermark
-from muxkit.runtime.halves.send import as_bytes as as_bytes
+from muxkit.runtime.halves.sending import YIELD_BYTES as YIELD_BYTES
+from muxkit.runtime.halves.sending import YIELD_CALLS as YIELD_CALLS
+from muxkit.runtime.halves.sending import YIELD_LEAST as YIELD_LEAST
+from muxkit.runtime.halves.sending import as_bytes as as_bytes
 from muxkit.runtime.pumps.multistream import MultistreamPump as MultistreamPump
+from muxkit.runtime.pumps.owner import PumpOwner as PumpOwner
 from muxkit.runtime.pumps.packets import DatagramPump as DatagramPump
 from muxkit.runtime.pumps.pump import read_first as read_first
 from muxkit.runtime.pumps.reading import Reading as Reading
@@ -123,13 +127,29 @@ from muxkit.runtime.resume.redial import OnFailed as OnFailed
 from muxkit.runtime.resume.redial import Outage as Outage
 from muxkit.runtime.resume.redial import OutageLog as OutageLog
 from muxkit.runtime.resume.redial import redial as redial
+from muxkit.runtime.subscription import BEGUN as BEGUN
+from muxkit.runtime.subscription import LOST as LOST
+from muxkit.runtime.subscription import MEMBER_HEADER as MEMBER_HEADER
+from muxkit.runtime.subscription import ON_LAG_HEADER as ON_LAG_HEADER
+from muxkit.runtime.subscription import SINCE_HEADER as SINCE_HEADER
+from muxkit.runtime.subscription import UPDATE as UPDATE
+from muxkit.runtime.subscription import Lagged as Lagged
+from muxkit.runtime.subscription import OnLag as OnLag
+from muxkit.runtime.subscription import Subscription as Subscription
+from muxkit.runtime.subscription import framed as framed
 
 protect_package(__name__)
 
 __all__ = [
+    "BEGUN",
     "CLOSED_HERE",
     "HEAD",
     "LOSSES",
+    "LOST",
+    "MEMBER_HEADER",
+    "ON_LAG_HEADER",
+    "SINCE_HEADER",
+    "UPDATE",
     "YIELD_BYTES",
     "YIELD_CALLS",
     "YIELD_LEAST",
@@ -162,6 +182,7 @@ __all__ = [
     "Inbox",
     "IncomingRequest",
     "ItemQueue",
+    "Lagged",
     "Link",
     "LinkKind",
     "LinkLost",
@@ -174,6 +195,7 @@ __all__ = [
     "NowaitPackets",
     "Occupant",
     "OnFailed",
+    "OnLag",
     "OneAtATime",
     "Openable",
     "Opening",
@@ -209,11 +231,14 @@ __all__ = [
     "StreamPump",
     "StreamReset",
     "StreamStopped",
+    "Subscription",
     "TokenBucket",
     "Transport",
     "Turns",
+    "TypedChannel",
     "Unclaimed",
     "Unsupported",
+    "ValueT",
     "WaitableLink",
     "Watermark",
     "alert_of",
@@ -227,6 +252,7 @@ __all__ = [
     "current_place",
     "describe",
     "facts_of",
+    "framed",
     "frames_of",
     "interruptible",
     "leaves_of",
@@ -247,4 +273,5 @@ __all__ = [
     "source_of",
     "turned_away",
     "turns",
+    "typed",
 ]

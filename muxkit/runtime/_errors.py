@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 import trio
 
+from muxkit._errors import ExtraNeeded as ExtraNeeded
 from muxkit._errors import MuxError, Refused, RemoteProtocolError
 from muxkit.core import Reason
 
@@ -104,16 +105,6 @@ class ChannelCancelled(_EndedByPeer):
 
 class Unsupported(MuxError):
     """The protocol or the link has no such operation."""
-
-
-class ExtraNeeded(ImportError):
-    """A part of muxkit needs packages that are not installed; `extra` of muxkit brings them."""
-
-    def __init__(self, name: str, extra: str, *, link: str = "stream") -> None:
-        super().__init__(f"{name} is not installed: pip install 'muxkit[{extra}]'")
-        self.extra = extra
-        self.link = link
-        """The kind of link that it would carry, if it is a transport."""
 
 
 class HandshakeFailed(ConnectionError):
@@ -288,6 +279,9 @@ _AQUEDUCT = b"AQUEDUX1"
 _RELINK = bytes(8)  # the version, from either side
 _BPMUX = b"\xa8\x00"  # credit for the top level
 _E3X = re.compile(rb".{1,5}\{\"(c|type|seq|ack|miss|end|err)\"", re.DOTALL)  # the lengths before a head
+_YAMUX = re.compile(
+    rb"\x00(?:[\x00\x01]\x00[\x01-\x0f]\x00\x00|\x02\x00[\x01\x02]\x00{4}|\x03\x00{6})", re.DOTALL
+)  # a header
 _TOKEN = b"muxkit 1 "
 
 _METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"CONNECT ", b"TRACE ")
@@ -319,6 +313,8 @@ def looks_like(head: bytes) -> str | None:
         return "the token of a muxkit client, for a server with authorize="
     if _E3X.match(head):
         return "e3x"
+    if _YAMUX.match(head):
+        return "yamux"
     if head.startswith(_BPMUX):
         return "bpmux"
     return None

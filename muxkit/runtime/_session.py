@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, overload
 
 import attrs
 import trio
@@ -13,9 +13,16 @@ import trio
 from muxkit._info import Identity, SessionInfo
 from muxkit._limits import Limits
 from muxkit._observer import Facts
+from muxkit.codecs import Codec, InvalidMessage, decoded
+from muxkit.core import NO_HEADERS, Headers
 from muxkit.runtime._errors import Unsupported
-from muxkit.runtime.halves.opening import Opening
-from muxkit.runtime.halves.send import ErrorMaker
+from muxkit.runtime.halves.budget import ErrorMaker
+from muxkit.runtime.halves.opening import ChannelOpening, Opening
+from muxkit.runtime.subscription import OnLag, Subscription, subscribed, subscription_headers
+
+ValueT = TypeVar("ValueT")
+
+INVALID_MESSAGE: Final = 422  # the code of a channel that was aborted for a message, as in HTTP
 
 
 @attrs.frozen(kw_only=True)
@@ -59,6 +66,15 @@ class Channel(trio.abc.Channel[bytes]):
     def opening(self) -> bytes:
         """The payload that came, or went, with the opening; not a message."""
 
+    @property
+    def headers(self) -> Headers:
+        """The headers that came, or went, with the opening; empty if there were none.
+
+        They are set by the peer, so treat them as input: check them before you act on them, and escape them before you
+        show them.
+        """
+        return NO_HEADERS
+
     @abstractmethod
     async def send_many(self, messages: Iterable[bytes]) -> None:
         """Send several messages with one checkpoint; cancelled, a prefix of them was sent."""
@@ -92,6 +108,13 @@ class Channel(trio.abc.Channel[bytes]):
     def stats(self) -> ChannelStats:
         """What is queued, the credit both ways, and since when a sender waits."""
 
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        """Cancel this scope when the peer takes nothing more on this channel, because it gave up or is lost.
+
+        For handlers whose peer ends the channel only when it needs nothing more: where a protocol tells neither, the
+        end of the peer's messages counts, too.
+        """
+
     # For `muxkit.asyncio`, whose tasks save a round through Trio's loop by these; a protocol need not have them.
 
     def _try_send(self, message: bytes) -> bool:
@@ -101,6 +124,95 @@ class Channel(trio.abc.Channel[bytes]):
     def _try_receive(self) -> bytes | None:
         """Take a message that has come; None if the caller has to call `receive`."""
         return None
+
+
+class TypedChannel(trio.abc.Channel[ValueT], Generic[ValueT]):
+    """A two-way channel of values of one type, made by `session.open(codec=...)` and `muxkit.handler`.
+
+    `send` and `receive` take and give values, with the cancellation rules of `Channel`. A message of the peer that
+    doesn't fit the type raises `InvalidMessage` in `receive`, and the channel is aborted with the code 422 and the
+    problem as the reason. The session isn't affected.
+    """
+
+    __slots__ = ("codec", "raw")
+
+    def __init__(self, raw: Channel, codec: Codec[ValueT]) -> None:
+        self.raw: Channel = raw
+        """The channel of bytes below."""
+        self.codec: Codec[ValueT] = codec
+        """The codec of both directions."""
+
+    @property
+    def session(self) -> Session:
+        """The session that carries this channel."""
+        return self.raw.session
+
+    @property
+    def name(self) -> str:
+        """The name that the opening side gave; "" if it gave none."""
+        return self.raw.name
+
+    @property
+    def opening(self) -> bytes:
+        """The payload that came, or went, with the opening, in bytes."""
+        return self.raw.opening
+
+    @property
+    def headers(self) -> Headers:
+        """The headers that came, or went, with the opening."""
+        return self.raw.headers
+
+    async def send(self, value: ValueT) -> None:
+        """Send a value. Cancelled means not sent.
+
+        Raises what the codec raises for a value that it can't encode; then nothing was sent.
+        """
+        await self.raw.send(self.codec.encode(value))
+
+    async def send_many(self, values: Iterable[ValueT]) -> None:
+        """Send several values with one checkpoint; cancelled, a prefix of them was sent."""
+        encode = self.codec.encode
+        await self.raw.send_many([encode(value) for value in values])
+
+    async def receive(self) -> ValueT:
+        """Wait for the next value. Raises `trio.EndOfChannel` at the clean end, `InvalidMessage` for an invalid one."""
+        return self._decoded(await self.raw.receive())
+
+    async def receive_many(self, limit: int | None = None) -> list[ValueT]:
+        """Wait for at least one value, then return all that have come, at most `limit`. Raises as `receive` does."""
+        return [self._decoded(message) for message in await self.raw.receive_many(limit)]
+
+    def _decoded(self, message: bytes) -> ValueT:
+        try:
+            return decoded(self.codec, message)
+        except InvalidMessage as error:
+            self.raw.abort(str(error), code=INVALID_MESSAGE)
+            raise
+
+    async def finish(self) -> None:
+        """Say that no more values follow, and wait until the peer has heard it; receiving goes on."""
+        await self.raw.finish()
+
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        """Give up both directions now, as `Channel.abort` does."""
+        self.raw.abort(reason, code=code)
+
+    async def aclose(self) -> None:
+        """Close both directions, as `Channel.aclose` does."""
+        await self.raw.aclose()
+
+    def stats(self) -> ChannelStats:
+        """Return the gauges of the channel."""
+        return self.raw.stats()
+
+
+def typed(opening: Opening[Channel], codec: Codec[ValueT]) -> ChannelOpening[TypedChannel[ValueT]]:
+    """Put a codec around a channel that is opened; the caller has announced the codec in the headers."""
+
+    async def open() -> TypedChannel[ValueT]:
+        return TypedChannel(await opening, codec)
+
+    return ChannelOpening(open)
 
 
 class IncomingRequest(ABC):
@@ -177,13 +289,62 @@ class Session(ABC):
                 told += "; channels have it. To handle channels, annotate the handler's parameter as muxkit.Channel"
             raise AttributeError(told, name=name, obj=self)
 
+    @overload
+    def open(self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None) -> Opening[Channel]: ...
+    @overload
+    def open(
+        self, name: str = "", *, codec: Codec[ValueT], payload: bytes = b"", headers: Headers | None = None
+    ) -> Opening[TypedChannel[ValueT]]: ...
     @abstractmethod
-    def open(self, name: str = "", *, payload: bytes = b"") -> Opening[Channel]:
+    def open(
+        self,
+        name: str = "",
+        *,
+        codec: Codec[ValueT] | None = None,
+        payload: bytes = b"",
+        headers: Headers | None = None,
+    ) -> Opening[Channel] | Opening[TypedChannel[ValueT]]:
         """Open a channel to the peer: `async with session.open()` or `channel = await session.open()`.
 
-        Leaving the block normally finishes the channel, leaving it by an error aborts it. The peer reads `name` and
-        `payload` as `channel.name` and `channel.opening`.
+        Leaving the block normally finishes the channel, leaving it by an error aborts it. The peer reads the arguments
+        as `channel.name`, `channel.opening` and `channel.headers`. Headers are pairs of texts, for facts about the
+        channel that aren't messages; `Limits.headers` bounds them. Peers of other programs, and of older versions, see
+        them as the beginning of the payload.
+
+        With a codec, such as `muxkit.Json(Price)`, the channel is a `TypedChannel`, which sends and receives values.
+        The name of the codec travels as the header "codec".
         """
+
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        codec: Codec[ValueT],
+        since: int | str | None = None,
+        on_lag: OnLag = "end",
+        member: str | None = None,
+        headers: Headers | None = None,
+    ) -> ChannelOpening[Subscription[ValueT]]:
+        """Subscribe to a topic of the peer.
+
+            async with session.subscribe("prices", codec=muxkit.Json(Price)) as prices:
+                async for price in prices: ...
+
+        Every update that is published after the block was entered reaches the subscriber, unless it is too slow.
+
+        Args:
+            topic: The name under which the peer serves the topic.
+            codec: The codec of the updates.
+            since: The number of an update, or the `Subscription.position` of an earlier subscription: updates after it
+                come first, as far as they are kept. 0 stands for all that are kept.
+            on_lag: What happens when this subscriber is too slow; see `OnLag`.
+            member: A name by which the other subscribers know this one, for topics with presence.
+            headers: Further headers for the peer.
+
+        Raises `ChannelCancelled` if the peer refuses, for example because it has no topic of this name.
+        """
+        told = subscription_headers(codec, since, on_lag, member, headers)
+        return subscribed(self.open(topic, headers=told), codec)
 
     @abstractmethod
     def incoming(self) -> AsyncIterator[Channel]:

@@ -62,7 +62,7 @@ class WindowedSend(SendHalf):
         self.log: list[str] = []
         self._deliver = deliver
 
-    def _admits(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         return size <= self.window.credit
 
     def _watch(self, size: int) -> None:
@@ -70,7 +70,7 @@ class WindowedSend(SendHalf):
             self.window.watching.append(self)
 
     def _push(self, message: bytes) -> None:
-        if not self._admits(len(message)):
+        if not self.has_room(len(message)):
             raise LocalProtocolError(f"{len(message)} bytes against {self.window.credit}")
         self.window.credit -= len(message)
         self.outbox.used += len(message)

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from muxkit.core import Consumed, Lent, Reset, Stop, StreamControl
-from muxkit.runtime import Arrival, MultistreamLink, MultistreamPump, StreamPump
+from muxkit.runtime import Arrival, MultistreamLink, MultistreamPump, PumpOwner, StreamPump
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -82,41 +82,36 @@ class Letters(Lines):
         self.pending += [bytes([byte]) for byte in now_parsed]
 
 
-class Running:
+class Running(PumpOwner[bytes]):
     """A pump at work on one end, and what it told."""
 
     def __init__(self, link: Link, engine: Lines, observer: Watcher | None = None) -> None:
         self.engine = engine
+        self.observer = observer
         self.got: list[bytes] = []
         self.written = 0
         self.losses = 0
         self.on_event: Callable[[bytes], None] = lambda event: None
         self.on_lost: Callable[[], None] = lambda: None
-        self.pump: StreamPump[bytes] = StreamPump(
-            link,
-            engine,
-            on_events=self._take,
-            on_written=self._count,
-            on_lost=self._lose,
-            queued=lambda: self.used,
-            outbox=self,
-            observer=observer,
-        )
+        self.pump: StreamPump[bytes] = StreamPump(link, engine, self, outbox=self)
 
     @property
     def used(self) -> int:
         """Bytes that wait for the transport."""
         return sum(map(len, self.engine.out))
 
-    def _take(self, events: Sequence[bytes]) -> None:
+    def handle_events(self, events: Sequence[bytes]) -> None:
         for event in events:
             self.got.append(event)
             self.on_event(event)
 
-    def _count(self) -> None:
+    def handle_written(self) -> None:
         self.written += 1
 
-    def _lose(self) -> None:
+    def queued_bytes(self) -> int:
+        return self.used
+
+    def handle_lost(self) -> None:
         self.losses += 1
         self.on_lost()
 
@@ -362,7 +357,7 @@ class SteppedLink(MultistreamLink):
         await trio.lowlevel.checkpoint()
 
 
-class RunningMultistream:
+class RunningMultistream(PumpOwner[object]):
     """A pump at work, and what it told."""
 
     def __init__(self) -> None:
@@ -372,23 +367,22 @@ class RunningMultistream:
         self.written = 0
         self.losses = 0
         self.queued = 0
-        self.pump: MultistreamPump[object] = MultistreamPump(
-            self.link,
-            self.engine,
-            on_events=self.got.extend,
-            on_written=self._count_write,
-            on_lost=self._count_loss,
-            queued=lambda: self.queued,
-        )
+        self.pump: MultistreamPump[object] = MultistreamPump(self.link, self.engine, self)
 
     def of_streams(self) -> list[tuple[int, bytes, bool]]:
         """What came, if it was data of streams only."""
         return [cast("tuple[int, bytes, bool]", event) for event in self.got]
 
-    def _count_write(self) -> None:
+    def handle_events(self, events: Sequence[object]) -> None:
+        self.got.extend(events)
+
+    def queued_bytes(self) -> int:
+        return self.queued
+
+    def handle_written(self) -> None:
         self.written += 1
 
-    def _count_loss(self) -> None:
+    def handle_lost(self) -> None:
         self.losses += 1
 
 

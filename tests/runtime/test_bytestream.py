@@ -38,7 +38,7 @@ class _Eager(WindowedSend):
         self._source = source
         source._stop = lambda: self._stopped(stopped)  # type: ignore[method-assign]
 
-    def _admits(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         return self.window.credit > 0
 
     def _finish(self, payload: bytes) -> None:

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from muxkit import LinkLost
-from muxkit.runtime import DatagramPump, NowaitPackets
+from muxkit.runtime import DatagramPump, NowaitPackets, PumpOwner
 from muxkit.testing import PacketWeather
 
 from ._pumps import Watcher
@@ -124,7 +124,7 @@ class Bursty(Scripted):
         return got
 
 
-class Running:
+class Running(PumpOwner[bytes]):
     """A pump at work on one end, and what it told."""
 
     def __init__(self, link: Link, engine: Parcels, fatal: Iterable[int], observer: Watcher | None) -> None:
@@ -133,24 +133,21 @@ class Running:
         self.losses = 0
         self.limits: list[int] = []
         self.on_event: Callable[[bytes], None] = lambda event: None
-        self.pump: DatagramPump[bytes] = DatagramPump(
-            link,
-            engine,
-            on_events=self._take,
-            on_written=lambda: None,
-            on_lost=self._lose,
-            queued=lambda: sum(map(len, self.engine.out)),
-            on_limit=self.limits.append,
-            fatal=fatal,
-            observer=observer,
-        )
+        self.observer = observer
+        self.pump: DatagramPump[bytes] = DatagramPump(link, engine, self, fatal=fatal)
 
-    def _take(self, events: Sequence[bytes]) -> None:
+    def queued_bytes(self) -> int:
+        return sum(map(len, self.engine.out))
+
+    def handle_packet_limit(self, limit: int) -> None:
+        self.limits.append(limit)
+
+    def handle_events(self, events: Sequence[bytes]) -> None:
         for event in events:
             self.got.append(event)
             self.on_event(event)
 
-    def _lose(self) -> None:
+    def handle_lost(self) -> None:
         self.losses += 1
 
     def send(self, *packets: bytes) -> None:

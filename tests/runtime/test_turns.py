@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from muxkit.runtime import DatagramPump, StreamData
+from muxkit.runtime import DatagramPump, PumpOwner, StreamData
 from muxkit.runtime.pumps.turns import LONG_PASS, NEW, TURN_LEAST, TURN_MOST, Turns, share_turns
 from muxkit_adapters import memory
 
@@ -232,6 +232,19 @@ async def test_many_floods_add_no_more_to_a_pass_than_one() -> None:
     assert max(later) <= 2 * STEP
 
 
+class Collecting(PumpOwner[bytes]):
+    """An owner that keeps the events of its pump."""
+
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+
+    def handle_events(self, events: Sequence[bytes]) -> None:
+        self.got.extend(events)
+
+    def queued_bytes(self) -> int:
+        return 0
+
+
 @pytest.mark.requirement("R-27")
 async def test_a_packet_pump_stops_taking_packets_when_its_time_is_used_up() -> None:
     clock = Clock()
@@ -246,19 +259,13 @@ async def test_a_packet_pump_stops_taking_packets_when_its_time_is_used_up() -> 
     async with passes() as counted, trio.open_nursery() as nursery:
         link = Bursty()
         engine = CostlyParcels()
-        got: list[bytes] = []
-
-        def take(events: Sequence[bytes]) -> None:
-            got.extend(events)
-
-        pump: DatagramPump[bytes] = DatagramPump(
-            link, engine, on_events=take, on_written=lambda: None, on_lost=lambda: None, queued=lambda: 0
-        )
+        owner = Collecting()
+        pump: DatagramPump[bytes] = DatagramPump(link, engine, owner)
         nursery.start_soon(pump.run)
         for _ in range(500):
             link.arrivals.send_nowait(b"x")
         await until(counted, 500)
-        assert len(got) == 500
+        assert len(owner.got) == 500
         nursery.cancel_scope.cancel()
     assert counted.most(together=1) <= 2 * (1 + 16)
 

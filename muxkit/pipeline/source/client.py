@@ -27,10 +27,11 @@ from muxkit.pipeline.source.offsets import Span
 from muxkit.protocols import restream
 from muxkit.protocols.restream import ClientEngine, ClientEvent, ErrorCode, Json, Received, Verifier
 from muxkit.protocols.restream.client import ClientDriver, Closing, Stop, dial_of
+from muxkit.protocols.restream.engine import BlockEngine, EncodedMessage, ReceivedBlock
 from muxkit.runtime import Dial, Ended
 
 Take = Callable[[list[Received]], Awaitable[None]]
-
+TakeEncoded = Callable[[list[EncodedMessage]], Awaitable[None]]
 
 READ_SIZE: Final = 256 * 1024  # bytes to ask for at once
 SILENCE_TIMEOUT: Final = 20.0  # s without a byte after which a connection is dropped and dialled again
@@ -89,6 +90,20 @@ class Client:
         """
         if span.count:
             await _Range(span, take, self._options).run(self._dial(span.server))
+
+    async def fetch_encoded(self, span: Span, take: TakeEncoded) -> None:
+        """Do what `fetch` does, and leave the data as the JSON that the server sent, which takes much less time."""
+        if not span.count:
+            return
+        if self._options.verify is Verify.NONE:
+            await _EncodedRange(span, take, self._options).run(self._dial(span.server))
+            return
+        encode = msgspec.json.Encoder().encode
+
+        async def take_values(messages: list[Received]) -> None:
+            await take([EncodedMessage(each.id, msgspec.Raw(encode(each.data)), each.time) for each in messages])
+
+        await self.fetch(span, take_values)
 
     async def find(self, span: Span, moment: float) -> int:
         """Return the message after which the first one of a range comes whose time is not before `moment`.
@@ -370,12 +385,29 @@ class _Reading(_Request):
         return False
 
 
-class _Range(_Reading):
-    def __init__(self, span: Span, take: Take, options: SourceOptions) -> None:
+class _AnyRange(_Reading):
+    def __init__(self, span: Span, options: SourceOptions) -> None:
         super().__init__(span.uuid, span.begin, options, incarnation=span.incarnation, until=span.end)
         self._end = span.end
-        self._take = take
         self._may_lose = not options.fail_on_data_loss
+
+    def on_refusal(self, refused: restream.Refused) -> bool:
+        if not self._may_lose or refused.code not in LOST:
+            return super().on_refusal(refused)
+        _log.warning("stream %s: messages after %d are lost, the server says: %s", self.stream, self.last, refused.text)
+        gone = refused.acknowledged
+        if gone is None or not self.last < gone < self._end:
+            return True
+        self._skip(gone)
+        return False
+
+
+class _Range(_AnyRange):
+    """Reads a range as values."""
+
+    def __init__(self, span: Span, take: Take, options: SourceOptions) -> None:
+        super().__init__(span, options)
+        self._take = take
 
     async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
         end = self._end
@@ -387,15 +419,29 @@ class _Range(_Reading):
             raise DataLoss(self.stream, f"it ends with message {self.last}, and {end} was known")
         return self.last >= end
 
-    def on_refusal(self, refused: restream.Refused) -> bool:
-        if not self._may_lose or refused.code not in LOST:
-            return super().on_refusal(refused)
-        _log.warning("stream %s: messages after %d are lost, the server says: %s", self.stream, self.last, refused.text)
-        gone = refused.acknowledged
-        if gone is None or not self.last < gone < self._end:
-            return True
-        self._skip(gone)
-        return False
+
+class _EncodedRange(_AnyRange):
+    """Reads a range as JSON."""
+
+    def __init__(self, span: Span, take: TakeEncoded, options: SourceOptions) -> None:
+        super().__init__(span, options)
+        self._take = take
+
+    def next_engine(self) -> ClientEngine:
+        return BlockEngine.restore(self._saved, verifier=self._verifier, config=self._config)
+
+    async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
+        for event in events:
+            if not isinstance(event, ReceivedBlock):
+                continue
+            messages = event.messages
+            if messages[-1].id > self._end:  # a server that doesn't know `until` sends more
+                messages = [message for message in messages if message.id <= self._end]
+            if messages:
+                await self._take(messages)
+                self.last = messages[-1].id
+                self._saved = {**self._saved, "id": self.last}
+        return self.last >= self._end
 
 
 class _Count(_Reading):

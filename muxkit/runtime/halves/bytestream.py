@@ -9,9 +9,17 @@ from typing import Protocol
 import trio
 
 from muxkit.runtime._links import OneAtATime
-from muxkit.runtime.halves.send import SendHalf
 
 PIECE = 64 * 1024  # bytes in one message
+
+
+class Sending(Protocol):
+    """What a `ByteStream` sends on: a half."""
+
+    def send(self, message: bytes) -> Awaitable[None]: ...
+    def wait_for_room(self, size: int = 1) -> Awaitable[None]: ...
+    def aclose(self) -> Awaitable[None]: ...
+    def close(self) -> object: ...
 
 
 class Receiving(Protocol):
@@ -27,7 +35,7 @@ class ByteStream(trio.abc.HalfCloseableStream):
     Unlike the halves it yields in every call. `send_all` may be partial when it is cancelled, as Trio has it.
     """
 
-    def __init__(self, sending: SendHalf, receiving: Receiving) -> None:
+    def __init__(self, sending: Sending, receiving: Receiving) -> None:
         self._sending = sending
         self._receiving = receiving
         self._rest = b""

@@ -16,7 +16,7 @@ import trio
 from muxkit.core import Reason, StartPace
 from muxkit.runtime._log_pace import may_log
 from muxkit.runtime._thread import Owner, owner
-from muxkit.runtime.halves.send import ErrorMaker
+from muxkit.runtime.halves.budget import ErrorMaker
 
 LEFT_BY_ERROR: Final = "the other side left the channel by an error"
 LEFT_BY_ERROR_CODE: Final = 500
@@ -202,7 +202,7 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
         self._owner: Owner = owner()
         self._taken = taken
         self._pace = pace
-        self._items: OrderedDict[Hashable, ItemT] = OrderedDict()
+        self._items: OrderedDict[object, ItemT] = OrderedDict()
         self._lot = trio.lowlevel.ParkingLot()
         self._paused = trio.lowlevel.ParkingLot()
         self._is_over = False
@@ -223,7 +223,7 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
         self._items.clear()
         return items
 
-    def __contains__(self, key: Hashable) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._items
 
     def put(self, item: ItemT, key: Hashable = None) -> None:
@@ -231,7 +231,7 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
         self._items[item if key is None else key] = item
         self._lot.unpark()
 
-    def drop(self, key: Hashable) -> ItemT | None:
+    def drop(self, key: object) -> ItemT | None:
         """Forget and return an item; None if it is not here any more."""
         return self._items.pop(key, None)
 

@@ -11,9 +11,11 @@ import trio
 
 from muxkit.core import Receiving, Step, advance
 from muxkit.runtime._thread import Owner, owner, refuse_thread
+from muxkit.runtime.halves.budget import ErrorMaker
 from muxkit.runtime.halves.mailbox import ItemQueue, Storage
-from muxkit.runtime.halves.send import YIELD_BYTES, YIELD_LEAST, ErrorMaker
-from muxkit.runtime.pumps.reading import Reading
+from muxkit.runtime.halves.receiving import EMPTY, NO_ITEMS, NO_WAITERS, Waiter
+from muxkit.runtime.halves.sending import YIELD_BYTES, YIELD_LEAST
+from muxkit.runtime.pumps.reading import OFFERED, Reading
 from muxkit.runtime.pumps.turns import turns
 
 ItemT = TypeVar("ItemT")
@@ -24,45 +26,6 @@ PORTION_LEAST = 4  # items; fewer are handed out one by one
 
 def _closed() -> Exception:
     return trio.ClosedResourceError("this side of the channel was closed")
-
-
-class _Waiter(Generic[ItemT]):
-    __slots__ = ("is_called", "items", "reading", "task")
-
-    def __init__(self) -> None:
-        self.items: tuple[ItemT, ...] = ()  # the item that was handed over: then a cancellation comes too late
-        self.is_called = False
-        self.task: trio.lowlevel.Task | None = None  # while it sleeps
-        self.reading: Reading | None = None  # while it reads the connection, and must not be rescheduled
-
-    def call(self) -> None:
-        """Wake it: it has its item, or will get none."""
-        self.is_called = True
-        if self.task is not None:
-            trio.lowlevel.reschedule(self.task)
-        elif self.reading is not None and self.reading.borrower_sleeps:
-            self.reading.wake_borrower()
-
-
-class _Nothing(ItemQueue[Any]):
-    """The storage of all halves that store nothing, which therefore takes nothing."""
-
-    __slots__ = ()
-
-    def put(self, item: object) -> None:
-        raise AssertionError("an item was put into what all halves share")
-
-    def put_all(self, items: list[Any]) -> None:
-        self.put(items)
-
-    def put_back(self, items: list[Any]) -> None:
-        self.put(items)
-
-
-# What most halves have most of the time. Nothing is ever put into these.
-EMPTY: Storage[Any] = _Nothing()
-NO_WAITERS: list[_Waiter[Any]] = []
-NO_ITEMS: list[Any] = []
 
 
 class Inbox(ABC, Generic[ItemT]):
@@ -99,7 +62,7 @@ class Inbox(ABC, Generic[ItemT]):
             NO_ITEMS  # what is handed out next, the oldest at the end; `_taken` is told behind it
         )
         self._portion_bytes = 0  # with what was handed out
-        self._waiters: list[_Waiter[ItemT]] = NO_WAITERS
+        self._waiters: list[Waiter[ItemT]] = NO_WAITERS
         self._error: ErrorMaker = trio.EndOfChannel
         self._since_yield = 0  # bytes
         self.state: Receiving = Receiving.OPEN
@@ -263,14 +226,14 @@ class Inbox(ABC, Generic[ItemT]):
         if self.state is not Receiving.OPEN:
             await trio.lowlevel.checkpoint()  # a loop around this call must let other tasks run
             raise self._error()
-        waiter: _Waiter[ItemT] = _Waiter()  # calling the subscripted class would cost 1 µs
+        waiter: Waiter[ItemT] = Waiter()  # calling the subscripted class would cost 1 µs
         if self._waiters is NO_WAITERS:
             self._waiters = []
         self._waiters.append(waiter)
         reading = self._reading()
         if reading is not None:
             reading.is_wanted = True
-            if reading.is_free:
+            if reading.state is OFFERED:
                 waiter.reading = reading
                 try:
                     await reading.read_for(waiter)

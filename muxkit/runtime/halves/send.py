@@ -6,179 +6,26 @@ behind. Between the wake-up and the sender's next step its bytes are reserved.
 
 from __future__ import annotations
 
-import heapq
 import logging
-import sys
 from abc import ABC, abstractmethod
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from functools import partial
 from itertools import islice
 from threading import get_ident
-from typing import Final, NoReturn
+from typing import NoReturn
 
-import attrs
 import trio
 
 from muxkit._observer import Blocked, Facts
-from muxkit.core import NO_QUEUE, Outbox, Queued, Reason, Reminder, Sending, Step, advance, counted, queue_of
-from muxkit.runtime._log_pace import may_log
-from muxkit.runtime._thread import Owner, owner, refuse_thread
+from muxkit.core import NO_QUEUE, Reason, Sending, Step, advance, counted, queue_of
+from muxkit.runtime._thread import refuse_thread
+from muxkit.runtime.halves.budget import ErrorMaker, OutboxBudget, Waiter
+from muxkit.runtime.halves.sending import MANY, ONLY_BYTES, OPEN, YIELD_BYTES, YIELD_CALLS, YIELD_LEAST, as_bytes
 from muxkit.runtime.pumps.turns import turns
 
-ErrorMaker = Callable[[], Exception]
-
-SMALL_RESERVATION = 4 * 1024  # bytes reserved for a woken sender of small messages
-LARGEST_SHARE = 8  # at most 1/8 of the outbox is reserved for one sender, unless its first message is larger
-MAX_BYPASSES = 16  # times that smaller messages may go before one that is too large for what is free
-YIELD_CALLS = 64  # calls after which a half yields at the latest
-YIELD_BYTES = 128 * 1024  # the same in bytes; two of 64 KiB take about as long as 64 short calls
-YIELD_LEAST = YIELD_BYTES // YIELD_CALLS  # bytes that a call counts for at least, so that one number keeps both
-MANY = 16  # one `send_many` may send so many times what a half sends between two yields
-STUCK_AFTER: Final = 10.0  # s without a turn for the same sender, while messages wait to be received beside it
-LEAST_LOOK: Final = 1.0  # s between two looks for such senders, each of which goes through all that wait
-OPEN: Final = Sending.OPEN  # looked up for each message
-ONLY_BYTES = {bytes}
-
 _log = logging.getLogger("muxkit")
-
-
-class OutboxBudget:
-    """How many bytes the halves of one connection may queue ahead of the transport.
-
-    Halves whose window is open but which find too little free wait in order. A newcomer whose message fits may go
-    before them, so that a short message need not wait behind a bulk transfer, but only `MAX_BYPASSES` times in a row.
-    Without arguments everything is admitted, for an engine that bounds what it queues by itself.
-    """
-
-    __slots__ = (
-        "_bypasses",
-        "_largest_share",
-        "_limit",
-        "_line",
-        "_outbox",
-        "facts",
-        "owner",
-        "reserved",
-        "thread",
-        "watchdog",
-    )
-
-    def __init__(self, limit: int = sys.maxsize, outbox: Queued | None = None, *, facts: Facts | None = None) -> None:
-        self.facts: Facts | None = facts
-        """Told how long senders waited."""
-        self.owner: Owner = owner()
-        """The thread whose tasks may send."""
-        self.thread: int = self.owner.ident
-        """The same as `get_ident` gives it, for the check that each message makes."""
-        self._limit = limit
-        self._largest_share = limit // LARGEST_SHARE
-        self._outbox = Outbox() if outbox is None else outbox
-        self.reserved: int = 0
-        """Bytes that are kept for senders which were woken and have not run yet."""
-        self._line: OrderedDict[SendTurn, None] = OrderedDict()
-        self._bypasses = 0  # times that the first half found too little free
-        self.watchdog: SenderWatchdog = SenderWatchdog()
-
-    def admits(self, size: int) -> bool:
-        """Return True if a sender that comes now may queue so many bytes at once."""
-        used = self._outbox.used + self.reserved
-        return (used == 0 or used + size <= self._limit) and (not self._line or self._bypasses < MAX_BYPASSES)
-
-    def reservation_for(self, size: int) -> int:
-        """Return the bytes to reserve for a sender that is woken to send `size`.
-
-        They are more than `size`, unless that is large, to save one wake-up for each of its messages.
-        """
-        return max(size, min(max(2 * size, SMALL_RESERVATION), self._largest_share), 1)
-
-    def enqueue(self, half: SendTurn) -> None:
-        """Let the half wait until enough is free for its first sender."""
-        self._line.setdefault(half)
-
-    def dequeue(self, half: SendTurn) -> None:
-        """Take a half out of the line that waits for its own window, or need not wait."""
-        self._line.pop(half, None)
-
-    def withdraw(self, half: SendTurn) -> None:
-        """Take out a half on which no sender waits any more, and let the next one go."""
-        self.watchdog.forget(half)
-        if half in self._line:
-            del self._line[half]
-            self._bypasses = 0
-            self.wake_waiting()
-
-    def wake_waiting(self) -> None:
-        """Bytes were written or dropped: let as many halves go as now fit, in order."""
-        while self._line:
-            half = next(iter(self._line))
-            size = half._first_size
-            reservation = self.reservation_for(size)
-            used = self._outbox.used + self.reserved
-            if used and used + reservation > self._limit and half._admits(size):  # else others took a window they share
-                self._bypasses += 1
-                return
-            del self._line[half]
-            half._wake_first(reservation)
-            self._bypasses = 0
-
-
-@attrs.define(eq=False)
-class _Waiter:
-    task: trio.lowlevel.Task
-    size: int
-    since: float = attrs.field(factory=trio.current_time)
-    reserved: int = 0  # bytes
-    error: ErrorMaker | None = None
-
-
-class SenderWatchdog:
-    """Logs each half of a connection once that cannot send while no task receives what came beside it.
-
-    If the other side does the same, both wait for ever. The clock of the connection's pump calls it.
-    """
-
-    __slots__ = ("_waiting", "reminder")
-
-    def __init__(self) -> None:
-        self._waiting: dict[SendTurn, tuple[_Waiter, float]] = {}  # the first sender, and since when it was seen
-        self.reminder: Reminder = Reminder(self._look)
-
-    def note(self, half: SendTurn, waiter: _Waiter) -> None:
-        """A sender became the first that waits on this half."""
-        if half not in self._waiting and not half._was_stuck:
-            self._waiting[half] = waiter, waiter.since
-            self.reminder.set(waiter.since + STUCK_AFTER)
-
-    def forget(self, half: SendTurn) -> None:
-        """No sender waits on this half any more."""
-        self._waiting.pop(half, None)
-
-    def _look(self, now: float) -> None:
-        due = now + STUCK_AFTER
-        for half, (waiter, since) in [*self._waiting.items()]:
-            first = half._first_waiter
-            if first is None:
-                del self._waiting[half]
-            elif first is not waiter:
-                self._waiting[half] = first, now
-            elif now < since + STUCK_AFTER:  # as the reminder was set: a difference might round to less
-                due = min(due, since + STUCK_AFTER)
-            elif unread := half._unread_beside():
-                half._was_stuck = True
-                del self._waiting[half]
-                if not may_log("channels that could not send"):
-                    continue
-                _log.warning(
-                    "%s: nothing could be sent for %.0f s and longer, and %s to be received here: if the other side "
-                    "waits likewise, neither goes on; receive in a task of its own",
-                    repr(half),  # as it is now, even if a handler writes it later
-                    STUCK_AFTER,
-                    "1 message waits" if unread == 1 else f"{unread:,} messages wait",
-                )
-        if self._waiting:
-            self.reminder.set(max(due, now + LEAST_LOOK))
 
 
 class _Outcome(Enum):
@@ -204,27 +51,29 @@ class SendTurn(ABC):
         "_outcome",
         "_over",
         "_request_write",
+        "_scope",
         "_since_yield",
-        "_was_stuck",
         "state",
+        "was_stuck",
     )
 
     def __init__(self, budget: OutboxBudget, request_write: Callable[[], None]) -> None:
         self._request_write = request_write
         self._budget = budget
-        self._line: deque[_Waiter] = NO_QUEUE
+        self._line: deque[Waiter] = NO_QUEUE
         self._error: ErrorMaker | None = None
         self._over: trio.Event | None = None
+        self._scope: trio.CancelScope | None = None  # cancelled when the half is over
         self._since_yield = 0  # bytes
         self._outcome = _Outcome.USUAL
         self.state: Sending = Sending.OPEN
-        self._was_stuck: bool = False
+        self.was_stuck: bool = False
 
     # --- turns
 
     def _may_send(self, size: int) -> bool:
         """Return True if a sender that comes now may send so many bytes at once."""
-        return not self._line and self._budget.admits(size) and self._admits(size)
+        return not self._line and self._budget.admits(size) and self.has_room(size)
 
     async def _wait_turn(self, size: int) -> None:
         """Sleep until `size` bytes may go; the caller must send before its next checkpoint, then call `_end_turn`.
@@ -241,7 +90,7 @@ class SendTurn(ABC):
             await self._refuse()
         if self._may_send(size):  # or it has made room
             return
-        waiter = _Waiter(trio.lowlevel.current_task(), size)
+        waiter = Waiter(trio.lowlevel.current_task(), size)
         self._line = queue_of(self._line)
         self._line.append(waiter)
         if self._line[0] is waiter:
@@ -258,7 +107,7 @@ class SendTurn(ABC):
             self._end_turn()
             raise (self._error or _closed)()
 
-    async def _sleep(self, waiter: _Waiter) -> None:
+    async def _sleep(self, waiter: Waiter) -> None:
         """Sleep until it is this sender's turn."""
 
         def abort(_: object) -> trio.lowlevel.Abort:
@@ -275,7 +124,7 @@ class SendTurn(ABC):
             if waiter.error is not None:
                 self._budget.wake_waiting()  # what was reserved is free
                 raise waiter.error()
-            if self._admits(waiter.size):
+            if self.has_room(waiter.size):
                 return
             # Other halves were told of the same room in a window, and have taken it. What was reserved is free; the
             # reservation ends after that, as a waiter without one could be rescheduled while it runs.
@@ -288,8 +137,8 @@ class SendTurn(ABC):
         if not self._line:
             self._line = NO_QUEUE
 
-    async def _sleep_measured(self, waiter: _Waiter, facts: Facts) -> None:
-        on: Blocked = "transport" if self._admits(waiter.size) else "credit"
+    async def _sleep_measured(self, waiter: Waiter, facts: Facts) -> None:
+        on: Blocked = "transport" if self.has_room(waiter.size) else "credit"
         facts.wait_began(on)
         try:
             await self._sleep(waiter)
@@ -367,6 +216,15 @@ class SendTurn(ABC):
         if self._error is not None:
             raise self._error()
 
+    def cancel_when_over(self, scope: trio.CancelScope) -> None:
+        """Cancel this scope when the half is over: the peer stopped it, or the end was confirmed, or all was lost.
+
+        For work that nobody wants any more once the peer gave up. It takes no task, unlike `wait_over`.
+        """
+        self._scope = scope
+        if self.state is Sending.CLOSED:
+            scope.cancel()
+
     @property
     def waiting_since(self) -> float | None:
         """The time since which the first sender waits; None if no task does."""
@@ -384,11 +242,11 @@ class SendTurn(ABC):
         return f"{self.state.value}, {senders} waiting{waited} for credit"
 
     @property
-    def _first_waiter(self) -> _Waiter | None:
+    def first_waiter(self) -> Waiter | None:
         """The first sender that waits; None if no task does."""
         return self._line[0] if self._line else None
 
-    def _unread_beside(self) -> int:
+    def unread_beside(self) -> int:
         """Return how many messages wait to be received on the same channel."""
         return 0
 
@@ -411,7 +269,7 @@ class SendTurn(ABC):
             size = self._line[0].size
             if self._budget.admits(size):  # like a newcomer
                 self._budget.dequeue(self)
-                self._wake_first(max(size, 1))
+                self.wake_first(max(size, 1))
             else:
                 self._ask_for(size)
 
@@ -433,16 +291,16 @@ class SendTurn(ABC):
     # --- for the budget
 
     @property
-    def _first_size(self) -> int:
+    def first_size(self) -> int:
         """The size of the first sender's message while that sender waits, otherwise 0."""
         return self._line[0].size if self._line and not self._line[0].reserved else 0
 
-    def _wake_first(self, reserved: int) -> None:
+    def wake_first(self, reserved: int) -> None:
         """Called when `reserved` bytes are free for this half."""
         if not self._line or self._line[0].reserved:
             return
         first = self._line[0]
-        if self._admits(first.size):
+        if self.has_room(first.size):
             first.reserved = reserved
             self._budget.reserved += reserved
             trio.lowlevel.reschedule(first.task)
@@ -450,7 +308,7 @@ class SendTurn(ABC):
             self._ask_for(first.size)
 
     def _ask_for(self, size: int) -> None:
-        if self._admits(size):
+        if self.has_room(size):
             self._budget.enqueue(self)
         else:
             self._budget.dequeue(self)  # it may be in that line for another message, which was smaller
@@ -459,7 +317,7 @@ class SendTurn(ABC):
     # --- what a protocol fills in
 
     @abstractmethod
-    def _admits(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         """Return True if the window has room for so many bytes."""
 
     @abstractmethod
@@ -490,7 +348,7 @@ class SendTurn(ABC):
             return
         self.state = advance(self.state, step)
         self._error = self._error or error
-        if step is Step.LOST and (self._line or self._over is not None):
+        if step is Step.LOST and (self._line or self._over is not None or self._scope is not None):
             turns().wake(partial(self._wake_all, error or _closed))
         else:
             self._wake_all(error or _closed)
@@ -499,6 +357,8 @@ class SendTurn(ABC):
         self._close_gate(error)
         if self._over is not None:
             self._over.set()
+        if self._scope is not None:
+            self._scope.cancel()
 
     def _close_gate(self, error: ErrorMaker) -> None:
         """Let every waiting sender raise; no further one may come."""
@@ -615,7 +475,7 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
         False means that a write was requested before, for a message that is still queued here, and that this one leaves
         with it. A protocol may have a quicker way than to ask first.
         """
-        if not self._admits(len(message)):
+        if not self.has_room(len(message)):
             return None
         self._push(message)
         return True
@@ -656,51 +516,6 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
 # The name of a coroutine is what Python prints if it is never awaited; a program knows the channel, not its halves.
 for _method in (SendHalf.send, SendHalf.send_many, SendHalf.finish):
     _method.__qualname__ = f"Channel.{_method.__name__}"
-
-
-class Watermark:
-    """A growing number, with tasks that wait until it reaches theirs. An advance costs only what it wakes."""
-
-    __slots__ = ("_events", "_numbers", "value")
-
-    def __init__(self, value: int = -1) -> None:
-        self._numbers: list[int] = []  # a heap
-        self._events: dict[int, trio.Event] = {}
-        self.value: int = value
-
-    async def reached(self, number: int, raise_if_lost: Callable[[], None]) -> None:
-        """Wait until it is at least `number`; `raise_if_lost` raises why it will not grow any more."""
-        await trio.lowlevel.checkpoint()
-        if self.value >= number:
-            return
-        raise_if_lost()
-        event = self._events.get(number)
-        if event is None:
-            event = self._events[number] = trio.Event()
-            heapq.heappush(self._numbers, number)
-        await event.wait()
-        if self.value < number:
-            raise_if_lost()
-
-    def advance(self, number: int) -> None:
-        if number > self.value:
-            self.value = number
-            while self._numbers and self._numbers[0] <= number:
-                self._events.pop(heapq.heappop(self._numbers)).set()
-
-    def wake_all(self) -> None:
-        """Wake all waiters: the number will not grow any more."""
-        for event in self._events.values():
-            event.set()
-        self._events.clear()
-        self._numbers.clear()
-
-
-def as_bytes(message: object) -> bytes:
-    """Return a bytes-like message as bytes; raises TypeError for anything else."""
-    if isinstance(message, (bytes, bytearray, memoryview)):
-        return bytes(message)
-    raise TypeError(f"a message is bytes, not {type(message).__name__}")
 
 
 def _closed() -> Exception:

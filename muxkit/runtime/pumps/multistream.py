@@ -8,7 +8,6 @@ engine until the link has some again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Unpack
 
 import trio
 
@@ -16,7 +15,8 @@ from muxkit._errors import RemoteProtocolError
 from muxkit.core import CODE_MOST, Consumed, Lent, MultistreamEngine, Reason, Reset, Stop, StreamId
 from muxkit.runtime._errors import CLOSED_HERE, Side
 from muxkit.runtime._links import Arrival, Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
-from muxkit.runtime.pumps.pump import BROKEN, EventT, Pump, Wiring, keep_freed_memory
+from muxkit.runtime.pumps.owner import EventT, PumpOwner
+from muxkit.runtime.pumps.pump import BROKEN, Pump, keep_freed_memory
 from muxkit.runtime.pumps.turns import LONG_TURN
 
 TURN_BYTES = 64 * 1024  # to feed before other sessions get their turn
@@ -32,13 +32,11 @@ WRITE_DATAGRAMS = 64  # to pull before the streams get their turn
 class MultistreamPump(Pump[EventT]):
     """Runs a `MultistreamEngine` over a `MultistreamLink`.
 
-    The engine hears that the peer ended the connection in order before `on_lost` is called.
+    The engine hears that the peer ended the connection in order before `PumpOwner.handle_lost` is called.
     """
 
-    def __init__(
-        self, link: MultistreamLink, engine: MultistreamEngine[EventT], **wiring: Unpack[Wiring[EventT]]
-    ) -> None:
-        super().__init__(link, engine, engine.next_deadline, wiring)
+    def __init__(self, link: MultistreamLink, engine: MultistreamEngine[EventT], owner: PumpOwner[EventT]) -> None:
+        super().__init__(link, engine, owner)
         keep_freed_memory()
         self._link = link
         self._engine = engine
@@ -139,7 +137,7 @@ class MultistreamPump(Pump[EventT]):
             has_moved = True
         self.dispatch_events()
         if has_moved:
-            self._on_written()
+            self._owner.handle_written()
         return has_moved and self._has_output()
 
     def _pull_stream(self, stream: StreamId) -> None:

@@ -7,17 +7,17 @@ because the network reported that no peer is there, costs that packet and no mor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from time import perf_counter
-from typing import Unpack
 
 import trio
 
 from muxkit.core import DatagramEngine
 from muxkit.runtime._errors import CLOSED_HERE
 from muxkit.runtime._links import NowaitPackets, PacketLink
-from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring
+from muxkit.runtime.pumps.owner import EventT, PumpOwner
+from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, Pump
 from muxkit.runtime.pumps.turns import LONG_TURN
 
 TURN_PACKETS = 64  # to take in before other sessions get their turn
@@ -28,23 +28,15 @@ MAX_FAILURES = 1000  # errors in a row, without a packet in between: then the li
 class DatagramPump(Pump[EventT]):
     """Runs a `DatagramEngine` over a packet link: any `trio.abc.Channel[bytes]`, faster if it is `NowaitPackets`.
 
-    `on_limit` is told the link's `packet_limit` when a packet was above it. An OSError whose errno is in `fatal` ends
-    the link; all others cost one packet.
+    An OSError whose errno is in `fatal` ends the link; all others cost one packet.
     """
 
     def __init__(
-        self,
-        link: PacketLink,
-        engine: DatagramEngine[EventT],
-        *,
-        on_limit: Callable[[int], None] | None = None,
-        fatal: Iterable[int] = (),
-        **wiring: Unpack[Wiring[EventT]],
+        self, link: PacketLink, engine: DatagramEngine[EventT], owner: PumpOwner[EventT], *, fatal: Iterable[int] = ()
     ) -> None:
-        super().__init__(link, engine, self._deadline, wiring)
+        super().__init__(link, engine, owner)
         self._link = link
         self._engine = engine
-        self._on_limit = on_limit
         self._fatal = frozenset(fatal)
         self._is_heavy = False  # the last turn was long, so the next one waits for its place
         self._kept: deque[bytes] = deque()  # packets that came and were not taken in when the turn's time was used up
@@ -122,7 +114,7 @@ class DatagramPump(Pump[EventT]):
             for packet in packets:
                 self._observer.transport("out", packet)
         self.dispatch_events()
-        self._on_written()
+        self._owner.handle_written()
         return packets
 
     def _send_burst(self, link: NowaitPackets) -> None:
@@ -163,8 +155,8 @@ class DatagramPump(Pump[EventT]):
             fitting = self._carry[1:]
         self.too_large += len(self._carry) - len(fitting)
         self._carry = fitting
-        if limit is not None and self._on_limit is not None:
-            self._on_limit(limit)
+        if limit is not None:
+            self._owner.handle_packet_limit(limit)
 
     async def _sleep_until_requested(self) -> None:
         self._sleeper = trio.lowlevel.current_task()  # before the clock looks whether the writer is awake
@@ -239,7 +231,7 @@ class DatagramPump(Pump[EventT]):
 
     # --- time
 
-    def _deadline(self) -> float | None:
+    def _engine_deadline(self) -> float | None:
         deadline = self._engine.next_deadline()
         if deadline is None or (self._sleeper is None and deadline <= trio.current_time()):
             return None  # the writer is awake, sends what is due, and rearms the clock before it sleeps

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
-from typing import Final, Generic, NoReturn, NotRequired, TypedDict, TypeVar
+from typing import Final, Generic, NoReturn
 
 import trio
 
 from muxkit._errors import RemoteProtocolError
-from muxkit._observer import Facts, Observer, tell_limit
-from muxkit.core import Engine, Reason, Reminder
+from muxkit._observer import tell_limit
+from muxkit.core import Engine, Reason
 from muxkit.runtime._errors import CLOSED_HERE, LossRecord, Phase, Side, can_heal
 from muxkit.runtime._links import peer_of
 from muxkit.runtime.admission import current_place
+from muxkit.runtime.pumps.clock import Clock
+from muxkit.runtime.pumps.owner import EventT, PumpOwner
 from muxkit.runtime.pumps.turns import turns
-
-EventT = TypeVar("EventT")
 
 PARTING_TIMEOUT = 1.0  # s, for telling the peer why the connection ends
 CLOSE_TIMEOUT = 1.0  # s, for closing a link without goodbye
@@ -36,48 +36,25 @@ async def read_first(due: float) -> None:
             await trio.lowlevel.checkpoint()
 
 
-class Wiring(TypedDict, Generic[EventT]):
-    """What a pump calls in its session."""
-
-    on_events: Callable[[Sequence[EventT]], None]
-    """Takes the engine's events."""
-    on_written: Callable[[], None]
-    """Bytes have left the engine."""
-    on_lost: Callable[[], None]
-    """The connection is over, whatever the reason; called once."""
-    queued: Callable[[], int]
-    """Returns the bytes that the engine still holds, for the error."""
-    observer: NotRequired[Observer | None]
-    facts: NotRequired[Facts | None]
-    """Told of the limit that the peer reached."""
-    reminder: NotRequired[Reminder]
-
-
-class Pump(ABC, Generic[EventT]):
+class Pump(Clock, Generic[EventT]):
     """One reader, one writer and one clock that run an engine on a link until the connection is over.
 
     A subclass knows one kind of link.
     """
 
-    def __init__(
-        self, link: object, engine: Engine[EventT], next_deadline: Callable[[], float | None], wiring: Wiring[EventT]
-    ) -> None:
-        self._on_events = wiring["on_events"]
-        self._on_written = wiring["on_written"]
-        self._on_lost = wiring["on_lost"]
-        self._queued = wiring["queued"]
-        self._observer = wiring.get("observer")
-        self._facts = wiring.get("facts")
-        self._events = engine.events
-        self._handle_deadline = engine.handle_deadline
+    def __init__(self, link: object, engine: Engine[EventT], owner: PumpOwner[EventT]) -> None:
+        self._owner = owner
+        self._rules: Engine[EventT] = engine  # a subclass has the same object, by the type that its links need
+        self._observer = owner.observer
+        self._facts = owner.facts
         self._turns = turns()
         self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
         self._idle = trio.lowlevel.ParkingLot()  # of tasks that wait until everything is written
         self._tasks = trio.CancelScope()
         self._hanging_up = False  # then nothing is written any more
-        self._reminder = wiring.get("reminder") or Reminder(lambda _: None)
-        self._reminder.rearm = self.rearm
-        self._engine_deadline = next_deadline
+        self._reminder = owner.reminder
+        if self._reminder is not None:
+            self._reminder.attach(self)
         self._due = math.inf  # when the clock wakes
         self._alarm = trio.CancelScope()
         self.peer: str = peer_of(link)
@@ -153,7 +130,7 @@ class Pump(ABC, Generic[EventT]):
             reason,
             by=by,
             cause=cause,
-            unsent=self.unsent + self._queued(),
+            unsent=self.unsent + self._owner.queued_bytes(),
             phase=self.phase,
             hint=self._hint(by, cause),
             found=self._found(by, cause),
@@ -170,7 +147,7 @@ class Pump(ABC, Generic[EventT]):
             tell_limit(self._facts, cause)
             if by == "network":
                 self._facts.broken()
-        self._on_lost()
+        self._owner.handle_lost()
 
     def told(self, reason: Reason) -> None:
         """The peer said why it ends the connection, which follows."""
@@ -218,10 +195,18 @@ class Pump(ABC, Generic[EventT]):
 
     def dispatch_events(self) -> None:
         """Hand out what a command made the engine tell, and what follows from that."""
-        while events := self._events():
-            self._on_events(events)
+        while events := self._rules.events():
+            self._owner.handle_events(events)
             if self._place is not None:
                 self._heard()
+
+    def _handle(self, events: Sequence[EventT] | None) -> None:
+        """Handle events that the engine returned, and then the ones that handling them caused."""
+        if events:
+            self._owner.handle_events(events)
+            if self._place is not None:
+                self._heard()
+        self.dispatch_events()
 
     def _heard(self) -> None:
         """Report to the listener that the peer has said something that the engine understood."""
@@ -229,9 +214,9 @@ class Pump(ABC, Generic[EventT]):
             self._place.establish()
             self._place = None
 
-    def _dispatch(self) -> None:
-        """Hand out what a read or a deadline made the engine tell, then write what it answers."""
-        self.dispatch_events()
+    def _dispatch(self, events: Sequence[EventT] | None = None) -> None:
+        """Handle the events that a read or a deadline returned, then the ones that they caused, and write."""
+        self._handle(events)
         self.request_write()
         self.rearm()
 
@@ -243,13 +228,17 @@ class Pump(ABC, Generic[EventT]):
                 await trio.sleep_forever()
             await read_first(self._due)
             now = trio.current_time()
-            self._reminder.call_if_due(now)
-            self._handle_deadline(now)
-            self._dispatch()
+            if self._reminder is not None:
+                self._reminder.ring_if_due(now)
+            self._dispatch(self._rules.handle_deadline(now))
+
+    def _engine_deadline(self) -> float | None:
+        """Return when the engine wants to be called; a subclass may know why it must wait until later."""
+        return self._rules.next_deadline()
 
     def _next_deadline(self) -> float:
         deadline = self._engine_deadline()
-        due = self._reminder.due
+        due = math.inf if self._reminder is None else self._reminder.due
         return due if deadline is None or due < deadline else deadline
 
     def rearm(self) -> None:

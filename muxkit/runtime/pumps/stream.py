@@ -7,11 +7,9 @@ reaches it, so no frame is ever cut. When nothing is queued a sender writes at o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from time import perf_counter
-from typing import Unpack
 
 import trio
 
@@ -19,8 +17,9 @@ from muxkit._errors import RemoteProtocolError
 from muxkit.core import Answering, BoundedParsing, Buffer, Queued, SeparateTimers, StreamEngine
 from muxkit.runtime._errors import CLOSED_HERE, HEAD, Phase, Side, looks_like
 from muxkit.runtime._links import Explaining, NowaitLink, Parting, may_answer_after_end
-from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring, keep_freed_memory
-from muxkit.runtime.pumps.reading import Reading
+from muxkit.runtime.pumps.owner import EventT, PumpOwner
+from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, Pump, keep_freed_memory
+from muxkit.runtime.pumps.reading import Reading, ReadingOwner
 from muxkit.runtime.pumps.turns import LONG_TURN
 
 TURN_FRAMES = 1024  # frames to parse in one turn at most, however cheap they are
@@ -35,7 +34,7 @@ LARGE_PAIR_BYTES = 128 * 1024
 LATE_SECONDS = 250e-6  # a writer woken so long ago has not run, as other tasks took long: a sender writes in its place
 
 
-class StreamPump(Pump[EventT]):
+class StreamPump(Pump[EventT], ReadingOwner):
     """Runs a `StreamEngine` over a `trio.abc.Stream`.
 
     `outbox` says how much waits for the transport: with it, large messages go out in pairs.
@@ -45,14 +44,14 @@ class StreamPump(Pump[EventT]):
         self,
         stream: trio.abc.Stream,
         engine: StreamEngine[EventT],
+        owner: PumpOwner[EventT],
         *,
         outbox: Queued | None = None,
-        **wiring: Unpack[Wiring[EventT]],
     ) -> None:
         self._stream = stream
         self._engine = engine
         self._timers = engine if isinstance(engine, SeparateTimers) else None
-        super().__init__(stream, engine, engine.next_deadline if self._timers is None else self._deadline, wiring)
+        super().__init__(stream, engine, owner)
         keep_freed_memory()
         self._outbox = outbox
         self._nowait = stream if isinstance(stream, NowaitLink) else None
@@ -68,22 +67,11 @@ class StreamPump(Pump[EventT]):
         self._parser = engine if isinstance(engine, BoundedParsing) else None
         if self._parser is not None:
             self._parser.frames_at_once = STEP_FRAMES
-        self.reading: Reading = Reading(
-            stream,
-            self._parser,
-            self._turns,
-            take_in=self._take_in_first,
-            on_taken=self.rearm,
-            on_end=self._ended,
-            on_broken=partial(self._broke, "reading"),
-        )
-        """The reader, in whose place a receiver may read."""
+        self.reading: Reading = Reading(stream, self._parser, self._turns, self)
+        """Reads the stream. A task that is blocked in `receive()` may borrow that job."""
         self.phase: Phase = "handshake"
-        self._head = b""  # what the peer sent first
-        self.is_understood: Callable[[], bool] = lambda: True
-        """Returns False while nothing that came had a meaning, for engines that ignore such bytes."""
-        self.speaks = ""
-        """The name that `looks_like` has for this end's own protocol."""
+        self._head = b""  # the first bytes of the peer, up to HEAD of them
+        self._has_head = False  # all of these have come
 
     # --- the life of the connection
 
@@ -109,7 +97,7 @@ class StreamPump(Pump[EventT]):
         return hint
 
     def _found(self, by: Side, cause: BaseException | None) -> str | None:
-        if isinstance(cause, RemoteProtocolError) or (by != "local" and not self.is_understood()):
+        if isinstance(cause, RemoteProtocolError) or (by != "local" and not self._owner.has_understood_peer()):
             return self._foreign_protocol()
         return None
 
@@ -120,7 +108,7 @@ class StreamPump(Pump[EventT]):
 
     def _foreign_protocol(self) -> str | None:
         found = looks_like(self._head)
-        return None if found == self.speaks else found
+        return None if found == self._owner.wire_name else found
 
     def _last_words(self, parting: Sequence[bytes]) -> Sequence[bytes]:
         if self._hanging_up or not (parting or self._farewell or self._answering is not None):
@@ -289,7 +277,7 @@ class StreamPump(Pump[EventT]):
     def _pulled_out(self) -> None:
         """Bytes left the engine: hand out its events about that, and let senders use what is free."""
         self.dispatch_events()
-        self._on_written()
+        self._owner.handle_written()
 
     async def _hand_over(self, buffers: list[Buffer]) -> None:
         if len(buffers) == 1:
@@ -301,45 +289,45 @@ class StreamPump(Pump[EventT]):
 
     # --- reading
 
-    def _take_in_first(self, data: bytes) -> bool:
-        """Keep what the peer sends first, for the error if it is not of this protocol."""
-        self._head += data[: HEAD - len(self._head)]
-        if len(self._head) >= HEAD:
-            self.reading.take_in_by(self._take_in)
-        self.phase = "open"
-        return self._take_in(data)
-
-    def _take_in(self, data: bytes) -> bool:
-        """Parse what came, or a turn's worth of it; return True if only few tasks will answer."""
+    def handle_bytes(self, data: bytes) -> bool:
+        """Parse bytes, at most as many as one turn allows, and dispatch the events. Only the reader calls this."""
+        if not self._has_head:
+            self._keep_head(data)
         parser = self._parser
         if len(data) <= BRIEF_BYTES and (parser is None or (data and not parser.unparsed)):
-            self._engine.receive_bytes(data, self._time())
-            self._dispatch()
+            self._dispatch(self._engine.receive_bytes(data, self._time()))
             self.reading.is_heavy = False
             return not self._is_burst
         clock = self._turns.now
         began = clock()
-        self._engine.receive_bytes(data, self._time())
+        events = self._engine.receive_bytes(data, self._time())
         if parser is not None and parser.unparsed:
-            self._take_in_steps(parser, began)
+            self._parse_in_steps(parser, began, events)
         else:
-            self._dispatch()
+            self._dispatch(events)
         self.reading.is_heavy = clock() - began > LONG_TURN
         return not self._is_burst
 
-    def _take_in_steps(self, parser: BoundedParsing, began: float) -> None:
+    def _keep_head(self, data: bytes) -> None:
+        """Keep the first bytes of the peer for the error message, in case that they belong to another protocol."""
+        self._head += data[: HEAD - len(self._head)]
+        self._has_head = len(self._head) >= HEAD
+        self.phase = "open"
+
+    def _parse_in_steps(self, parser: BoundedParsing, began: float, events: Sequence[EventT] | None) -> None:
         """Parse in steps, and hand out the events of each: the time of the turn counts what is done about them."""
         clock, engine, now = self._turns.now, self._engine, self._time()
         until = began + self._turns.allowance
         for _ in range(TURN_FRAMES // STEP_FRAMES - 1):
-            self.dispatch_events()
+            self._handle(events)
+            events = None
             if clock() >= until or self.is_lost or not parser.unparsed:
                 break
-            engine.receive_bytes(b"", now)
-        self._dispatch()
+            events = engine.receive_bytes(b"", now)
+        self._dispatch(events)
         self._is_burst = True
 
-    def _ended(self) -> None:
+    def handle_end(self) -> None:
         """Handle the end of the peer's direction: go on writing for as long as something is owed to the peer.
 
         A peer that gave a reason for its end, and one that this side is hanging up on, wants no answer.
@@ -360,22 +348,25 @@ class StreamPump(Pump[EventT]):
         self._dispatch()
         self.lose("the peer hung up", by="peer")
 
+    def handle_broken(self, error: Exception) -> None:
+        self._broke("reading", error)
+
     def _broke(self, doing: str, error: Exception) -> None:
         if self._answering is not None:  # the peer had ended more than its own direction
             self.lose("the peer hung up", by="peer", cause=error)
         super()._broke(doing, error)
 
-    def _dispatch(self) -> None:
-        events = self._engine.events()
+    def _dispatch(self, events: Sequence[EventT] | None = None) -> None:
+        events = events or self._engine.events()
         self._is_burst = len(events) >= BURST
         if events:
-            self._on_events(events)
+            self._owner.handle_events(events)
             if self._place is not None:
                 self._heard()
             self.dispatch_events()  # handling one may cause another
         self.request_write()
 
-    def _deadline(self) -> float | None:
+    def _engine_deadline(self) -> float | None:
         if self._timers is not None and (self._is_writing or self._carry or self._hanging_up):
             return self._timers.next_timer()
         return self._engine.next_deadline()

@@ -87,7 +87,7 @@ async def a_send_at_once_with_a_ticket(pair: Pair) -> AsyncGenerator[Operation, 
 async def a_send_that_has_to_wait(pair: Pair) -> AsyncGenerator[Operation, None]:
     sender, receiver = await carried_receiver(pair)
     kept, ticket = pair.client.channel()
-    while sender._admits(600):
+    while sender.has_room(600):
         await sender.send(FULL)
     sent = sender._sent
     watched = Watched(partial(sender.send, FULL, attachments=[ticket]))

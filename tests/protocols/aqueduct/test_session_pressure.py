@@ -258,7 +258,7 @@ async def test_a_sender_whose_turn_came_waits_again_when_a_datagram_that_was_too
             await sender.send(b"datagram".ljust(17_000), mode=Mode.UNRELIABLE)
             assert pair.client._core.engine.datagram_to_send(Config().datagram) is None
             assert sender._sent == sent + 1
-            assert not sender._admits(size)
+            assert not sender.has_room(size)
             got = {message.payload.rstrip() for message in await take(receiver, sent + 2)}
         assert got == {bytes(20_000), b"datagram", b"second"}
 

@@ -79,7 +79,7 @@ async def test_all_unread_samples_together_are_bounded_too(autojump_clock: MockC
         async with trio.open_nursery() as nursery:
 
             async def feed() -> None:
-                async with pair.one.open("samples", reliable=False) as here:  # type: ignore[call-arg]
+                async with pair.one.open("samples", reliable=False) as here:  # type: ignore[call-overload]
                     for _ in range(30):
                         await here.send(bytes(1000))
                         await trio.sleep(0.05)

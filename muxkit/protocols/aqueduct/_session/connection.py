@@ -18,7 +18,19 @@ from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, measured
 from muxkit._typed import Connect, OpenServer, Reconnecting
-from muxkit.core import Reason, Receiving, Sending, StartPace, counted, decode_name, encode_name
+from muxkit.codecs import Codec, announced
+from muxkit.core import Headers as ChannelHeaders
+from muxkit.core import (
+    Reason,
+    Receiving,
+    Sending,
+    StartPace,
+    counted,
+    decode_name,
+    encode_headers,
+    encode_name,
+    headers_refusal,
+)
 from muxkit.protocols.aqueduct._session.core import BROKEN_OFF, Channel, Core, Receiver, Sender, closed, refused
 from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine.events import Arrived
@@ -32,12 +44,15 @@ from muxkit.runtime import (
     MultistreamLink,
     SessionInfo,
     SessionStats,
+    TypedChannel,
     Unclaimed,
     Unsupported,
+    ValueT,
     background,
     protect_package,
     protected_manager,
     reason_for_leaving,
+    typed,
 )
 from muxkit.runtime import Session as CommonSession
 from muxkit.trace import traced
@@ -49,6 +64,7 @@ CLOSE_TIMEOUT = 5.0  # s
 CLIENT_MARKER: Final = b"muxkit channels"  # the payload of the client's first message
 OPENING_SIZE: Final = 64  # bytes, what a message that opens a channel counts, beside its name and payload
 NAME: Final = b"name"  # the header of a message that opens a channel of that name
+HEADERS: Final = b"muxkit.headers"  # the one that holds the headers of the channel
 LEFT_BY_ERROR: Final = Reason("the other side left the connection by an error", 500)
 CLOSING: Final = Reason("the connection is closing", 503)
 
@@ -166,15 +182,35 @@ class Connection(CommonSession):
 
     # --- the common session
 
-    def open(self, name: str = "", *, payload: bytes = b"") -> ChannelOpening[Channel]:
+    @overload
+    def open(
+        self, name: str = "", *, payload: bytes = b"", headers: ChannelHeaders | None = None
+    ) -> ChannelOpening[Channel]: ...
+    @overload
+    def open(
+        self, name: str = "", *, codec: Codec[ValueT], payload: bytes = b"", headers: ChannelHeaders | None = None
+    ) -> ChannelOpening[TypedChannel[ValueT]]: ...
+    def open(
+        self,
+        name: str = "",
+        *,
+        codec: Codec[ValueT] | None = None,
+        payload: bytes = b"",
+        headers: ChannelHeaders | None = None,
+    ) -> ChannelOpening[Channel] | ChannelOpening[TypedChannel[ValueT]]:
         """Open a two-way channel; the peer hears of it at once. A server waits until its client has called `open` or
         `incoming`.
 
-        The payload counts as a message; the name goes in a header of it.
+        The payload counts as a message. The name and the headers go in headers of that message.
         """
-        headers = ((NAME, encode_name(name)),) if name else ()
-        self._core.engine.size_of(payload, headers, ())  # raises if it is too large
-        return ChannelOpening(partial(self._common.open, name, payload, headers))
+        if codec is not None:
+            return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
+        block = encode_headers(headers, self.limits.headers)
+        pairs: Pairs = ((NAME, encode_name(name)),) if name else ()
+        if block:
+            pairs = (*pairs, (HEADERS, block))
+        self._core.engine.size_of(payload, pairs, ())  # raises if it is too large
+        return ChannelOpening(partial(self._common.open, name, payload, pairs))
 
     def channels(self) -> Sequence[Channel]:
         return self._common.channels()
@@ -355,9 +391,15 @@ class CommonChannels:
                 if self._is_draining:
                     sender.close()
             case (Receiver() as receiver, Sender() as sender) if not self._is_draining:
-                name = next((decode_name(value) for key, value in arrived.headers if key == NAME), "")
-                channel = Channel(core, sender, receiver, name=name, opening=arrived.payload, is_ours=False)
+                pairs = dict(reversed(arrived.headers))  # the first of each name counts
+                name, headers = decode_name(pairs.get(NAME, b"")), pairs.get(HEADERS, b"")
+                channel = Channel(
+                    core, sender, receiver, name=name, opening=arrived.payload, headers=headers, is_ours=False
+                )
                 self._opened[channel] = arrived
+                if (refusal := headers_refusal(headers, core.limits.headers)) is not None:
+                    self._decline(channel, refusal)
+                    return
                 if not self._backlog.is_claimed:
                     if (refusal := self.unclaimed.refusal(self._backlog)) is not None:
                         self._decline(channel, refusal)
@@ -418,7 +460,8 @@ class CommonChannels:
         finally:
             opener._end_turn()
         core.after_command()
-        return Channel(core, sender, receiver, name=name, opening=payload, is_ours=True)
+        block = next((value for key, value in headers if key == HEADERS), b"")
+        return Channel(core, sender, receiver, name=name, opening=payload, headers=block, is_ours=True)
 
     async def _wait_turn(self, size: int) -> Sender:
         """Wait until a channel may be opened; the caller opens it before its next checkpoint, then `_end_turn`."""

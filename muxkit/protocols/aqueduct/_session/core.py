@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Final, TypeVar
 from weakref import WeakSet
@@ -13,8 +12,9 @@ import trio
 
 from muxkit._errors import LocalProtocolError, MuxError
 from muxkit._limits import Limits
-from muxkit._observer import Facts, Observer, facts_of, frames_of
-from muxkit.core import Reason, Receiving, Sending, Step, advance, counted
+from muxkit._observer import Observer, facts_of, frames_of
+from muxkit.core import Headers as ChannelHeaders
+from muxkit.core import Reason, Receiving, Sending, Step, advance, counted, decode_headers
 from muxkit.protocols.aqueduct.carrier import Carrier
 from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine import events
@@ -35,6 +35,7 @@ from muxkit.runtime import (
     MultistreamLink,
     MultistreamPump,
     OutboxBudget,
+    PumpOwner,
     Reading,
     SendHalf,
     Session,
@@ -216,7 +217,7 @@ class Sender(SendHalf):
     def __repr__(self) -> str:
         return f"<aqueduct.Sender {name_of(self._machine)}: {self._state_text()}>"
 
-    def _unread_beside(self) -> int:
+    def unread_beside(self) -> int:
         return 0 if self._channel is None else self._channel.receiver.unread
 
     # --- for the connection
@@ -247,7 +248,7 @@ class Sender(SendHalf):
         self._channel = None
         super()._lost(error)
 
-    def _admits(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         return self._engine.admits(self._machine, size + NO_HEADERS_SIZE)
 
     def _watch(self, size: int) -> None:
@@ -271,7 +272,7 @@ class Sender(SendHalf):
                 raise LocalProtocolError(f"only the ticket of a new channel can be sent, not a {type(ticket).__name__}")
         if self.state is not Sending.OPEN:
             await self._refuse()
-        size = len(payload)  # `_admits` and `_watch` add what the headers of a plain message take
+        size = len(payload)  # `has_room` and `_watch` add what the headers of a plain message take
         if headers or attachments:
             size = self._engine.size_of(payload, headers, attachments) - NO_HEADERS_SIZE
         must_wait = mode is not Mode.UNRELIABLE and not self._may_send(size)
@@ -595,15 +596,24 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
 class Channel(CommonChannel):
     """A sender and a receiver: the common two-way channel."""
 
-    __slots__ = ("_core", "_is_ours", "_name", "_opening", "receiver", "sender")
+    __slots__ = ("_core", "_headers", "_is_ours", "_name", "_opening", "receiver", "sender")
 
     def __init__(
-        self, core: Core, sender: Sender, receiver: Receiver, *, name: str, opening: bytes, is_ours: bool
+        self,
+        core: Core,
+        sender: Sender,
+        receiver: Receiver,
+        *,
+        name: str,
+        opening: bytes,
+        headers: bytes = b"",
+        is_ours: bool,
     ) -> None:
         self._core = core
         self._is_ours = is_ours
         self._name = name
         self._opening = opening
+        self._headers = headers
         self.sender: Sender = sender
         self.receiver: Receiver = receiver
         for half in (sender, receiver):
@@ -622,6 +632,10 @@ class Channel(CommonChannel):
     def opening(self) -> bytes:
         return self._opening
 
+    @property
+    def headers(self) -> ChannelHeaders:
+        return decode_headers(self._headers)
+
     def send(self, message: bytes) -> Coroutine[object, object, None]:
         return self.sender.send(message)
 
@@ -638,6 +652,9 @@ class Channel(CommonChannel):
 
     async def receive_many(self, limit: int | None = None) -> list[bytes]:
         return [self._payload(arrived) for arrived in await self.receiver._next_all(limit)]
+
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        self.sender.cancel_when_over(scope)
 
     def _try_send(self, message: bytes) -> bool:
         return self.sender._try_send(message)
@@ -695,9 +712,10 @@ class Channel(CommonChannel):
 # --- the connection
 
 
-class Core:
+class Core(PumpOwner[Event]):
     """An engine with its pump, and the Trio objects of its halves."""
 
+    wire_name = "Aqueduct"
     session: Session  # set by the session that is made with it
 
     def __init__(
@@ -710,18 +728,22 @@ class Core:
         limits: Limits | None,
         observer: Observer | None,
     ) -> None:
-        self.facts: Facts | None = facts_of(observer)
-        observer = frames_of(observer)
+        self.facts = facts_of(observer)
+        self.observer = frames_of(observer)
         self.engine: Engine = Engine(
-            role, config, headers=headers, limits=limits, observer=observer, now=trio.current_time()
+            role, config, headers=headers, limits=limits, observer=self.observer, now=trio.current_time()
         )
         self.limits: Limits = self.engine.limits
         self.budget: OutboxBudget = OutboxBudget(facts=self.facts)
+        self.reminder = self.budget.watchdog
         self._may_be_refused_late: bool = getattr(link, "may_be_refused_late", False)
         self._carrier = None if isinstance(link, MultistreamLink) else Carrier(self.engine)
-        self.pump: MultistreamPump[Event] | StreamPump[Event] = self._make_pump(link, observer)
-        if isinstance(self.pump, StreamPump):
-            self.pump.speaks = "Aqueduct"
+        self.pump: MultistreamPump[Event] | StreamPump[Event]
+        if isinstance(link, MultistreamLink):
+            self.pump = MultistreamPump(link, self.engine, self)
+        else:
+            assert self._carrier is not None  # made for any link that is not of that kind
+            self.pump = StreamPump(link, self._carrier, self)
         self.info: SessionInfo = describe(link, "aqueduct")
         self.round_trip: Callable[[], float | None] | None = None
         if isinstance(link, MultistreamLink):
@@ -744,25 +766,6 @@ class Core:
         self.connected: trio.Event = trio.Event()  # the peer's headers have come, or never will
         self._unsent: WeakSet[Sender | Receiver] = WeakSet()  # halves whose other half was not sent yet
         self._is_dispatching = False
-
-    def _make_pump(
-        self, link: trio.abc.Stream | MultistreamLink, observer: Observer | None
-    ) -> MultistreamPump[Event] | StreamPump[Event]:
-        make: partial[MultistreamPump[Event]] | partial[StreamPump[Event]]
-        if isinstance(link, MultistreamLink):
-            make = partial(MultistreamPump, link, self.engine)
-        else:
-            assert self._carrier is not None  # made for any link that is not of that kind
-            make = partial(StreamPump, link, self._carrier)
-        return make(
-            on_events=self._dispatch,
-            on_written=self._on_written,
-            on_lost=self._on_lost,
-            queued=lambda: self.engine.outbox,
-            observer=observer,
-            facts=self.facts,
-            reminder=self.budget.watchdog.reminder,
-        )
 
     # --- halves
 
@@ -913,12 +916,15 @@ class Core:
 
     # --- called by the pump
 
-    def _on_written(self) -> None:
+    def handle_written(self) -> None:
         self.pump.rearm()  # what was written may have to be announced to the peer after a delay
         if self.changed:  # among it may be the end of channels, which makes room for others
             self.changed.unpark_all()
 
-    def _on_lost(self) -> None:
+    def queued_bytes(self) -> int:
+        return self.engine.outbox
+
+    def handle_lost(self) -> None:
         loss = self.pump.loss
         with turns().spreading():
             for half in self._halves():
@@ -931,7 +937,7 @@ class Core:
         self.on_end(loss)
         self.changed.unpark_all()
 
-    def _dispatch(self, events: Sequence[Event]) -> None:
+    def handle_events(self, events: Sequence[Event]) -> None:
         before, self._is_dispatching = self._is_dispatching, True
         try:
             for event in events:

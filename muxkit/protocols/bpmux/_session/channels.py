@@ -9,8 +9,8 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import Facts, Observer, facts_of, frames_of
-from muxkit.core import Reason, Receiving, Sending, without_name
+from muxkit._observer import Observer, facts_of, frames_of
+from muxkit.core import Headers, Reason, Receiving, Sending, decode_headers, without_name
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.engine import Engine
 from muxkit.protocols.bpmux.engine.entities import OURS, Entity, Kind
@@ -26,6 +26,7 @@ from muxkit.runtime import (
     Mailbox,
     OutboxBudget,
     Pings,
+    PumpOwner,
     Reading,
     ReceiveHalf,
     SendHalf,
@@ -42,8 +43,10 @@ PORTION_MOST = 64  # messages that are taken before, as many as between two yiel
 QUEUES = (Kind.SINK_OUT, Kind.SINK_IN, Kind.REQUEST_OUT, Kind.REQUEST_IN)  # entities whose queues hold payload
 
 
-class Connection:
+class Connection(PumpOwner[Event]):
     """Runs an engine over a byte stream; `on_events` receives the engine's events, `on_lost` is called once."""
+
+    wire_name = "bpmux"
 
     def __init__(
         self,
@@ -56,23 +59,14 @@ class Connection:
         on_events: Callable[[Sequence[Event]], None],
         on_lost: Callable[[], None],
     ) -> None:
-        self.facts: Facts | None = facts_of(observer)
-        observer = frames_of(observer)
-        self.engine: Engine = Engine(config, limits=limits, observer=observer, joins_messages=True)
+        self.facts = facts_of(observer)
+        self.observer = frames_of(observer)
+        self.engine: Engine = Engine(config, limits=limits, observer=self.observer, joins_messages=True)
         self.budget: OutboxBudget = OutboxBudget(limits.outbox, self.engine.waiting, facts=self.facts)
-        self.pump: StreamPump[Event] = StreamPump(
-            stream,
-            self.engine,
-            on_events=on_events,
-            on_written=self.budget.wake_waiting,
-            on_lost=on_lost,
-            queued=self._queued,
-            outbox=self.engine.waiting,
-            observer=observer,
-            facts=self.facts,
-            reminder=self.budget.watchdog.reminder,
-        )
-        self.pump.speaks = "bpmux"
+        self.reminder = self.budget.watchdog
+        self._on_events = on_events
+        self._on_lost = on_lost
+        self.pump: StreamPump[Event] = StreamPump(stream, self.engine, self, outbox=self.engine.waiting)
         self.session = session
         self.request_write: Final = self.pump.request_write
         self.pings: Pings[Entity] = Pings(self.facts)
@@ -98,7 +92,16 @@ class Connection:
     def _half_lost(self) -> Exception:
         return LinkLost("the peer ended its direction of the connection", by="peer", peer=self.pump.peer)
 
-    def _queued(self) -> int:
+    def handle_events(self, events: Sequence[Event]) -> None:
+        self._on_events(events)
+
+    def handle_written(self) -> None:
+        self.budget.wake_waiting()
+
+    def handle_lost(self) -> None:
+        self._on_lost()
+
+    def queued_bytes(self) -> int:
         """Return the bytes of messages that the engine holds, with those that wait for credit."""
         queues = (entity.outgoing for kind in QUEUES for entity in self.engine.entities(kind).values())
         return sum(queue.queued + queue.opening_left for queue in queues if queue is not None)
@@ -163,9 +166,9 @@ class Sink(SendHalf):
     @property
     def _waits_for_credit(self) -> bool:
         """Whether a task waits here to send what the peer's credit does not cover."""
-        return self._first_waiter is not None and not self._admits(self._first_waiter.size)
+        return self.first_waiter is not None and not self.has_room(self.first_waiter.size)
 
-    def _admits(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         return self._connection.engine.admits(self._entity, size)
 
     def _watch(self, size: int) -> None:
@@ -214,7 +217,7 @@ class Sink(SendHalf):
     def __repr__(self) -> str:
         return f"<bpmux.Sink {self._entity.label} {self._state_text()}>"
 
-    def _unread_beside(self) -> int:
+    def unread_beside(self) -> int:
         return 0 if self._channel is None else self._channel.source.unread
 
 
@@ -317,11 +320,15 @@ class Duplex(Channel):
 
     @property
     def name(self) -> str:
-        return without_name(self._opening)[0]
+        return without_name(self._opening).name
 
     @property
     def opening(self) -> bytes:
-        return without_name(self._opening)[1]
+        return without_name(self._opening).payload
+
+    @property
+    def headers(self) -> Headers:
+        return decode_headers(without_name(self._opening).headers)
 
     # These return the half's own coroutine, because one more coroutine for each message takes time.
 
@@ -336,6 +343,9 @@ class Duplex(Channel):
 
     def receive_many(self, limit: int | None = None) -> Coroutine[object, object, list[bytes]]:
         return self.source.receive_many(limit)
+
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        self.sink.cancel_when_over(scope)
 
     def _try_send(self, message: bytes) -> bool:
         return self.sink._try_send(message)

@@ -6,14 +6,15 @@ import logging
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import trio
 
 from muxkit._limits import Limits
 from muxkit._observer import Observer, measured
 from muxkit._typed import Connect, OpenServer, Reconnecting
-from muxkit.core import Reason, Receiving, Sending, counted, with_name
+from muxkit.codecs import Codec, announced
+from muxkit.core import Headers, Reason, Receiving, Sending, counted, encode_headers, opening_refusal, with_name
 from muxkit.protocols.bpmux._session.channels import (
     REASON_MOST,
     Connection,
@@ -52,7 +53,9 @@ from muxkit.runtime import (
     SessionInfo,
     SessionStats,
     SlotQueue,
+    TypedChannel,
     Unclaimed,
+    ValueT,
     background,
     describe,
     may_log,
@@ -60,6 +63,7 @@ from muxkit.runtime import (
     protected_manager,
     reason_for_leaving,
     turns,
+    typed,
 )
 from muxkit.runtime import Session as CommonSession
 from muxkit.trace import traced
@@ -153,8 +157,25 @@ class Session(CommonSession):
 
     # --- opening: waits for a slot under the limits, and for top-level credit if there is a payload
 
-    def open(self, name: str = "", *, payload: bytes = b"") -> ChannelOpening[Duplex]:
-        return self.open_duplex(with_name(name, payload))
+    @overload
+    def open(
+        self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None
+    ) -> ChannelOpening[Duplex]: ...
+    @overload
+    def open(
+        self, name: str = "", *, codec: Codec[ValueT], payload: bytes = b"", headers: Headers | None = None
+    ) -> ChannelOpening[TypedChannel[ValueT]]: ...
+    def open(
+        self,
+        name: str = "",
+        *,
+        codec: Codec[ValueT] | None = None,
+        payload: bytes = b"",
+        headers: Headers | None = None,
+    ) -> ChannelOpening[Duplex] | ChannelOpening[TypedChannel[ValueT]]:
+        if codec is not None:
+            return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
+        return self.open_duplex(with_name(name, payload, encode_headers(headers, self.limits.headers)))
 
     def open_duplex(self, payload: bytes = b"", *, credit: int | None = None) -> ChannelOpening[Duplex]:
         """Open a two-way channel, which is announced at once. With `credit` all further grants are made by hand."""
@@ -266,7 +287,9 @@ class Session(CommonSession):
             return
         entity, connection = event.entity, self._connection
         backlog = self._backlog_of(event)
-        refusal = None if backlog.is_claimed else self._unclaimed.refusal(backlog)
+        refusal = opening_refusal(event.payload, self.limits.headers) if backlog is self._duplexes else None
+        if not backlog.is_claimed:
+            refusal = self._unclaimed.refusal(backlog) or refusal
         if refusal is not None:
             self._engine.consumed_opening(len(event.payload))
             self._engine.refuse(entity, refusal)

@@ -13,8 +13,8 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import Facts, Observer, facts_of, frames_of
-from muxkit.core import Reason, Receiving, Sending, printable
+from muxkit._observer import Observer, facts_of, frames_of
+from muxkit.core import Headers, Reason, Receiving, Sending, decode_headers, printable, without_name
 from muxkit.protocols.e3x.config import LEAST_PACKET, Config
 from muxkit.protocols.e3x.engine.channel import EngineChannel
 from muxkit.protocols.e3x.engine.chunked import ChunkedEngine, encode_chunks
@@ -32,6 +32,7 @@ from muxkit.runtime import (
     NowaitPackets,
     OutboxBudget,
     PacketLink,
+    PumpOwner,
     ReceiveHalf,
     SendHalf,
     Session,
@@ -55,11 +56,13 @@ REASON_MOST: Final = 512  # bytes
 BYE_HEAD: Final = 64  # bytes of the packet of a goodbye beside its body
 
 
-class Connection:
+class Connection(PumpOwner[Event]):
     """Runs an engine over a link; `on_events` receives the engine's events, `on_lost` is called once.
 
     `on_aborted` is called for each channel that this side aborts, because the engine reports no event for that.
     """
+
+    wire_name = "e3x"
 
     def __init__(
         self,
@@ -79,30 +82,21 @@ class Connection:
         self.is_on_packets: bool = not isinstance(link, trio.abc.Stream)
         if not self.is_on_packets:
             config = attrs.evolve(config, congestion=False)  # the stream limits the rate itself
-        self.facts: Facts | None = facts_of(observer)
-        observer = frames_of(observer)
-        self.engine: Engine = Engine(odd, config, limits=limits, observer=observer)
-        make: partial[StreamPump[Event]] | partial[DatagramPump[Event]]
+        self.facts = facts_of(observer)
+        self.observer = frames_of(observer)
+        self.engine: Engine = Engine(odd, config, limits=limits, observer=self.observer)
+        self.budget: OutboxBudget = OutboxBudget(facts=self.facts)  # the engine itself limits what each channel queues
+        self.reminder = self.budget.watchdog
+        self._on_events = on_events
+        self._on_lost = on_lost
+        self.pump: StreamPump[Event] | DatagramPump[Event]
         if isinstance(link, trio.abc.Stream):
-            make = partial(StreamPump, link, ChunkedEngine(self.engine, trio.current_time, observer=observer))
+            chunked = ChunkedEngine(self.engine, trio.current_time, observer=self.observer)
+            self.pump = StreamPump(link, chunked, self)
         else:
-            fatal = REFUSED if config.refusal_is_fatal else ()
-            make = partial(DatagramPump, link, self.engine, on_limit=self._limit_packets, fatal=fatal)
+            self.pump = DatagramPump(link, self.engine, self, fatal=REFUSED if config.refusal_is_fatal else ())
             if isinstance(link, NowaitPackets):
                 self.engine.packet_size = min(config.packet, link.packet_limit)
-        self.budget: OutboxBudget = OutboxBudget(facts=self.facts)  # the engine itself limits what each channel queues
-        self.pump: StreamPump[Event] | DatagramPump[Event] = make(
-            on_events=on_events,
-            on_written=self._on_written,
-            on_lost=on_lost,
-            queued=lambda: self.engine.stats().unsent,
-            observer=observer,
-            facts=self.facts,
-            reminder=self.budget.watchdog.reminder,
-        )
-        if isinstance(self.pump, StreamPump):
-            self.pump.is_understood = lambda: self.was_heard
-            self.pump.speaks = "e3x"
         self.pump.phase = "handshake"  # a packet link has none: until something was heard
         self.request_write: Final = self.pump.request_write
         self.gone: Final = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
@@ -188,12 +182,24 @@ class Connection:
         if self.pump.is_lost:
             raise self.pump.loss()
 
-    def _on_written(self) -> None:
+    def handle_events(self, events: Sequence[Event]) -> None:
+        self._on_events(events)
+
+    def handle_lost(self) -> None:
+        self._on_lost()
+
+    def queued_bytes(self) -> int:
+        return self.engine.stats().unsent
+
+    def has_understood_peer(self) -> bool:
+        return self.was_heard
+
+    def handle_written(self) -> None:
         if self.written:
             self.written.unpark_all()
         self._on_packets_written()
 
-    def _limit_packets(self, limit: int) -> None:
+    def handle_packet_limit(self, limit: int) -> None:
         self.engine.packet_size = max(LEAST_PACKET, min(self.engine.config.packet, limit))
 
 
@@ -205,16 +211,18 @@ class Channel(CommonChannel):
     must fit into one packet (`quota`), and the oldest messages are dropped if too much waits at either end.
     """
 
-    __slots__ = ("_connection", "_engine_channel", "_inbox", "_opening", "_sender")
+    __slots__ = ("_connection", "_engine_channel", "_headers", "_inbox", "_opening", "_sender")
 
     def __init__(self, connection: Connection, engine_channel: EngineChannel, opening: bytes = b"") -> None:
         self._connection = connection
-        self._opening = opening if engine_channel.is_reliable else b""
+        opened = without_name(opening)  # its type is the name, so the opening holds no other one
+        self._opening = opened.payload if engine_channel.is_reliable else b""
+        self._headers = opened.headers
         self._engine_channel: EngineChannel = engine_channel
         self._sender: Sender = Sender(connection, engine_channel, spoke=engine_channel.ours and bool(opening))
         self._inbox: Inbox = Inbox(connection, engine_channel)
-        if opening and not engine_channel.ours and not engine_channel.is_reliable:
-            self._inbox._deliver(opening)
+        if opened.payload and not engine_channel.ours and not engine_channel.is_reliable:
+            self._inbox._deliver(opened.payload)
 
     @property
     def id(self) -> int:
@@ -233,6 +241,10 @@ class Channel(CommonChannel):
     @property
     def opening(self) -> bytes:
         return self._opening
+
+    @property
+    def headers(self) -> Headers:
+        return decode_headers(self._headers)
 
     @property
     def session(self) -> Session:
@@ -260,6 +272,11 @@ class Channel(CommonChannel):
 
     def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
         return self._sender.send_many(messages)
+
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        # The end of a channel that the peer closed looks like the end of its messages, until we send something.
+        self._sender.cancel_when_over(scope)
+        self._inbox.cancel_when_ended(scope)
 
     def _try_send(self, message: bytes) -> bool:
         return self._sender._try_send(message)
@@ -426,7 +443,7 @@ class Sender(SendHalf):
     def __repr__(self) -> str:
         return f"<e3x.Sender {self._channel.id} {self._channel.type[:64]!r}: {self._state_text()}>"
 
-    def _unread_beside(self) -> int:
+    def unread_beside(self) -> int:
         return self._channel.incoming.waiting if self._channel.incoming is not None else 0
 
     # --- for the application
@@ -512,7 +529,7 @@ class Sender(SendHalf):
 
     # --- engine commands of `SendHalf`
 
-    def _admits(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         return self._engine.admits(self._channel, size)
 
     def _watch(self, size: int) -> None:
@@ -543,14 +560,26 @@ class Inbox(ReceiveHalf[bytes]):
     message that the application takes next. On an unreliable one messages wait here, and the oldest are dropped.
     """
 
-    __slots__ = ("_channel", "_connection", "_size", "dropped")
+    __slots__ = ("_channel", "_connection", "_scope", "_size", "dropped")
 
     def __init__(self, connection: Connection, channel: EngineChannel) -> None:
         super().__init__(connection.request_write)
         self._connection = connection
         self._channel: EngineChannel = channel
+        self._scope: trio.CancelScope | None = None  # cancelled when the peer sends no more
         self._size = 0  # bytes that were not taken, with their overhead
         self.dropped: int = 0
+
+    def cancel_when_ended(self, scope: trio.CancelScope) -> None:
+        """Cancel this scope when the peer sends no more."""
+        self._scope = scope
+        if self.state is not Receiving.OPEN:
+            scope.cancel()
+
+    def _ended(self, error: ErrorMaker) -> None:
+        super()._ended(error)
+        if self._scope is not None:
+            self._scope.cancel()
 
     # --- for the application
 

@@ -7,7 +7,7 @@ import struct
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, overload
 
 import attrs
 import trio
@@ -16,7 +16,8 @@ from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, measured
 from muxkit._typed import Connect, OpenServer, Reconnecting
-from muxkit.core import Reason, counted, encode_name
+from muxkit.codecs import Codec, announced
+from muxkit.core import Headers, Reason, counted, encode_headers, encode_name, opening_refusal, with_name
 from muxkit.protocols.e3x._session.channels import BYE, IN_ORDER, TYPE, Channel, Connection
 from muxkit.protocols.e3x.config import Config
 from muxkit.protocols.e3x.engine import events
@@ -36,7 +37,9 @@ from muxkit.runtime import (
     Pings,
     SessionInfo,
     SlotQueue,
+    TypedChannel,
     Unclaimed,
+    ValueT,
     background,
     describe,
     protect_package,
@@ -44,6 +47,7 @@ from muxkit.runtime import (
     read_first,
     reason_for_leaving,
     turns,
+    typed,
 )
 from muxkit.runtime import Session as CommonSession
 from muxkit.runtime import SessionStats as CommonStats
@@ -156,16 +160,41 @@ class Session(CommonSession):
 
     # --- channels
 
-    def open(self, name: str = "", *, payload: bytes = b"", reliable: bool = True) -> ChannelOpening[Channel]:
+    @overload
+    def open(
+        self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None, reliable: bool = True
+    ) -> ChannelOpening[Channel]: ...
+    @overload
+    def open(
+        self,
+        name: str = "",
+        *,
+        codec: Codec[ValueT],
+        payload: bytes = b"",
+        headers: Headers | None = None,
+        reliable: bool = True,
+    ) -> ChannelOpening[TypedChannel[ValueT]]: ...
+    def open(
+        self,
+        name: str = "",
+        *,
+        codec: Codec[ValueT] | None = None,
+        payload: bytes = b"",
+        headers: Headers | None = None,
+        reliable: bool = True,
+    ) -> ChannelOpening[Channel] | ChannelOpening[TypedChannel[ValueT]]:
         """Open a channel and announce it to the peer immediately. The call waits only for a slot under the limits.
 
         The peer reads `name` as `channel.name`, which the specification calls the channel's type. It reads `payload`
         as `channel.opening`. The opening of an unreliable channel may be lost, so there the payload is the first
-        message.
+        message, and the headers may be missing.
         """
+        if codec is not None:
+            return typed(self.open(name, payload=payload, headers=announced(headers, codec), reliable=reliable), codec)
         if name:
             encode_name(name)  # raises for one that cannot be sent
-        return ChannelOpening(lambda: self._open(name or TYPE, reliable, payload))
+        body = with_name("", payload, encode_headers(headers, self.limits.headers))
+        return ChannelOpening(lambda: self._open(name or TYPE, reliable, body))
 
     async def _open(self, type: str, reliable: bool, body: bytes) -> Channel:
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -220,6 +249,8 @@ class Session(CommonSession):
             self._engine.err(event.channel, "too many channels")
             if self._connection.facts is not None:
                 self._connection.facts.limit("backlog")
+        elif (refusal := opening_refusal(event.body, self._limits.headers)) is not None:
+            self._engine.err(event.channel, refusal.encode().decode())
         else:
             connection = self._connection
             connection.messages_received += bool(event.body) and not event.channel.is_reliable

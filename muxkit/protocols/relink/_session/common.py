@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.core import NO_QUEUE, Ids, Reason, Sending, queue_of, without_name
+from muxkit.core import NO_QUEUE, Headers, Ids, Reason, Sending, decode_headers, opening_refusal, queue_of, without_name
 from muxkit.protocols.relink._session.core import Core, cancelled, refused, stopped
 from muxkit.protocols.relink._session.native import Receiver
 from muxkit.protocols.relink.engine.events import Acknowledged, Arrived
@@ -77,7 +77,7 @@ class Sink(SendHalf):
     def _may_close(self) -> bool:
         return self._is_finished and not self._markers
 
-    def _admits(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         return self._engine.admits(self._id, size + RESERVE)
 
     def _watch(self, size: int) -> None:
@@ -171,7 +171,7 @@ class Sink(SendHalf):
     def __repr__(self) -> str:
         return f"<relink.Sink {self._id} {self._state_text()}>"
 
-    def _unread_beside(self) -> int:
+    def unread_beside(self) -> int:
         channel = self._core.ins.get(self._id)
         return channel.unread if isinstance(channel, Channel) else 0
 
@@ -249,11 +249,15 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
 
     @property
     def name(self) -> str:
-        return without_name(self._opening)[0]
+        return without_name(self._opening).name
 
     @property
     def opening(self) -> bytes:
-        return without_name(self._opening)[1]
+        return without_name(self._opening).payload
+
+    @property
+    def headers(self) -> Headers:
+        return decode_headers(without_name(self._opening).headers)
 
     def stats(self) -> ChannelStats:
         """Credit is None: Relink bounds what is kept of all channels together."""
@@ -272,6 +276,9 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
 
     def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
         return self._sink.send_many(messages)
+
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        self._sink.cancel_when_over(scope)
 
     def _try_send(self, message: bytes) -> bool:
         return self._sink._try_send(message)
@@ -369,6 +376,9 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         match bytes(parts[0]) if parts else None:
             case b"open":
                 self._opening = bytes(parts[1])
+                if (refusal := opening_refusal(self._opening, self._core.limits.headers)) is not None:
+                    self.abort(refusal.text, code=refusal.code)
+                    self._core.on_cancelled(self)  # keeps it from the application, which has not taken it yet
             case b"end":
                 self._peer_sends_no_more(trio.EndOfChannel)
             case b"cancel":

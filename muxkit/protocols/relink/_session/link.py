@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import get_args
+from typing import get_args, overload
 
 import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Facts, measured, tell_limit
-from muxkit.core import Reason, with_name
+from muxkit.codecs import Codec, announced
+from muxkit.core import Headers, Reason, encode_headers, with_name
 from muxkit.protocols.relink._session.common import Channel, CommonChannels, goodbye_in
 from muxkit.protocols.relink._session.core import Core, In, LinkChanged, LinkRefused, Out
 from muxkit.protocols.relink._session.native import Receipt, Receiver, Sender, as_parts
@@ -24,10 +25,13 @@ from muxkit.runtime import (
     LinkLost,
     Outage,
     Pings,
+    PumpOwner,
     SessionInfo,
     SessionStats,
     Side,
     StreamPump,
+    TypedChannel,
+    ValueT,
     background,
     can_heal,
     describe,
@@ -35,6 +39,7 @@ from muxkit.runtime import (
     protected_manager,
     reason_for_leaving,
     turns,
+    typed,
 )
 from muxkit.runtime import Session as CommonSession
 
@@ -70,7 +75,7 @@ _log = logging.getLogger("muxkit")
 @protected_manager
 async def living(link: Link, linger: float, *work: Callable[[], Awaitable[None]]) -> AsyncGenerator[Link, None]:
     """Run a link and its background `work` for a block: a normal end leaves the link in order, an error drops it."""
-    with measured(link._facts, link):
+    with measured(link.facts, link):
         async with background() as nursery:
             for task in work:
                 nursery.start_soon(task)
@@ -88,11 +93,13 @@ async def living(link: Link, linger: float, *work: Callable[[], Awaitable[None]]
             await link.leave(linger)
 
 
-class Link(CommonSession):
+class Link(CommonSession, PumpOwner[events.Event]):
     """One link at work, with or without a connection; made by `link`, `listen` and `session`.
 
     Use `sender`, `receiver` and `receivers` for what Relink is, or `open` and `incoming` for the common channels.
     """
+
+    wire_name = "Relink"
 
     def __init__(
         self,
@@ -102,8 +109,11 @@ class Link(CommonSession):
         outage: Outage | None = None,
         facts: Facts | None = None,
     ) -> None:
-        self._facts = facts
-        self._core: Core = Core(engine, self._dispatch, self, facts)
+        self.facts = facts
+        self._core: Core = Core(engine, self.handle_events, self, facts)
+        self.observer = engine.observer
+        self.facts = facts
+        self.reminder = self._core.budget.watchdog
         self._engine = engine
         self._common = CommonChannels(self._core, self._shut_down_if_idle)
         self._on_changed = on_changed
@@ -213,12 +223,31 @@ class Link(CommonSession):
 
     # --- the common channels
 
-    def open(self, name: str = "", *, payload: bytes = b"") -> ChannelOpening[Channel]:
+    @overload
+    def open(
+        self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None
+    ) -> ChannelOpening[Channel]: ...
+    @overload
+    def open(
+        self, name: str = "", *, codec: Codec[ValueT], payload: bytes = b"", headers: Headers | None = None
+    ) -> ChannelOpening[TypedChannel[ValueT]]: ...
+    def open(
+        self,
+        name: str = "",
+        *,
+        codec: Codec[ValueT] | None = None,
+        payload: bytes = b"",
+        headers: Headers | None = None,
+    ) -> ChannelOpening[Channel] | ChannelOpening[TypedChannel[ValueT]]:
         """A channel in both directions; the peer hears of it with its first message.
 
         With a name or a payload it hears of it at once.
         """
-        return ChannelOpening(partial(self._common.open, with_name(name, payload)))
+        if codec is not None:
+            return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
+        return ChannelOpening(
+            partial(self._common.open, with_name(name, payload, encode_headers(headers, self.limits.headers)))
+        )
 
     def incoming(self) -> AsyncIterator[Channel]:
         return self._common.incoming()
@@ -341,19 +370,8 @@ class Link(CommonSession):
         core, engine = self._core, self._engine
         if core.pump is not None:
             raise RuntimeError("the link has a connection; it has to be over first")
-        pump: StreamPump[events.Event] = StreamPump(
-            stream,
-            engine,
-            on_events=self._dispatch,
-            on_written=core.budget.wake_waiting,
-            on_lost=lambda: None,
-            queued=lambda: engine.outbox,
-            outbox=engine.waiting,
-            observer=engine.observer,
-            facts=self._facts,
-            reminder=core.budget.watchdog.reminder,
-        )
-        pump.speaks, pump.phase = "Relink", "open"  # the handshake was done before there was a pump
+        pump: StreamPump[events.Event] = StreamPump(stream, engine, self, outbox=engine.waiting)
+        pump.phase = "open"  # the handshake was done before there was a pump
         engine.connection_made(trio.current_time(), epoch=epoch, link_id=link_id)
         core.pump = pump
         core.deadline = None
@@ -385,13 +403,13 @@ class Link(CommonSession):
             core.moved.unpark_all()
 
     def _tell_outage(self) -> None:
-        if self._facts is not None and self._core.error is None:
+        if self.facts is not None and self._core.error is None:
             self._lost_at = trio.current_time()
-            self._facts.outage()
+            self.facts.outage()
 
     def _tell_resumed(self) -> None:
-        if self._facts is not None and self._lost_at is not None:
-            self._facts.resumed(trio.current_time() - self._lost_at)
+        if self.facts is not None and self._lost_at is not None:
+            self.facts.resumed(trio.current_time() - self._lost_at)
             self._lost_at = None
 
     @property
@@ -502,7 +520,13 @@ class Link(CommonSession):
 
     # --- events
 
-    def _dispatch(self, happened: Sequence[events.Event]) -> None:
+    def handle_written(self) -> None:
+        self._core.budget.wake_waiting()
+
+    def queued_bytes(self) -> int:
+        return self._engine.outbox
+
+    def handle_events(self, happened: Sequence[events.Event]) -> None:
         core, actions = self._core, self._actions
         for event in happened:
             kind = type(event)
@@ -594,7 +618,7 @@ class Link(CommonSession):
             _log.warning("%s broke a rule, the link was given up: %s", self._peer or "a peer", event.error)
         self._say_goodbye(Reason(str(event.error), PEER_BROKE_A_RULE))
         self._is_violated = self._core.error is None
-        tell_limit(self._facts, event.error)
+        tell_limit(self.facts, event.error)
         self._lose_because(str(event.error), by="peer", cause=event.error)
 
     def _shut_down_if_idle(self) -> None:

@@ -247,7 +247,7 @@ class Sender(SendTurn, trio.abc.AsyncResource):
     # --- for receipts and multicasts
 
     def _size_of(self, parts: Sequence[bytes]) -> int:
-        """Return the size of a message as `_admits` counts it; raises `LocalProtocolError` if it can never be sent."""
+        """Return the size of a message as `has_room` counts it; raises `LocalProtocolError` if it can never be sent."""
         size, count = sum(map(len, parts)), len(parts)
         if size > self._core.limits.message:
             raise LocalProtocolError(f"a message of {size} bytes against Limits(message={self._core.limits.message})")
@@ -309,7 +309,7 @@ class Sender(SendTurn, trio.abc.AsyncResource):
 
     # --- turns
 
-    def _admits(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         # Behind a life of the channel that is ending, its end has to be waited for.
         return self.channel not in self._core.successors and self._engine.admits(self.channel, size)
 

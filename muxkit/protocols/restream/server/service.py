@@ -75,6 +75,7 @@ from muxkit.protocols.restream.wire import (
 from muxkit.runtime import (
     Admission,
     Place,
+    PumpOwner,
     SessionStats,
     StreamPump,
     background,
@@ -95,7 +96,8 @@ Handler = Callable[[trio.abc.Stream], Awaitable[None]]
 ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")
 
-BATCH: Final = 128  # messages that are made or read at once, so that no turn of Trio's loop is long
+BATCH: Final = 128  # values that are made at once, so that no turn of Trio's loop is long
+READ_BATCH: Final = 1024  # messages that are read at once: about 1 ms if their stored JSON is passed on
 FIRST_BATCH: Final = 8  # the same before the size of a message is known
 HIGH_WATER: Final = 64 * 1024  # bytes in the outbox at which no message is made; `Limits.outbox` if that is less
 PACED_SPAN: Final = 0.05  # s; with a pace, as many messages at once as this time allows
@@ -405,7 +407,7 @@ async def serve(
 # ---------------------------------------------------------------------------- one connection
 
 
-class ClientConnection:
+class ClientConnection(PumpOwner[ServerEvent]):
     """One connection, from its first line to its end."""
 
     def __init__(self, stream: trio.abc.Stream, service: Service, number: int) -> None:
@@ -414,19 +416,10 @@ class ClientConnection:
         self._service = service
         observer = traced(for_connection(service._observer, "server restream"), "server restream")
         self.info: SessionInfo = describe(stream, "restream")
-        self._facts = facts_of(observer)
-        observer = frames_of(observer)
-        self._engine = ServerEngine(service._config, limits=service.limits, observer=observer)
-        self._pump: StreamPump[ServerEvent] = StreamPump(
-            stream,
-            self._engine,
-            on_events=self._on_events,
-            on_written=self._wake,
-            on_lost=self._on_lost,
-            queued=lambda: self._engine.outbox,
-            observer=observer,
-            facts=self._facts,
-        )
+        self.facts = facts_of(observer)
+        self.observer = frames_of(observer)
+        self._engine = ServerEngine(service._config, limits=service.limits, observer=self.observer)
+        self._pump: StreamPump[ServerEvent] = StreamPump(stream, self._engine, self)
         self._session: ServerSession | None = None
         self._request: ServerEvent | None = None
         self._nursery: trio.Nursery | None = None
@@ -441,7 +434,7 @@ class ClientConnection:
 
     async def run(self) -> None:
         """Serve the connection; every failure goes to the client or to the log."""
-        with measured(self._facts, self):
+        with measured(self.facts, self):
             await self._run()
 
     def stats(self) -> SessionStats:
@@ -505,7 +498,7 @@ class ClientConnection:
 
     # --- from the engine and the pump
 
-    def _on_events(self, events: Sequence[ServerEvent]) -> None:
+    def handle_events(self, events: Sequence[ServerEvent]) -> None:
         for event in events:
             match event:
                 case Acknowledged(id=id):
@@ -514,7 +507,7 @@ class ClientConnection:
                 case Failed(error):
                     if may_log("peers that broke a rule"):
                         _log.info("%s broke a rule: %s", self.client, shown(str(error)))
-                    tell_limit(self._facts, error)
+                    tell_limit(self.facts, error)
                     self._end()
                 case Silent(seconds):
                     if may_log("clients that sent nothing"):
@@ -524,12 +517,15 @@ class ClientConnection:
                     pass  # the pump loses the connection next
                 case _:
                     self._request = event
-                    self._wake()
+                    self.handle_written()
 
-    def _wake(self) -> None:
+    def handle_written(self) -> None:
         self._changed.unpark_all()
 
-    def _on_lost(self) -> None:
+    def queued_bytes(self) -> int:
+        return self._engine.outbox
+
+    def handle_lost(self) -> None:
         self._engine.connection_lost(trio.current_time())
         self._serving.cancel()
 
@@ -612,23 +608,26 @@ class ClientConnection:
                 most = min(most, until - after)
             following = partial(session.next_messages, after, most, self._high_water)
             try:
-                messages, ends = await self._service.when_possible(following)
+                batch = await self._service.when_possible(following)
             except Superseded:
                 await self._reclaim(session)
                 sent = 0
                 continue
             if engine.phase is not Phase.MESSAGES:
                 return
-            before, sent = engine.outbox, len(messages)
-            for message in messages:
+            before, sent = engine.outbox, len(batch.messages) + len(batch.stored)
+            for message in batch.messages:
                 after = message.id
                 engine.send_message(after, message.data, message.time)
+            if batch.stored:
+                after = batch.stored[-1].id
+                engine.send_stored(batch.stored)
             if sent:
                 self._line_size = (engine.outbox - before) // sent + 1
-            if ends:
+            if batch.ends:
                 engine.finish()
             pump.request_write()
-            if ends:
+            if batch.ends:
                 return
 
     async def _claim(self, uuid: str, claim: Callable[[], Awaitable[ServerSession]]) -> ServerSession | None:
@@ -679,7 +678,7 @@ class ClientConnection:
             value = stateless.next(await _convert(len(state), parse_integer, state))
         while True:
             most, sent = await self._wait_for_room(sent), 0
-            while sent < most and engine.outbox < self._high_water:
+            while sent < min(most, BATCH) and engine.outbox < self._high_water:
                 estimate = int(value.bit_length() / _BITS_PER_DIGIT)
                 text = await _convert(estimate, format_integer, value) if estimate <= 2 * digits else None
                 if text is None or len(text.lstrip("-")) > digits:
@@ -706,7 +705,7 @@ class ClientConnection:
         if self._line_size == 0:
             most = FIRST_BATCH
         else:
-            most = min(BATCH, max(1, (self._high_water - self._engine.outbox) // self._line_size))
+            most = min(READ_BATCH, max(1, (self._high_water - self._engine.outbox) // self._line_size))
         if pace is None:
             return most
         await trio.sleep_until(self._send_at)
@@ -761,7 +760,7 @@ class ClientConnection:
             self._fail_with(error)
         finally:
             self._is_storing = False
-            self._wake()
+            self.handle_written()
 
     # --- the end
 

@@ -1,0 +1,595 @@
+"""The life of a session that carries many channels over one engine and one pump; the same for every protocol.
+
+A protocol's session derives from `MuxSession`, makes its engine and its pump, and adds what only its document says.
+This is what it inherits:
+
+    open      a task waits for a free place under the limits (`SlotQueue`), then the engine opens the channel
+    accept    what the peer opens is refused (the session drains, the backlog is full, nobody takes its kind), or waits
+              in a backlog until the application takes it, or is dropped because the peer breaks it off before that
+    events    each event of the engine goes to the half that it names, or to a method of the session
+    leave     finish everything, wait until the peer has heard it, say goodbye, hang up, all within `linger`
+    shut down take no new channels, let the live ones end for up to `grace` seconds, then abort them
+    lose      every half, every ping and every task that waits to open hears why the connection is over
+
+    a message out                              a message in
+    MuxChannel.send                            StreamPump (the bytes that came)
+    SendHalf.send                              Engine.receive_bytes (parses, applies, returns events)
+    Sender.try_send (the engine's half)        MuxSession.handle_events
+    MuxSession.request_write                   ReceiveHalf.deliver
+    StreamPump.request_write, then the link    MuxChannel.receive, ReceiveHalf.receive
+
+Where protocols differ in a step, the step is one method with a docstring that says what each of them answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar, overload
+
+import trio
+
+from muxkit._info import SessionInfo
+from muxkit._limits import Limits
+from muxkit._observer import Observer, facts_of, frames_of, measured, tell_limit
+from muxkit.codecs import Codec, announced
+from muxkit.core import Headers, Queued, Reason, counted, encode_headers, opening_refusal, with_name
+from muxkit.core.events import (
+    Cancelled,
+    ChannelFailed,
+    Confirmed,
+    Failed,
+    Finished,
+    GoingAway,
+    HungUp,
+    LimitReached,
+    MayOpen,
+    Opened,
+    Pong,
+    Probed,
+    Received,
+    Refused,
+    Silent,
+    Stopped,
+    Writable,
+)
+from muxkit.core.halves import Receiver, Sender
+from muxkit.core.mux_engine import MuxEngine
+from muxkit.runtime._errors import ChannelCancelled, ChannelStopped, Side
+from muxkit.runtime._log_pace import may_log
+from muxkit.runtime._scope import background, protected_manager, reason_for_leaving
+from muxkit.runtime._session import Pings, Session, SessionStats, TypedChannel, ValueT, describe, typed
+from muxkit.runtime.channel import MuxChannel
+from muxkit.runtime.halves.budget import ErrorMaker, OutboxBudget
+from muxkit.runtime.halves.opening import Backlog, ChannelOpening, SlotQueue, Unclaimed
+from muxkit.runtime.halves.owner import HalfOwner
+from muxkit.runtime.halves.receiving import ReceiveHalf
+from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.pumps.owner import PumpOwner
+from muxkit.runtime.pumps.pump import Pump
+from muxkit.runtime.pumps.reading import Reading
+from muxkit.runtime.pumps.stream import StreamPump
+from muxkit.runtime.pumps.turns import turns
+
+LINGER: Final = 5.0  # s to leave in order
+REASON_MOST: Final = 4096  # bytes of the peer's reason that are kept for the errors that hold it
+LEFT_BY_ERROR: Final = Reason("the other side left the session by an error", 500)
+CLOSING: Final = Reason("no channel can be opened any more: the other side is closing the session", 503)
+TOO_MANY_WAIT: Final = Reason("too many channels wait here", 503)
+PEER_BROKE_A_RULE: Final = 400  # the code of a connection that ends because its peer broke a rule
+
+SessionT = TypeVar("SessionT", bound="MuxSession")
+
+_log = logging.getLogger("muxkit")
+
+
+@protected_manager
+async def running(make: Callable[[], SessionT], linger: float) -> AsyncGenerator[SessionT, None]:
+    """Make a session and run it for a block.
+
+    Leaving the block normally leaves the session in order, within `linger` seconds, and raises `LinkLost` if the peer
+    may not have received everything. Leaving it by an error tells the peer why, leaving it by a cancellation does not.
+    """
+    session = make()  # here, since it belongs to the thread and the Trio run of the block
+    with measured(session.facts, session):
+        async with background() as nursery:
+            session.start(nursery)
+            try:
+                yield session
+            except Exception as error:
+                told = reason_for_leaving(error, LEFT_BY_ERROR)
+                session.lose("the session was left by an error", by="local", told=told)
+                raise
+            except BaseException:
+                session.abandon()
+                raise
+            await session.leave(linger)
+
+
+class MuxSession(Session, PumpOwner[Any], HalfOwner):
+    """A session with many channels; a protocol's session derives from it, and makes `engine` and `pump`."""
+
+    engine: MuxEngine
+    pump: Pump[Any]
+
+    def __init__(
+        self, link: object, protocol: str, limits: Limits, observer: Observer | None, *, outbox: Queued | None = None
+    ) -> None:
+        self.facts = facts_of(observer)
+        self.observer = frames_of(observer)
+        self.budget = OutboxBudget(sys.maxsize if outbox is None else limits.outbox, outbox, facts=self.facts)
+        self.reminder = self.budget.watchdog
+        self.pings: Pings[Any] = Pings(self.facts)
+        self.openers: SlotQueue = SlotQueue(self.free_slots)
+        self.gone: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
+        """Tasks that wait until halves have ended."""
+        self.is_draining: bool = False
+        """True once this side takes no new channels."""
+        self.messages_received: int = 0
+        self._limits = limits
+        self._info = describe(link, protocol)
+        self._backlogs: list[Backlog[Any]] = []
+        self._unclaimed: Unclaimed = Unclaimed(self._backlogs, self.decline, peer=self._info.peer)
+
+    def new_backlog(self, kind: str = "channels") -> Backlog[Any]:
+        """Make a backlog for what the peer opens; `kind` is what users call it."""
+        backlog: Backlog[Any] = Backlog(self.took, self.engine.starts, kind=kind)
+        self._backlogs.append(backlog)
+        return backlog
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Start the session's background tasks, which end with its block."""
+        nursery.start_soon(self.pump.run)
+        self._unclaimed.nursery = nursery
+
+    # --- what carries the session
+
+    def request_write(self) -> None:
+        self.pump.request_write()
+
+    def dispatch_events(self) -> None:
+        self.pump.dispatch_events()
+
+    def reading(self) -> Reading | None:
+        return self.pump.reading if isinstance(self.pump, StreamPump) else None
+
+    @property
+    def loss(self) -> ErrorMaker | None:
+        return self.pump.loss if self.pump.is_lost else None
+
+    def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, told: Reason | None = None) -> None:
+        """End the connection, and tell the peer why if `told` says so and the protocol or the link can carry it."""
+        farewell = self.engine.farewell(told) if told else b""
+        self.pump.lose(reason, by=by, cause=cause, parting=[farewell] if farewell else (), farewell=told)
+
+    def abandon(self) -> None:
+        """End the connection without a reason."""
+        self.lose("the session was left by an error", by="local")
+
+    # --- channels that this side opens
+
+    async def wait_to_open(self) -> None:
+        """Wait until a channel may be opened; the caller opens it before its next checkpoint, then `opened`.
+
+        Raises why no channel can be opened any more.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            await self.openers.wait_for_slot()
+            if (error := self.closed()) is not None:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                raise error
+        except BaseException:
+            self.openers.wake_waiters()
+            raise
+
+    def opened(self) -> None:
+        """A channel was opened, or its opener gave up: write the opening, and let the next opener look."""
+        self.request_write()
+        self.openers.wake_waiters()
+
+    def free_slots(self) -> int:
+        """Return how many channels may be opened now; once none ever may, more than wait, so that all wake."""
+        return self.engine.places if self.closed() is None else sys.maxsize
+
+    def closed(self) -> Exception | None:
+        """Return why no channel can be opened any more, or None."""
+        if (loss := self.loss) is not None:
+            return loss()
+        if self.engine.peer_takes_no_channels:
+            return ChannelStopped("no channel can be opened any more: the peer is closing the session")
+        if self.is_draining:
+            return trio.ClosedResourceError("no channel can be opened any more: this side is closing the session")
+        return None
+
+    @overload
+    def open(
+        self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None
+    ) -> ChannelOpening[MuxChannel]: ...
+    @overload
+    def open(
+        self, name: str = "", *, codec: Codec[ValueT], payload: bytes = b"", headers: Headers | None = None
+    ) -> ChannelOpening[TypedChannel[ValueT]]: ...
+    def open(
+        self,
+        name: str = "",
+        *,
+        codec: Codec[ValueT] | None = None,
+        payload: bytes = b"",
+        headers: Headers | None = None,
+    ) -> ChannelOpening[MuxChannel] | ChannelOpening[TypedChannel[ValueT]]:
+        if codec is not None:
+            return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
+        opening = with_name(name, payload, encode_headers(headers, self.limits.headers))
+        return ChannelOpening(partial(self.open_channel, opening))
+
+    async def open_channel(self, opening: bytes) -> MuxChannel:
+        """Open a two-way channel once there is a place for it."""
+        await self.wait_to_open()
+        try:
+            halves = self.engine.open_channel(opening)
+            assert halves.sender is not None
+            assert halves.receiver is not None  # as it is a two-way channel
+            return self.new_channel(halves.sender, halves.receiver, opening)
+        finally:
+            self.opened()
+
+    def new_channel(self, sender: Sender, receiver: Receiver[bytes], opening: bytes) -> MuxChannel:
+        """Make the channel for two halves of the engine."""
+        return MuxChannel(self, SendHalf(self, sender), ReceiveHalf(self, receiver), opening)
+
+    # --- channels that the peer opens
+
+    def refusal_of(self, backlog: Backlog[Any], opening: bytes) -> Reason | None:
+        """Return why what the peer has just opened must be refused, or None if the backlog takes it."""
+        if self.is_draining:
+            return CLOSING
+        limit = self.full_limit()
+        if limit is not None:
+            if self.facts is not None:
+                self.facts.limit(limit)
+            return TOO_MANY_WAIT
+        refusal = None if backlog.is_claimed else self._unclaimed.refusal(backlog)
+        return refusal or opening_refusal(opening, self._limits.headers)
+
+    def full_limit(self) -> str | None:
+        """Return the limit that what waits for the application has reached, None while there is room."""
+        return "backlog" if sum(map(len, self._backlogs)) >= self._limits.backlog else None
+
+    def offer(self, backlog: Backlog[Any], item: Hashable, key: Hashable = None) -> None:
+        """Let something that the peer opened wait until the application takes it; `key` finds it again."""
+        backlog.put(item, key)
+        if not backlog.is_claimed:
+            self._unclaimed.arrived()
+
+    def took(self, item: Any) -> None:  # noqa: ANN401 - what a protocol puts into its backlogs
+        """The application has taken something that the peer opened; protocols renew the credit of its opening."""
+
+    def decline(self, item: Any, reason: Reason) -> None:  # noqa: ANN401 - as above
+        """End something that the peer opened and the application hasn't taken. This is right for two-way channels."""
+        item.sending.abort(reason.text, code=reason.code)
+        item.receiving.close()
+
+    def drop_waiting(self, key: object) -> Any:  # noqa: ANN401 - as above
+        """Forget what the peer broke off before the application took it, and return it: it needs no work."""
+        for backlog in self._backlogs:
+            if (item := backlog.drop(key)) is not None:
+                self.engine.starts.spared()
+                return item
+        return None
+
+    def channel_aborted(self, channel: MuxChannel) -> None:
+        """The application aborted a channel; protocols count it against the peer if that opened the channel."""
+
+    def _takes_only(self, kinds: Sequence[str]) -> None:
+        self._unclaimed.take_only(kinds)
+
+    def stop_opening(self, error: ErrorMaker | None) -> None:
+        """End the iterators over new channels and fail the waiting openers; `error` is None if that is in order."""
+        self.is_draining = True
+        for backlog in self._backlogs:
+            backlog.ended(error)
+        self.openers.wake_waiters()
+
+    # --- events
+
+    def handle_written(self) -> None:
+        self.budget.wake_waiting()
+
+    def queued_bytes(self) -> int:
+        return self.engine.outbox
+
+    def handle_events(self, events: Sequence[Any]) -> None:
+        for event in events:
+            if type(event) is Received:
+                half = event.receiver.owner
+                items = event.items
+                self.messages_received += len(items)
+                if not isinstance(half, ReceiveHalf):
+                    event.receiver.consumed(items, sum(map(len, items)))
+                elif len(items) == 1:
+                    half.deliver(items[0])
+                else:
+                    half.deliver_all(items)
+            else:
+                self.handle_event(event)
+
+    def handle_event(self, event: object) -> None:
+        """Act on any other event; a protocol that has events of its own handles them first."""
+        half: object
+        match event:
+            case Writable(sender):
+                if isinstance(half := sender.owner, SendHalf):
+                    half.window_changed()
+            case Opened():
+                self.handle_opened(event)
+            case Finished(receiver):
+                if isinstance(half := receiver.owner, ReceiveHalf):
+                    half.ended(trio.EndOfChannel)
+                self.half_ended(receiver)
+            case Cancelled(receiver, payload, breaks_off):
+                if breaks_off:
+                    self.drop_broken_off(receiver)
+                if isinstance(half := receiver.owner, ReceiveHalf):
+                    half.reason = payload[:REASON_MOST]  # kept as long as the half lives, so its size is bounded
+                    half.ended(partial(cancelled_by_peer, half))
+                self.half_ended(receiver)
+            case Stopped(sender, payload, breaks_off):
+                if breaks_off:
+                    self.drop_broken_off(sender)
+                if isinstance(half := sender.owner, SendHalf):
+                    beside = None if half.channel is None else half.channel.receiving  # the channel would be a cycle
+                    half.stopped(partial(stopped_by_peer, beside, payload[:REASON_MOST]))
+                self.half_ended(sender)
+            case Confirmed(end):
+                if isinstance(half := end.owner, SendHalf):
+                    half.confirmed()
+                self.half_ended(end)
+            case Refused(end):
+                half = end.owner
+                if isinstance(half, SendHalf):
+                    half.stopped(refused_by_peer)
+                elif isinstance(half, ReceiveHalf):
+                    half.ended(refused_by_peer)
+                self.half_ended(end)
+            case Pong(key):
+                self.pings.answered(key)
+            case Probed(key):
+                self.pings.sent(key)
+            case GoingAway():
+                self.handle_going_away(event)
+            case MayOpen():
+                self.openers.wake_waiters()
+            case ChannelFailed():
+                self.handle_channel_failed(event)
+            case LimitReached(limit):
+                if self.facts is not None:
+                    self.facts.limit(limit)
+            case HungUp():
+                self.handle_hung_up(event)
+            case Silent(seconds):
+                self.lose(f"nothing was heard for {seconds:.0f} s", by="network")
+            case Failed(error):
+                what = f"{error}{self.pump.foreign}"
+                if may_log("peers that broke a rule"):
+                    _log.warning("%s broke a rule, the session was closed: %s", self._info.peer or "a peer", what)
+                told = Reason(str(error), PEER_BROKE_A_RULE)
+                self.lose(str(error), by="peer", cause=error, told=told)
+            case _:
+                raise AssertionError(f"an event that no session handles: {event!r}")
+
+    @abstractmethod
+    def handle_opened(self, event: Opened) -> None:
+        """The peer opened a channel: choose the backlog for its kind, and refuse or offer it."""
+
+    def handle_going_away(self, event: GoingAway) -> None:
+        """The peer opens no more channels and takes none."""
+        for backlog in self._backlogs:
+            backlog.ended()
+        self.openers.wake_waiters()
+
+    def handle_channel_failed(self, event: ChannelFailed) -> None:
+        """The engine gave a channel up because of what the peer sent on it: only its halves hear of it."""
+        tell_limit(self.facts, event.error)
+        reason = str(event.error).encode()
+        if (receiver := event.channel.receiver) is not None:
+            self.handle_event(Cancelled(receiver, reason))
+        if (sender := event.channel.sender) is not None:
+            self.handle_event(Stopped(sender, reason))
+
+    def handle_hung_up(self, event: HungUp) -> None:
+        """The peer ended its direction of the connection."""
+        live = counted(self.engine.channels, "channel", were=True)
+        what = "" if event.is_clean else f" while {live} open" if self.engine.channels else " in mid-message"
+        self.pump.lose(f"the peer hung up{what}", by="peer")
+
+    def drop_broken_off(self, half: Sender | Receiver[Any]) -> None:
+        """The peer broke a channel off: drop it if the application hasn't taken it, since it needs no work then.
+
+        This is right for two-way channels that were offered with their receiver as key.
+        """
+        if (item := self.drop_waiting(half)) is not None:
+            item.receiving.close()
+
+    def half_ended(self, half: Sender | Receiver[Any]) -> None:
+        """A half has ended: let go of it, and wake those who wait for its place, its bytes or its pong."""
+        owner = half.owner
+        half.owner = None  # or only a garbage collection would free both
+        if isinstance(owner, SendHalf | ReceiveHalf):
+            owner.channel = None  # the same
+        self.budget.wake_waiting()  # its queue no longer counts
+        if half in self.pings:
+            self.pings.ended(ended_before_the_pong, half)
+        if self.gone:
+            self.gone.unpark_all()
+        self.openers.wake_waiters()
+
+    def handle_lost(self) -> None:
+        loss = self.pump.loss
+        with turns().spreading():
+            for half in [*self.live_halves()]:
+                if isinstance(half, SendHalf):
+                    half.lost(loss)
+                else:
+                    half.ended(loss)
+        self.pings.ended(loss)
+        self.stop_opening(None if self.ends_in_order() else loss)
+        self.gone.unpark_all()
+
+    def ends_in_order(self) -> bool:
+        """Return True if the iterators over new channels end without an error when the connection is over."""
+        return False
+
+    def channels(self) -> Sequence[MuxChannel]:
+        live = dict.fromkeys(half.channel for half in self.live_halves() if half.channel is not None)
+        return [channel for channel in live if not any(channel in backlog for backlog in self._backlogs)]
+
+    # --- leaving
+
+    @abstractmethod
+    def live_halves(self) -> Iterator[SendHalf | ReceiveHalf[Any]]:
+        """Iterate over the live halves, in the order in which they are closed: those to send on come first."""
+
+    async def leave(self, linger: float) -> None:
+        """Close everything, wait until the peer has heard it, say goodbye and hang up; at most `linger` seconds.
+
+        Raises also for a violation by the peer that came after its orderly end, and if the peer sent this side away
+        (401 for example), because no other call may have reported them.
+        """
+        pump = self.pump
+        pump.phase = "leave"
+        told = [half for half in self.live_halves() if isinstance(half, SendHalf) and half.sender.has_sent]
+        with trio.move_on_after(linger) as scope:
+            self.close_all()
+            await self.wait_until_heard(told)
+            await pump.flushed()
+            await self.say_goodbye()
+            if not any(half.is_unheard for half in told):
+                await pump.hang_up()
+        if scope.cancelled_caught:
+            self.lose(f"the peer did not take leave within {linger} s", by="peer")
+        if pump.is_violated or pump.is_refusal or any(half.is_unheard for half in told):
+            raise pump.loss()
+
+    async def wait_until_heard(self, told: Sequence[SendHalf]) -> None:
+        """Wait until the peer has confirmed the ends of all halves that were not given up."""
+        while not self.pump.is_lost and self.awaits_confirmation():
+            await self.gone.park()
+
+    def awaits_confirmation(self) -> bool:
+        """Return True while a half lives that was not given up. Looks at the first of them, not at all."""
+        return any(not (isinstance(half, SendHalf) and half.was_given_up) for half in self.live_halves())
+
+    async def say_goodbye(self) -> None:
+        """Tell the peer in the protocol's own words that this side leaves in order; most say nothing."""
+
+    def close_all(self) -> None:
+        """Take no new channels, finish all halves to send on and close all those to receive from."""
+        if self.pump.is_lost:
+            return
+        self.stop_opening(None)
+        for half in [*self.live_halves()]:
+            half.close()
+        self.request_write()
+
+    def abort_all(self) -> None:
+        """Abort every live channel."""
+        for half in [*self.live_halves()]:
+            if isinstance(half, SendHalf):
+                half.abort()
+            else:
+                half.close()
+        self.request_write()
+
+    async def shutdown(self, *, grace: float) -> None:
+        """Accept no new channels, let the live ones end for up to `grace` seconds, then abort them.
+
+        The peer is told at once. Channels that it opens before it knows are refused. `incoming` ends after the channels
+        that arrived before.
+        """
+        self.budget.owner.check()
+        await trio.lowlevel.checkpoint()
+        if not self.pump.is_lost:
+            self.stop_opening(None)
+            self.announce_shutdown()
+        with trio.move_on_after(grace):
+            while self.engine.channels and not self.pump.is_lost:
+                await self.gone.park()
+        if not self.pump.is_lost:
+            self.abort_all()
+
+    def announce_shutdown(self) -> None:
+        """Tell the peer that this side takes no more channels, if the protocol can say so."""
+        self.engine.go_away(Reason())
+        self.request_write()
+
+    # --- pings, limits, numbers
+
+    async def ping(self) -> float:
+        return await self.ping_about(None)
+
+    async def ping_about(self, key: object) -> float:
+        """Send a ping, about a half if the protocol has such pings, and wait for the answer; return its seconds."""
+        self.budget.owner.check()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if (loss := self.loss) is not None:
+            await trio.lowlevel.checkpoint()
+            raise loss()
+        self.engine.ping(key)
+        ping = self.pings.sent(key)
+        self.request_write()
+        return await ping.wait()
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
+    def info(self) -> SessionInfo:
+        return self._info
+
+    def stats(self) -> SessionStats:
+        return SessionStats(
+            bytes_received=self.engine.bytes_received,
+            bytes_sent=self.pump.bytes_sent,
+            messages_received=self.messages_received,
+            messages_sent=self.engine.messages_sent,
+            channels=self.engine.channels,
+            queued=self.engine.outbox + self.pump.unsent,
+            round_trip=self.pings.round_trip,
+        )
+
+    def __repr__(self) -> str:
+        state = "lost" if self.pump.is_lost else counted(self.engine.channels, "channel")
+        return f"<{self._info.protocol} session, {self._info.peer or 'on a stream'}: {state}>"
+
+
+# --- the errors that halves raise
+
+
+def cancelled_by_peer(half: ReceiveHalf[Any]) -> Exception:
+    """Make the error for a channel on which the peer gave up sending, with its reason."""
+    return ChannelCancelled("the peer gave up on this channel before it was done", payload=half.reason)
+
+
+def stopped_by_peer(beside: ReceiveHalf[Any] | None, payload: bytes) -> Exception:
+    """Make the error for a channel on which the peer wants no more, with its reason.
+
+    An abort of a whole channel tells the reason to the half that receives, whose end may come later, since it waits for
+    what was sent before it.
+    """
+    told = payload or (b"" if beside is None else beside.reason)
+    return ChannelStopped("the peer does not receive on this channel any more", payload=told)
+
+
+def refused_by_peer() -> Exception:
+    """Make the error for a channel that the peer will never see."""
+    return ChannelStopped("no channel can be opened any more: the peer is closing the session")
+
+
+def ended_before_the_pong() -> Exception:
+    """Make the error for a ping about a channel that ended before the answer came."""
+    return ChannelStopped("the channel ended before the answer to the ping came")
