@@ -737,6 +737,25 @@ async def test_a_refused_token_is_not_tried_again(node: Node) -> None:
     assert asked == 1
 
 
+async def test_a_session_that_the_server_refuses_later_ends_the_loop(node: Node) -> None:
+    async with serving(muxkit.each_channel(echo), authorize=muxkit.tokens({"ann": "sesame"})) as url:
+        said = await node.run(
+            """
+            let sessions = 0;
+            try {
+              for await (const session of reconnecting(args[0])) {
+                sessions += 1; // a client without a token shows nothing, so it learns of the refusal in its session
+                await session.closed;
+              }
+            } catch (error) {
+              say([error.name, error.code, sessions]);
+            }
+            """,
+            url,
+        )
+    assert said == [["LinkLost", 401, 1]]
+
+
 async def test_a_loop_gives_up_when_its_patience_is_over(node: Node) -> None:
     async with serving(muxkit.each_channel(echo)) as url:
         pass
