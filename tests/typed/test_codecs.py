@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from contextlib import suppress
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Literal
@@ -103,8 +104,13 @@ def test_a_compression_bomb_ends_at_the_bound() -> None:
     codec = muxkit.Zstd(muxkit.Json(str, max_size=100_000))
     bomb = codec.encode("x" * 100_000_000)
     assert len(bomb) < 100_000
-    with pytest.raises(muxkit.InvalidMessage, match="expands to more than the 100,000 bytes"):
-        decoded(codec, bomb)
+    tracemalloc.start()
+    try:
+        with pytest.raises(muxkit.InvalidMessage, match="expands to more than the 100,000 bytes"):
+            decoded(codec, bomb)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("change", [lambda message: message[:-3], lambda message: message + b"x"], ids=["cut", "more"])
