@@ -46,11 +46,12 @@ def sans_io_modules() -> list[str]:
         *(ROOT / "muxkit" / "core").rglob("*.py"),
         *(ROOT / "muxkit" / "protocols").glob("*/engine/**/*.py"),
         *(ROOT / "muxkit" / "protocols").glob("*/_[!_]*.py"),
+        *(ROOT / "muxkit" / "protocols" / "bpmux").glob("[!_]*.py"),
     ]
     names = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for path in sorted(files)
-        if not any(part.startswith("_session") for part in path.parts)
+        if not any(part.startswith(("_session", "_channels")) for part in path.parts)
     ]
     assert "muxkit.core" in names
     assert "muxkit.protocols.bpmux.engine" in names

@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 import sys
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar, overload
 
@@ -256,7 +256,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         """Return the limit that what waits for the application has reached, None while there is room."""
         return "backlog" if sum(map(len, self._backlogs)) >= self._limits.backlog else None
 
-    def offer(self, backlog: Backlog[Any], item: Hashable, key: Hashable = None) -> None:
+    def offer(self, backlog: Backlog[Any], item: object, key: object = None) -> None:
         """Let something that the peer opened wait until the application takes it; `key` finds it again."""
         backlog.put(item, key)
         if not backlog.is_claimed:

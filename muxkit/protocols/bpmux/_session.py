@@ -25,7 +25,6 @@ from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine import Engine
 from muxkit.protocols.bpmux.entities import Entity, Kind
 from muxkit.protocols.bpmux.events import HalfClosed, Pinged, Requested, Responded
-from muxkit.protocols.bpmux.receive import Receiver
 from muxkit.protocols.bpmux.send import Sender
 from muxkit.runtime import (
     Backlog,
@@ -131,16 +130,20 @@ class Session(MuxSession):
     def open_duplex(self, payload: bytes = b"", *, credit: int | None = None) -> ChannelOpening[Duplex]:
         """Open a two-way channel, which is announced at once. With `credit` all further grants are made by hand."""
         return ChannelOpening(
-            self._opener(payload, lambda: Duplex(self, *self.engine.open_duplex(payload, credit=credit), payload))
+            self._opener(payload, lambda: self._duplex(*self.engine.open_duplex(payload, credit=credit), payload))
         )
 
     def open_sink(self, payload: bytes = b"") -> ChannelOpening[Sink]:
         """Open a channel to send on."""
-        return ChannelOpening(self._opener(payload, lambda: Sink(self, self.engine.open_sink(payload))))
+        return ChannelOpening(self._opener(payload, lambda: Sink(self, SendHalf(self, self.engine.open_sink(payload)))))
 
     def open_source(self, payload: bytes = b"", *, credit: int | None = None) -> Opening[Source]:
         """Open a channel to receive from. With `credit` all further grants are made by hand."""
-        return Opening(self._opener(payload, lambda: Source(self, self.engine.open_stream(payload, credit=credit))))
+
+        def make() -> Source:
+            return Source(self, ReceiveHalf(self, self.engine.open_stream(payload, credit=credit)))
+
+        return Opening(self._opener(payload, make))
 
     def open_request(self, payload: bytes = b"", *, credit: int | None = None) -> Opening[Request]:
         """Send a request. `credit` is the largest response, in bytes; without it that is the usual window."""
@@ -209,13 +212,16 @@ class Session(MuxSession):
         backlog: Backlog[Any] = self._sources if sender is None else self._sinks if receiver is None else self._duplexes
         if self._is_declined(backlog, event.channel, event.opening):
             return
-        if not isinstance(sender, Sender):
-            assert isinstance(receiver, Receiver)  # as there is no sender
-            self.offer(backlog, (Source(self, receiver), event.opening))
-        elif isinstance(receiver, Receiver):
-            self.offer(backlog, Duplex(self, sender, receiver, event.opening))
+        if sender is None:
+            assert receiver is not None  # as there is no sender
+            self.offer(backlog, (Source(self, ReceiveHalf(self, receiver)), event.opening))
+        elif receiver is None:
+            self.offer(backlog, (Sink(self, SendHalf(self, sender)), event.opening), sender)
         else:
-            self.offer(backlog, (Sink(self, sender), event.opening), sender)
+            self.offer(backlog, self._duplex(sender, receiver, event.opening))
+
+    def _duplex(self, sender: CoreSender, receiver: CoreReceiver[bytes], opening: bytes) -> Duplex:
+        return Duplex(self, SendHalf(self, sender), ReceiveHalf(self, receiver), opening)
 
     def _on_requested(self, event: Requested) -> None:
         if not self._is_declined(self._requests, Halves(event.request, None), event.payload):
