@@ -14,8 +14,18 @@ EventT_co = TypeVar("EventT_co", covariant=True)
 Buffer = bytes | memoryview
 
 
+class Clock(Protocol):
+    """Gives the time to an engine whose commands need it, since commands bring none; Trio's clocks are such."""
+
+    def current_time(self) -> float: ...
+
+
 class Engine(Protocol[EventT_co]):
-    """Rules without I/O: bytes and times go in, events and bytes come out."""
+    """Rules without I/O: bytes and times go in, events and bytes come out.
+
+    What comes in returns the events that it caused; `events` has those that commands and writing caused. An engine may
+    leave all of them to `events`, and return None.
+    """
 
     def events(self) -> Sequence[EventT_co]:
         """Return what happened since the last call, oldest first."""
@@ -23,7 +33,7 @@ class Engine(Protocol[EventT_co]):
     def next_deadline(self) -> float | None:
         """Return when to call `handle_deadline`, on the clock that `now` comes from."""
 
-    def handle_deadline(self, now: float) -> None:
+    def handle_deadline(self, now: float) -> Sequence[EventT_co] | None:
         """Act on what is due; harmless when early."""
 
 
@@ -34,10 +44,10 @@ class StreamEngine(Engine[EventT_co], Protocol[EventT_co]):
     silence. Output is pulled, so that what to write is chosen at the last moment.
     """
 
-    def receive_bytes(self, data: bytes, now: float) -> None:
+    def receive_bytes(self, data: bytes, now: float) -> Sequence[EventT_co] | None:
         """Take in what the transport brought."""
 
-    def receive_eof(self, now: float) -> None:
+    def receive_eof(self, now: float) -> Sequence[EventT_co] | None:
         """The peer will send nothing more."""
 
     def has_output(self) -> bool:
@@ -50,7 +60,7 @@ class StreamEngine(Engine[EventT_co], Protocol[EventT_co]):
 class DatagramEngine(Engine[EventT_co], Protocol[EventT_co]):
     """Speaks over packets that may be lost, repeated and reordered: UDP, DTLS."""
 
-    def receive_datagram(self, data: bytes, now: float) -> None:
+    def receive_datagram(self, data: bytes, now: float) -> Sequence[EventT_co] | None:
         """Take in one packet; never raises."""
 
     def datagrams_to_send(self, now: float) -> Sequence[bytes]:

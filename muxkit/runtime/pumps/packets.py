@@ -222,7 +222,8 @@ class DatagramPump(Pump[EventT]):
     def _receive(self, packet: bytes, now: float) -> None:
         if self._observer is not None:
             self._observer.transport("in", packet)
-        self._engine.receive_datagram(packet, now)
+        if events := self._engine.receive_datagram(packet, now):
+            self._handle(events)
 
     def _judge(self, error: OSError) -> None:
         self.refused += 1

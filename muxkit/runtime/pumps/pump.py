@@ -196,9 +196,12 @@ class Pump(Clock, Generic[EventT]):
     def dispatch_events(self) -> None:
         """Hand out what a command made the engine tell, and what follows from that."""
         while events := self._rules.events():
-            self._owner.handle_events(events)
-            if self._place is not None:
-                self._heard()
+            self._handle(events)
+
+    def _handle(self, events: Sequence[EventT]) -> None:
+        self._owner.handle_events(events)
+        if self._place is not None:
+            self._heard()
 
     def _heard(self) -> None:
         """Report to the listener that the peer has said something that the engine understood."""
@@ -206,8 +209,10 @@ class Pump(Clock, Generic[EventT]):
             self._place.establish()
             self._place = None
 
-    def _dispatch(self) -> None:
-        """Hand out what a read or a deadline made the engine tell, then write what it answers."""
+    def _dispatch(self, returned: Sequence[EventT] | None = None) -> None:
+        """Hand out what a read or a deadline made the engine return, or tell, then write what it answers."""
+        if returned:
+            self._handle(returned)
         self.dispatch_events()
         self.request_write()
         self.rearm()
@@ -222,8 +227,7 @@ class Pump(Clock, Generic[EventT]):
             now = trio.current_time()
             if self._reminder is not None:
                 self._reminder.ring_if_due(now)
-            self._rules.handle_deadline(now)
-            self._dispatch()
+            self._dispatch(self._rules.handle_deadline(now))
 
     def _engine_deadline(self) -> float | None:
         """Return when the engine wants to be called; a subclass may know why it must wait until later."""

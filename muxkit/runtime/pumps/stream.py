@@ -295,17 +295,16 @@ class StreamPump(Pump[EventT], ReadingOwner):
             self._keep_head(data)
         parser = self._parser
         if len(data) <= BRIEF_BYTES and (parser is None or (data and not parser.unparsed)):
-            self._engine.receive_bytes(data, self._time())
-            self._dispatch()
+            self._dispatch(self._engine.receive_bytes(data, self._time()))
             self.reading.is_heavy = False
             return not self._is_burst
         clock = self._turns.now
         began = clock()
-        self._engine.receive_bytes(data, self._time())
+        events = self._engine.receive_bytes(data, self._time())
         if parser is not None and parser.unparsed:
-            self._parse_in_steps(parser, began)
+            self._parse_in_steps(parser, events, began)
         else:
-            self._dispatch()
+            self._dispatch(events)
         self.reading.is_heavy = clock() - began > LONG_TURN
         return not self._is_burst
 
@@ -315,16 +314,19 @@ class StreamPump(Pump[EventT], ReadingOwner):
         self._has_head = len(self._head) >= HEAD
         self.phase = "open"
 
-    def _parse_in_steps(self, parser: BoundedParsing, began: float) -> None:
+    def _parse_in_steps(self, parser: BoundedParsing, events: Sequence[EventT] | None, began: float) -> None:
         """Parse in steps, and hand out the events of each: the time of the turn counts what is done about them."""
         clock, engine, now = self._turns.now, self._engine, self._time()
         until = began + self._turns.allowance
         for _ in range(TURN_FRAMES // STEP_FRAMES - 1):
+            if events:
+                self._handle(events)
+                events = None
             self.dispatch_events()
             if clock() >= until or self.is_lost or not parser.unparsed:
                 break
-            engine.receive_bytes(b"", now)
-        self._dispatch()
+            events = engine.receive_bytes(b"", now)
+        self._dispatch(events)
         self._is_burst = True
 
     def handle_end(self) -> None:
@@ -344,8 +346,7 @@ class StreamPump(Pump[EventT], ReadingOwner):
 
     def _lose_after_end(self) -> None:
         """End the connection in the engine, which may say more about it, and then here."""
-        self._engine.receive_eof(self._time())
-        self._dispatch()
+        self._dispatch(self._engine.receive_eof(self._time()))
         self.lose("the peer hung up", by="peer")
 
     def handle_broken(self, error: Exception) -> None:
@@ -356,8 +357,8 @@ class StreamPump(Pump[EventT], ReadingOwner):
             self.lose("the peer hung up", by="peer", cause=error)
         super()._broke(doing, error)
 
-    def _dispatch(self) -> None:
-        events = self._engine.events()
+    def _dispatch(self, returned: Sequence[EventT] | None = None) -> None:
+        events = returned or self._engine.events()
         self._is_burst = len(events) >= BURST
         if events:
             self._owner.handle_events(events)
