@@ -36,6 +36,7 @@ class Halves:
     """
 
     __slots__ = ("receiver", "sender")
+    __match_args__ = ("sender", "receiver")
 
     def __init__(self, sender: Sender | None, receiver: Receiver[Any] | None) -> None:
         self.sender: Sender | None = sender
