@@ -17,7 +17,7 @@ from muxkit._observer import Observer, frames_of
 from muxkit._typed import Connect, OpenServer, Reconnecting
 from muxkit.codecs import Codec, announced
 from muxkit.core import Headers, Reason, Receiving, Sending, counted, encode_headers, with_name
-from muxkit.core.events import Cancelled, Finished, Halves, Opened, Refused
+from muxkit.core.events import Cancelled, Halves, Opened
 from muxkit.core.halves import Receiver as CoreReceiver
 from muxkit.core.halves import Sender as CoreSender
 from muxkit.protocols.bpmux._channels import Duplex, IncomingRequest, Request, Sink, Source
@@ -282,16 +282,8 @@ class Session(MuxSession):
 
     # --- events
 
-    def handle_event(self, event: object) -> None:
+    def handle_own_event(self, event: object) -> None:
         match event:
-            case Finished() | Cancelled() if event.receiver is self.engine.top_stream:
-                self._on_top_ended(event.payload if isinstance(event, Cancelled) else b"")
-            case Cancelled() if isinstance(request := event.receiver.owner, Request):
-                request.declined(event.payload)
-                self.half_ended(event.receiver)
-            case Refused() if isinstance(request := event.half.owner, Request):
-                request.failed(refused_by_peer)
-                self.half_ended(event.half)
             case Requested():
                 self._on_requested(event)
             case Responded():
@@ -304,7 +296,29 @@ class Session(MuxSession):
             case Pinged():
                 pass  # the engine answers it
             case _:
-                super().handle_event(event)
+                super().handle_own_event(event)
+
+    def handle_finished(self, receiver: CoreReceiver[Any]) -> None:
+        if receiver is self.engine.top_stream:
+            self._on_top_ended(b"")
+        else:
+            super().handle_finished(receiver)
+
+    def handle_cancelled(self, event: Cancelled) -> None:
+        if event.receiver is self.engine.top_stream:
+            self._on_top_ended(event.payload)
+        elif isinstance(request := event.receiver.owner, Request):
+            request.declined(event.payload)
+            self.half_ended(event.receiver)
+        else:
+            super().handle_cancelled(event)
+
+    def handle_refused(self, end: CoreSender | CoreReceiver[Any]) -> None:
+        if isinstance(request := end.owner, Request):
+            request.failed(refused_by_peer)
+            self.half_ended(end)
+        else:
+            super().handle_refused(end)
 
     def _on_top_ended(self, payload: bytes) -> None:
         """The peer opens nothing more; an end with a payload is the reason why the connection ends."""
