@@ -21,7 +21,6 @@ MEANT: dict[str, str] = dict.fromkeys(
         "circle: muxkit.protocols.bpmux.control muxkit.protocols.bpmux.entities muxkit.protocols.bpmux.events "
         "muxkit.protocols.bpmux.receive muxkit.protocols.bpmux.send muxkit.protocols.bpmux.state",
         # A channel has its session, and that opens channels.
-        "circle: muxkit.protocols.bpmux._channels muxkit.protocols.bpmux._session",
         "circle: muxkit.runtime.channel muxkit.runtime.halves.receiving muxkit.runtime.halves.sending "
         "muxkit.runtime.mux",
     ),
