@@ -23,7 +23,7 @@ WANTED = os.environ.get("MUXKIT_COMPILE", "") not in ("", "0")
 # whose attrs fields mypyc does not understand; restream, whose JSON has a recursive type that msgspec could not resolve
 # any more, whose errors mypyc takes for others when they are caught, and whose engine others subclass.
 PACKAGES = ("core", "protocols/bpmux", "protocols/relink", "protocols/e3x", "protocols/aqueduct")
-NOT_COMPILED = {"core/_engine.py"}
+NOT_COMPILED = {"core/_engine.py", "protocols/e3x/_channels.py", "protocols/e3x/_session.py"}
 
 
 def requirements(root: Path, dependencies: list[str]) -> list[str]:
@@ -52,7 +52,6 @@ def sources(root: Path) -> list[str]:
         for file in files
         if file.name not in ("__init__.py", "_config.py", "config.py")
         and not {"_session", "dial"} & {*file.parts}
-        and file.name not in ("_channels.py", "_session.py")
         and str(file.relative_to(package)) not in NOT_COMPILED
     ]
 

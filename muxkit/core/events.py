@@ -29,24 +29,20 @@ from muxkit.core.halves import Receiver, Sender
 ItemT = TypeVar("ItemT")
 
 
+@attrs.frozen
 class Halves:
-    """A channel inside an engine: a half to send on, a half to receive on, or both.
+    """A channel inside an engine: a half to send on, a half to receive on, or both."""
 
-    A protocol in which both halves share more than an id derives the class of its channels from it.
-    """
-
-    __slots__ = ("receiver", "sender")
-
-    def __init__(self, sender: Sender | None, receiver: Receiver[Any] | None) -> None:
-        self.sender: Sender | None = sender
-        self.receiver: Receiver[Any] | None = receiver
+    sender: Sender | None
+    receiver: Receiver[Any] | None
 
 
 @attrs.define(eq=False)
 class Opened:
     """The peer opened a channel, with a name and a payload. The session accepts or refuses it."""
 
-    channel: Halves
+    channel: Any
+    """The channel inside the engine: its `Halves`, or an object of the protocol's own if these share more."""
     opening: bytes
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 import attrs
 
 from muxkit.core import Reason
-from muxkit.core.events import Finished, GoingAway, Halves, Opened, Pong, Probed, Received, Silent, Writable
+from muxkit.core.events import Finished, GoingAway, Opened, Pong, Probed, Received, Silent, Writable
 
 
 class Fault(Enum):
@@ -53,7 +53,7 @@ class Cause(Enum):
 class Delivered:
     """The peer has processed the packets `first` to `last`; the number of a receipt is a message's last packet."""
 
-    channel: Halves
+    channel: object
     first: int
     last: int
 
@@ -62,14 +62,14 @@ class Delivered:
 class Closed:
     """The channel is gone: both sides have confirmed its end, or it was closed here and the peer has processed all."""
 
-    channel: Halves
+    channel: object
 
 
 @attrs.define(eq=False)
 class Broken:
     """The channel is gone before its end. If the peer broke it, `text` is the peer's: escape it before showing it."""
 
-    channel: Halves
+    channel: object
     cause: Cause
     text: str
 
