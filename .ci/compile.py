@@ -22,8 +22,8 @@ WANTED = os.environ.get("MUXKIT_COMPILE", "") not in ("", "0")
 # core, which declares protocols and runs nothing; the errors, which restream and applications subclass; the settings,
 # whose attrs fields mypyc does not understand; restream, whose JSON has a recursive type that msgspec could not resolve
 # any more, whose errors mypyc takes for others when they are caught, and whose engine others subclass.
-PACKAGES = ("core", "protocols/bpmux", "protocols/relink", "protocols/e3x", "protocols/aqueduct")
-NOT_COMPILED = {"core/_engine.py", "protocols/e3x/_channels.py", "protocols/e3x/_session.py"}
+PACKAGES = ("core", "protocols/bpmux", "protocols/relink", "protocols/e3x", "protocols/aqueduct", "protocols/yamux")
+NOT_COMPILED = {"core/_engine.py"}
 
 
 def requirements(root: Path, dependencies: list[str]) -> list[str]:
@@ -51,7 +51,8 @@ def sources(root: Path) -> list[str]:
         str(file.relative_to(root))
         for file in files
         if file.name not in ("__init__.py", "_config.py", "config.py")
-        and not {"_session", "dial"} & {*file.parts}
+        and not {"_session", "_session.py", "dial"} & {*file.parts}
+        and not (file.name == "_channels.py" and "protocols" in file.parts)  # those of the core have no coroutines
         and str(file.relative_to(package)) not in NOT_COMPILED
     ]
 

@@ -1,6 +1,7 @@
 """Follow the pages as a reader does: in a clone of its own, in fresh environments, with the commands that stand there.
 
-Run by .ci/run, with the environment of the suite: `.ci/users.py pages`, `compiled`, `pipeline`, `oldest` or `newest`.
+Run by .ci/run, with the environment of the suite and the name of a part: `pages`, `compiled`, `pipeline`, `oldest`,
+`newest` or `sparks`.
 The commands are taken from the pages; `tests/data/pages.toml` lists which of them are run here. Versions are those of
 .ci/constraints.txt.
 """
@@ -162,7 +163,7 @@ def compiled(reader: Reader) -> None:
     where = "import muxkit.{0} as part; print(part.__file__); assert part.__file__.endswith(('.so', '.pyd'))"
     for module in (
         "core._windows",
-        "protocols.bpmux.engine.engine",
+        "protocols.bpmux.engine",
         "protocols.relink.engine.engine",
         "protocols.e3x.engine",
         "protocols.aqueduct.engine.engine",
@@ -232,7 +233,37 @@ def _with_versions(reader: Reader, resolution: str) -> None:
     print(reader.runs(python, *SECOND_RUN, *VERSION_TESTS).splitlines()[-1], flush=True)
 
 
-PARTS = {"pages": pages, "compiled": compiled, "pipeline": pipeline, "oldest": oldest, "newest": newest}
+SPARKS = ("4.0.*", "4.1.*", "4.2.*")  # the suite itself runs with that of .ci/constraints.txt
+SPARK_TESTS = (
+    "tests/pipeline/test_source_spark.py",
+    "tests/pipeline/test_source_kill.py",
+    "tests/pipeline/test_sink_spark.py",
+    "tests/pipeline/test_sink_kills.py",
+)
+# The connection of an older pyspark to its JVM leaves sockets to the garbage collector, which pytest would report.
+SPARK_RUN = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-n", "0", "-m", "spark")
+
+
+def sparks(reader: Reader) -> None:
+    """The source and the sink with each version of Spark that is supported and is not the one of the suite."""
+    pins = (ROOT / ".ci" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    constraints = reader.folder / "constraints.txt"
+    constraints.write_text("\n".join(pin for pin in pins if not pin.startswith(("pyspark=", "py4j="))))
+    for spark in SPARKS:
+        python = reader.enter(f"spark-{spark[:3]}")
+        wanted = (f"pyspark=={spark}", "--editable", ".[all,spark]", *VERSION_TOOLS)
+        reader.runs(python, "-m", "pip", "install", *wanted, PIP_CONSTRAINT=str(constraints))
+        print(f"with pyspark {spark}:", reader.runs(python, *SPARK_RUN, *SPARK_TESTS).splitlines()[-1], flush=True)
+
+
+PARTS = {
+    "pages": pages,
+    "compiled": compiled,
+    "pipeline": pipeline,
+    "oldest": oldest,
+    "newest": newest,
+    "sparks": sparks,
+}
 
 if __name__ == "__main__":
     [part] = sys.argv[1:]

@@ -40,15 +40,18 @@ if TYPE_CHECKING:
         HandshakeFailed,
         Identity,
         IncomingRequest,
+        Lagged,
         LinkLost,
         PlaintextWarning,
         Request,
         Session,
         SessionInfo,
         SessionStats,
+        Subscription,
         TypedChannel,
         Unsupported,
     )
+    from muxkit.topics import Topic
 
 __version__ = "0.2.0"
 
@@ -69,6 +72,7 @@ __all__ = [
     "IncomingRequest",
     "InvalidMessage",
     "Json",
+    "Lagged",
     "Limits",
     "LinkLost",
     "LocalProtocolError",
@@ -89,6 +93,8 @@ __all__ = [
     "SessionHandler",
     "SessionInfo",
     "SessionStats",
+    "Subscription",
+    "Topic",
     "TypedChannel",
     "Unsupported",
     "Zstd",
@@ -117,7 +123,8 @@ _LAZY = {
     "Codec InvalidMessage Json MessagePack Protobuf Pydantic Zstd": "codecs",
     "Backoff Channel ChannelCancelled ChannelStats ChannelStopped HandshakeFailed Identity": "runtime",
     "IncomingRequest LinkLost PlaintextWarning Request Session SessionInfo SessionStats": "runtime",
-    "TypedChannel Unsupported": "runtime",
+    "Lagged Subscription TypedChannel Unsupported": "runtime",
+    "Topic": "topics",
 }
 
 if not TYPE_CHECKING:  # or type checkers would accept any name

@@ -78,6 +78,11 @@ def by_name(
     A channel with any other name is aborted with a reason that lists the names. The other arguments and the errors are
     those of `each_channel`.
     """
+    return _Handlers(named_channels(handlers), _request_handler(requests), max_concurrent)
+
+
+def named_channels(handlers: Mapping[str, ChannelHandler]) -> ChannelHandler:
+    """Return a handler of channels that calls the one with the name of the channel."""
     known = {name: _channel_handler(handler) for name, handler in handlers.items()}
 
     async def handle_channel(channel: Channel) -> None:
@@ -87,7 +92,7 @@ def by_name(
         else:
             await handler(channel)
 
-    return _Handlers(handle_channel, _request_handler(requests), max_concurrent)
+    return handle_channel
 
 
 def each_request(handler: RequestHandler, *, max_concurrent: int | None = None) -> SessionHandler:

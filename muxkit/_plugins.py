@@ -29,7 +29,8 @@ STREAMS: frozenset[LinkKind] = frozenset({"stream"})
 
 OWN: Final[Mapping[Group, Mapping[str, str]]] = {
     PROTOCOLS: {
-        name: f"muxkit.protocols.{name}:protocol" for name in ("aqueduct", "bpmux", "e3x", "relink", "restream")
+        name: f"muxkit.protocols.{name}:protocol"
+        for name in ("aqueduct", "bpmux", "e3x", "relink", "restream", "yamux")
     },
     TRANSPORTS: {
         "dtls": "muxkit_adapters.dtls:transport",

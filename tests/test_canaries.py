@@ -128,7 +128,7 @@ def test_the_password_of_a_key_is_in_no_text(tmp_path: Path) -> None:
     assert secrets_in(texts_of(caught.value)) == []
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 @pytest.mark.parametrize("transport", ["tcp", "ws", "tls"])
 async def test_a_password_in_a_url_is_quoted_by_no_error(protocol: str, transport: str, watched_log: LeakWatch) -> None:
     url = f"{protocol}+{transport}://somebody:{PASSWORD}@127.0.0.1:1/jobs"

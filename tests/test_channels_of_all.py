@@ -11,7 +11,7 @@ import trio.testing
 
 import muxkit
 
-PROTOCOLS = ["bpmux", "relink", "aqueduct", "e3x"]
+PROTOCOLS = ["bpmux", "relink", "aqueduct", "e3x", "yamux"]
 PATIENCE = 60.0  # s
 
 

@@ -113,7 +113,7 @@ async def answer(channel: muxkit.Channel) -> None:
 
 
 @pytest.mark.parametrize("feature", ASKED)
-@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 async def test_a_session_can_do_what_the_matrix_says(protocol: str, feature: str) -> None:
     said = table("Protocols")[feature][protocol].startswith("yes")
     url = f"{protocol}+mem://matrix-{re.sub('[^a-z]', '', feature)}"
@@ -123,7 +123,7 @@ async def test_a_session_can_do_what_the_matrix_says(protocol: str, feature: str
         await channel.aclose()
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "restream"])
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "restream", "yamux"])
 def test_the_other_features_are_where_the_matrix_says(protocol: str) -> None:
     said = table("Protocols")
     module = importlib.import_module(f"muxkit.protocols.{protocol}")

@@ -104,7 +104,7 @@ CHANNEL_CALLS: dict[str, Callable[[muxkit.Channel], object]] = {
 }
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 @pytest.mark.parametrize("name", CHANNEL_CALLS)
 async def test_a_call_that_is_not_awaited_is_named_as_the_program_wrote_it(protocol: str, name: str) -> None:
     url = f"{protocol}+mem://mistakes"

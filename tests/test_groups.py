@@ -19,7 +19,7 @@ from muxkit.runtime import LinkLost, meaning_of
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-PROTOCOLS = ["bpmux", "relink", "aqueduct", "e3x"]
+PROTOCOLS = ["bpmux", "relink", "aqueduct", "e3x", "yamux"]
 
 
 async def refuse() -> None:

@@ -104,7 +104,7 @@ def logged_by(protocol: str, body: str, *options: str) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 def test_the_text_of_a_failure_is_logged_in_development_mode_only(protocol: str) -> None:
     """F11: it was withheld always, and was the first thing that everybody had to find out."""
     body = "raise ValueError('tea ' + 'is hot')"
@@ -114,7 +114,7 @@ def test_the_text_of_a_failure_is_logged_in_development_mode_only(protocol: str)
     assert "tea is hot" not in usual
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 def test_the_text_of_an_error_about_a_wrong_call_of_muxkit_is_always_logged(protocol: str) -> None:
     said = logged_by(protocol, "async for each in session: await each.send('tea ' + 'is hot')")
     assert "TypeError (a message is bytes, not str)" in said

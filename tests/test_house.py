@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # A break of a rule that is meant, with its reason.
-MEANT: dict[str, str] = {}
+MEANT: dict[str, str] = {
+    "circle: muxkit.protocols.yamux.receive muxkit.protocols.yamux.send muxkit.protocols.yamux.state": (
+        "a stream has two halves, and each half has its stream; what closes the circle is imported for types only"
+    )
+}
 
 
 def test_no_imports_form_a_circle_and_no_private_module_is_imported_from_outside() -> None:

@@ -28,7 +28,7 @@ async def echo(channel: muxkit.Channel) -> None:
         await channel.send(message)
 
 
-@pytest.mark.parametrize("url", [f"{name}+mem://life" for name in ("bpmux", "relink", "aqueduct", "e3x")])
+@pytest.mark.parametrize("url", [f"{name}+mem://life" for name in ("bpmux", "relink", "aqueduct", "e3x", "yamux")])
 async def test_a_session_is_told_when_it_opens_and_closes(url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Was: the log of a normal life had not one line, at any level."""
     caplog.set_level(logging.INFO, "muxkit")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Wait = Callable[[muxkit.Channel], Awaitable[None]]
 
 CHANNELS = 5 * WAKES
-PROTOCOLS = ["bpmux", "relink", "aqueduct", "e3x"]
+PROTOCOLS = ["bpmux", "relink", "aqueduct", "e3x", "yamux"]
 PATIENCE = 300.0  # s; reached only when something hangs
 
 
@@ -101,7 +101,7 @@ async def test_the_tasks_of_a_lost_session_wake_in_groups(protocol: str, wait: W
 
 
 @pytest.mark.requirement("R-27")
-@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "yamux"])
 async def test_a_channel_that_is_over_is_freed_without_a_garbage_collection(protocol: str) -> None:
     """A full collection stops all sessions, for as long as all objects of the process take."""
 
@@ -132,7 +132,7 @@ async def test_a_channel_that_is_over_is_freed_without_a_garbage_collection(prot
     assert found < CHANNELS  # a channel had some ten objects
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "yamux"])
 async def test_a_process_that_was_held_up_reads_what_has_come_before_it_gives_a_peer_up(
     protocol: str, mock_clock: trio.testing.MockClock
 ) -> None:

@@ -14,7 +14,7 @@ import muxkit.asyncio
 from muxkit import forward
 from muxkit.protocols import aqueduct, bpmux, e3x, relink, restream
 
-PROTOCOLS = ("bpmux", "relink", "aqueduct", "e3x")
+PROTOCOLS = ("bpmux", "relink", "aqueduct", "e3x", "yamux")
 REFUSED = r"this session belongs to another thread: .*docs/how-to/threads\.md"
 
 Call = Callable[[], object]

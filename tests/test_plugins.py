@@ -47,7 +47,7 @@ GOOD = "class T:\n    def connect(self): ...\n    def serve(self): ...\ntranspor
 
 
 def test_every_plugin_of_our_own_is_found_under_its_name() -> None:
-    assert [each.problem for each in installed() if each.package == "muxkit"] == [None] * 15
+    assert [each.problem for each in installed() if each.package == "muxkit"] == [None] * 16
     for group, own in OWN.items():
         for name, target in own.items():
             module, _, attribute = target.partition(":")
@@ -68,7 +68,7 @@ def lookups(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
 
 
 async def test_sessions_over_our_own_plugins_read_no_metadata(lookups: list[dict[str, str]]) -> None:
-    for protocol in ("bpmux", "relink", "aqueduct", "e3x"):
+    for protocol in ("bpmux", "relink", "aqueduct", "e3x", "yamux"):
         url = f"{protocol}+mem://metadata-{protocol}"
         async with muxkit.open_server(echo, url), muxkit.connect(url) as session, session.open() as channel:
             await channel.send(b"tea")

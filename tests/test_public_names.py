@@ -21,8 +21,10 @@ def words(text: str) -> set[str]:
 CHANNEL: Final = words(
     "abort aclose as_stream finish headers name opening receive receive_many send send_many session stats"
 )
-SESSION: Final = words("channels incoming info limits open ping request requests shutdown stats")
-SENDING: Final = words("abort aclose close finish send send_many state wait_for_room wait_over waiting_since")
+SESSION: Final = words("channels incoming info limits listener open ping request requests shutdown stats subscribe")
+SENDING: Final = words(
+    "abort aclose cancel_when_over close finish send send_many state wait_for_room wait_over waiting_since"
+)
 RECEIVING: Final = words("aclose close receive receive_many state unread")
 
 # Beside these, each object has what its own protocol adds.

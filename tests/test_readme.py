@@ -13,6 +13,7 @@ from muxkit._plugins import OWN, PROTOCOLS, TRANSPORTS
 from muxkit.core import RECEIVING, SENDING, draw
 from muxkit.protocols.bpmux import Config
 from muxkit.protocols.restream import StoreLimits
+from muxkit.runtime.pumps.reading import READER
 from tests._pages import DOCS, PAGES, ROOT, page_name, program
 
 ANY_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -149,3 +150,8 @@ def test_the_state_diagrams_are_those_of_the_tables() -> None:
     text = (ROOT / "docs" / "explanation" / "why-halves.md").read_text(encoding="utf-8")
     diagrams = re.findall(r"```mermaid\n(.*?)```", text, re.DOTALL)
     assert diagrams == [draw(SENDING), draw(RECEIVING)]
+
+
+def test_the_state_diagram_of_the_reader_is_that_of_its_table() -> None:
+    text = (ROOT / "docs" / "explanation" / "decisions" / "0015-a-receiver-may-read.md").read_text(encoding="utf-8")
+    assert re.findall(r"```mermaid\n(.*?)```", text, re.DOTALL) == [draw(READER)]

@@ -26,7 +26,7 @@ async def call(session: muxkit.Session, message: bytes) -> bytes:
         return await channel.receive()
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "relink"])
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "relink", "yamux"])
 async def test_each_lost_session_is_followed_by_another(protocol: str, autojump_clock: trio.testing.MockClock) -> None:
     url = f"{protocol}+mem://comes-and-goes"
     got: list[bytes] = []
@@ -129,7 +129,7 @@ async def _wait(session: muxkit.Session) -> None:
             pass
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "relink"])
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "relink", "yamux"])
 async def test_a_loop_whose_token_is_missing_ends_with_the_reason(
     protocol: str, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -142,7 +142,7 @@ async def test_a_loop_whose_token_is_missing_ends_with_the_reason(
     assert (caught.value.code, caught.value.peer_reason) == (401, "this server wants a token: connect(…, token=…)")
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "relink"])
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "relink", "yamux"])
 async def test_a_session_that_was_refused_is_not_left_in_order(
     protocol: str, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -153,7 +153,7 @@ async def test_a_session_that_was_refused_is_not_left_in_order(
                 await _wait(session)
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "relink"])
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "relink", "yamux"])
 async def test_a_loop_to_a_path_that_is_not_there_ends_with_the_answer(protocol: str) -> None:
     """Was: the upgrade was tried again for ever."""
     async with muxkit.open_server(echo, f"{protocol}+ws://127.0.0.1:0/here") as server:

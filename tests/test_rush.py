@@ -25,7 +25,7 @@ CLIENTS = 150
 WITHIN = 120.0  # seconds, for a busy machine
 FULL = muxkit.Limits(half_open=20, handshake=600.0)  # nobody may be asked to give way within a minute
 
-PROTOCOLS = ("bpmux", "aqueduct", "e3x", "relink")
+PROTOCOLS = ("bpmux", "aqueduct", "e3x", "relink", "yamux")
 
 AUTHORITY = trustme.CA()
 
@@ -145,7 +145,7 @@ async def test_the_session_that_is_idle_for_longest_gives_way_and_reads_why(auto
 
 
 @pytest.mark.requirement("R-13")
-@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "yamux"])
 async def test_who_cannot_be_served_is_told_so_after_a_while(protocol: str, autojump_clock: MockClock) -> None:
     url = f"{protocol}+mem://house"
     async with muxkit.open_server(echo, url, limits=muxkit.Limits(connections=1)):

@@ -22,7 +22,7 @@ SECONDS = 20.0  # of virtual time
 
 
 @pytest.mark.parametrize("at_once", [1, 20])
-@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 async def test_an_attacker_starts_a_burst_of_handlers_and_then_a_rate_of_them(
     protocol: str, at_once: int, autojump_clock: MockClock
 ) -> None:
@@ -63,7 +63,7 @@ async def test_an_attacker_starts_a_burst_of_handlers_and_then_a_rate_of_them(
         assert BURST <= started <= BURST + limits.channels + YIELD_ITEMS + RATE * seconds
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 async def test_calls_that_end_before_their_handlers_begin_do_not_delay_the_next(
     protocol: str, autojump_clock: MockClock
 ) -> None:

@@ -244,7 +244,7 @@ async def test_a_kind_that_was_declined_is_accepted_once_it_is_asked_for(autojum
         assert await session.request(b"tea") == b"TEA"
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 async def test_a_client_that_takes_no_channels_declines_those_of_its_server(
     protocol: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -279,7 +279,7 @@ async def test_a_client_that_takes_no_channels_declines_those_of_its_server(
     assert line.startswith("declined channels of mem untaken")
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 async def test_a_client_may_take_its_time_before_it_asks_for_channels(protocol: str, autojump_clock: MockClock) -> None:
     async def handler(session: muxkit.Session) -> None:
         await anext(session.incoming())
@@ -297,7 +297,7 @@ async def test_a_client_may_take_its_time_before_it_asks_for_channels(protocol: 
             over.set()
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "yamux"])
 async def test_a_session_handler_that_takes_nothing_declines_the_channels_of_its_client(
     protocol: str, autojump_clock: MockClock
 ) -> None:

@@ -149,12 +149,15 @@ def join_host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-async def exposed(kind: str, host: str, port: int, *, insecure: bool, secure: str) -> bool:
+async def exposed(
+    kind: str, host: str, port: int, *, insecure: bool, secure: str, stays_here: bool | None = None
+) -> bool:
     """Return True if plaintext to or on `host` leaves this machine.
 
-    Raises ValueError when it would and `insecure` is not set; `secure` names the transport to use instead.
+    Raises ValueError when it would and `insecure` is not set; `secure` names the transport to use instead. Without
+    `stays_here` the addresses of the host decide.
     """
-    if await _all_loopback(kind, host, port):
+    if stays_here if stays_here is not None else await _all_loopback(kind, host, port):
         return False
     if not insecure:
         raise ValueError(

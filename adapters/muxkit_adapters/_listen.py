@@ -79,6 +79,13 @@ def log_failure(kind: str, error: Exception) -> None:
         log.debug("the handler's failure", exc_info=error)
 
 
+def report_slow_handshake(limits: Limits) -> None:
+    """Log and count a connection that was dropped because its handshake took too long."""
+    if may_log("connections that were dropped in their handshakes"):
+        log.info("a connection was dropped: no handshake in Limits(handshake=%g)", limits.handshake)
+    turned_away("handshake")
+
+
 class _Server(Generic[WireT, LinkT]):
     def __init__(
         self, handshake: Handshake[WireT, LinkT], handler: Callable[[LinkT], Awaitable[None]], limits: Limits
@@ -145,11 +152,7 @@ class _Server(Generic[WireT, LinkT]):
                         await self._handler(link)
                 finally:
                     if place.timed_out:
-                        if may_log("connections that were dropped in their handshakes"):
-                            log.info(
-                                "a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake
-                            )
-                        turned_away("handshake")
+                        report_slow_handshake(self._limits)
         except Exception as error:
             log_failure("connection", error)
         finally:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Final
 
@@ -15,14 +15,17 @@ from muxkit.runtime import protect_package, protected_manager, source_of
 
 from ._addresses import Transport, exposed, hosts_and_ports, join_host_port, one_place, several_places
 from ._errors import PlaintextWarning, failed
-from ._listen import serve_connections
+from ._listen import Handshake, serve_handshakes
 from ._sockets import SocketListener, SocketStream, adopted, take_socket
+from .balancers import Balancers
+from .proxy import Proxy, is_local, proxy_for
 
 __all__ = ["PlaintextWarning", "SocketStream", "connect", "serve", "transport"]
 
 CONNECT_TIMEOUT = 30.0  # s, for each host
 TLS_PORT = "Is this a TLS port? Then the URL begins with …+tls://. Or the server speaks another protocol"
 UNSENT = 128 * 1024  # bytes that the kernel holds beyond what it has sent
+NO_BALANCERS: Final = Balancers(())
 NOTSENT_LOWAT: int | None = getattr(trio.socket, "TCP_NOTSENT_LOWAT", None)
 
 Hosts = str | Sequence[tuple[str, int]]
@@ -35,16 +38,20 @@ async def connect(
     *,
     connect_timeout: float = CONNECT_TIMEOUT,
     unsent: int = UNSENT,
+    proxy: str | None = None,
     insecure: bool = False,
 ) -> AsyncIterator[SocketStream]:
     """Open a TCP connection to `host`, or to the first that answers of several `(host, port)`.
 
-    The addresses of one host are raced as RFC 8305 says; each host gets `connect_timeout` seconds. Raises
-    OSError with every reason when none answers; ValueError for a host off loopback without `insecure=True`.
+    The addresses of one host are raced as RFC 8305 says; each host gets `connect_timeout` seconds. `proxy` is the URL
+    of a proxy to connect through, or "environment". Raises OSError with every reason when none answers;
+    `HandshakeFailed` when the proxy refuses; ValueError for a host off loopback without `insecure=True`.
     """
     places = each_host(host, port)
-    open_to_others = [await exposed("tcp", *place, insecure=insecure, secure="tls") for place in places]
-    stream, _ = await dial("tcp", places, connect_timeout=connect_timeout, unsent=unsent, exposed=any(open_to_others))
+    open_to_others = [await exposed_through(proxy, "tcp", *place, insecure=insecure, secure="tls") for place in places]
+    stream, _ = await dial(
+        "tcp", places, connect_timeout=connect_timeout, unsent=unsent, exposed=any(open_to_others), proxy=proxy
+    )
     stream.hint_if_silent = TLS_PORT
     async with stream:
         yield stream
@@ -58,16 +65,22 @@ async def serve(
     limits: Limits | None = None,
     unsent: int = UNSENT,
     insecure: bool = False,
+    balancers: Collection[str] = (),
     listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run `handler(stream)` for each connection, until cancelled; reports its addresses to `task_status`.
 
-    `listeners` are sockets that were bound elsewhere; without them `host` and `port` are bound.
+    `listeners` are sockets that were bound elsewhere; without them `host` and `port` are bound. A connection from one
+    of `balancers`, addresses or networks, must begin with a header of the PROXY protocol, which says who the peer is.
     """
+    trusted = Balancers(balancers)
     unprotected = await exposed("tcp", host, port, insecure=insecure, secure="tls")
-    open_to, addresses = await listen("tcp", host, port, unsent=unsent, exposed=unprotected, listeners=listeners)
-    await serve_connections(open_to, handler, limits=limits, started=lambda: task_status.started(addresses))
+    open_to, addresses = await listen(
+        "tcp", host, port, unsent=unsent, exposed=unprotected, balancers=trusted, listeners=listeners
+    )
+    accept: Handshake[SocketStream, SocketStream] = trusted.before(nullcontext)
+    await serve_handshakes(open_to, accept, handler, limits=limits, started=lambda: task_status.started(addresses))
 
 
 transport: Final = Transport("tcp", connect, serve, several_places, one_place, places=hosts_and_ports, secure="tls")
@@ -87,27 +100,66 @@ def each_host(host: Hosts, port: int | None) -> list[tuple[str, int]]:
     return list(host)
 
 
+async def exposed_through(proxy: str | None, kind: str, host: str, port: int, *, insecure: bool, secure: str) -> bool:
+    """`exposed` for a client. Behind a proxy the names of hosts aren't looked up here."""
+    through = proxy_for(proxy, host, port)
+    stays_here = None if through is None else through.is_local and is_local(host)
+    return await exposed(kind, host, port, insecure=insecure, secure=secure, stays_here=stays_here)
+
+
 async def dial(
-    kind: str, places: Sequence[tuple[str, int]], *, connect_timeout: float, unsent: int, exposed: bool = False
+    kind: str,
+    places: Sequence[tuple[str, int]],
+    *,
+    connect_timeout: float,
+    unsent: int,
+    exposed: bool = False,
+    proxy: str | None = None,
 ) -> tuple[SocketStream, tuple[str, int]]:
     """Connect to the first place that answers; return the stream and the place."""
     reasons: list[OSError] = []
     for host, port in places:
         where = join_host_port(host, port)
+        through = proxy_for(proxy, host, port)
         try:
             with trio.fail_after(connect_timeout):
-                stream = await trio.open_tcp_stream(host, port)
+                if through is None:
+                    stream = await trio.open_tcp_stream(host, port)
+                else:
+                    stream = await _tunnelled(through, f"{kind} {where}", host, port)
         except trio.TooSlowError:
-            reasons.append(TimeoutError(f"{kind} {where}: no answer within {connect_timeout:g} s (connect_timeout=)"))
+            by = "" if through is None else f" through {through}"
+            text = f"{kind} {where}{by}: no answer within {connect_timeout:g} s (connect_timeout=)"
+            reasons.append(TimeoutError(text))
         except OSError as error:
-            reasons += [failed(f"{kind} {where}", reason) for reason in _leaves(error)]
+            if through is None:
+                reasons += [failed(f"{kind} {where}", reason) for reason in _leaves(error)]
+            else:
+                reasons.append(error)
         else:
-            return prepare(take_socket(stream), kind=kind, unsent=unsent, exposed=exposed), (host, port)
+            peer = None if through is None else f"{where} through {through}"
+            return prepare(take_socket(stream), kind=kind, unsent=unsent, exposed=exposed, peer=peer), (host, port)
+    if len(reasons) == 1:
+        raise reasons[0]
     kinds = {(type(reason), reason.errno) for reason in reasons}
     failure, number = kinds.pop() if len(kinds) == 1 else (OSError, None)
     lost = failure("; ".join(dict.fromkeys(map(str, reasons))))
     lost.errno = number
     raise lost
+
+
+async def _tunnelled(through: Proxy, where: str, host: str, port: int) -> trio.SocketStream:
+    """Connect to a proxy, and through it to a host."""
+    try:
+        stream = await trio.open_tcp_stream(through.host, through.port)
+    except OSError as error:
+        raise failed(f"{where}: the proxy {through}", next(_leaves(error))) from error
+    try:
+        await through.open_tunnel(stream, where, host, port)
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    return stream
 
 
 async def listen(
@@ -117,6 +169,7 @@ async def listen(
     *,
     unsent: int = UNSENT,
     exposed: bool = False,
+    balancers: Balancers = NO_BALANCERS,
     listeners: Sequence[socket.socket] = (),
 ) -> tuple[list[SocketListener], list[str]]:
     """Listen at every address of `host`, or on the sockets that are given; return the listeners and their addresses."""
@@ -125,12 +178,24 @@ async def listen(
     except OSError as error:
         raise failed(f"{kind} {join_host_port(host, port)}", error) from error
     names = [listener.socket.getsockname() for listener in bound]
-    accept = partial(prepare, kind=kind, unsent=unsent, exposed=exposed)
+    accept = partial(prepare, kind=kind, unsent=unsent, exposed=exposed, balancers=balancers)
     return [SocketListener(one, accept) for one in bound], [join_host_port(name[0], name[1]) for name in names]
 
 
-def prepare(sock: socket.socket, *, kind: str, unsent: int, exposed: bool) -> SocketStream:
-    """Send small writes at once, and keep the kernel's unsent backlog small, so that priorities take effect."""
+def prepare(
+    sock: socket.socket,
+    *,
+    kind: str,
+    unsent: int,
+    exposed: bool,
+    peer: str | None = None,
+    balancers: Balancers = NO_BALANCERS,
+) -> SocketStream:
+    """Send small writes at once, and keep the kernel's unsent backlog small, so that priorities take effect.
+
+    `peer` names the other end if that isn't the one of the socket. What comes from a balancer doesn't count as from one
+    address, since all clients do.
+    """
     with suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # For protocols without pings of their own, so that a vanished peer is noticed.
@@ -143,7 +208,7 @@ def prepare(sock: socket.socket, *, kind: str, unsent: int, exposed: bool) -> So
     except OSError:  # gone already; the first read raises an error
         name, source = "(gone)", ""
     else:
-        name, source = join_host_port(host, port), source_of(host)
+        name, source = peer or join_host_port(host, port), "" if balancers.has(host) else source_of(host)
     return SocketStream(sock, f"{kind} {name}{' (plaintext, insecure)' if exposed else ''}", source=source)
 
 

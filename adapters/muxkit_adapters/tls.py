@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final
 
@@ -19,6 +19,7 @@ from ._errors import HandshakeFailed
 from ._identity import of_certificate
 from ._listen import serve_handshakes
 from ._sockets import RECEIVE_SIZE, Buffers, OneAtATime, SocketStream, economical, in_batches
+from .balancers import Balancers
 from .tcp import CONNECT_TIMEOUT, UNSENT, Hosts, dial, each_host, listen
 
 __all__ = ["HandshakeFailed", "TLSStream", "connect", "serve", "transport"]
@@ -435,6 +436,7 @@ async def connect(
     handshake_timeout: float = HANDSHAKE_TIMEOUT,
     close_timeout: float = CLOSE_TIMEOUT,
     unsent: int = UNSENT,
+    proxy: str | None = None,
     insecure: bool = False,
 ) -> AsyncIterator[TLSStream]:
     """Open a TLS connection to a peer whose certificate is valid for `server_hostname`, by default the host.
@@ -442,7 +444,8 @@ async def connect(
     `tls`, or a context of your own in its place, says whom to trust and what to show; without either the authorities of
     the system are trusted. With `alpn`, a peer that agrees to none of these protocols is refused. Raises
     `HandshakeFailed` with the reason when the peer cannot be trusted, or refuses this client. `insecure=True` admits a
-    context that does not verify.
+    context that does not verify. `proxy` is the URL of a proxy to connect through, or "environment"; it sees nothing of
+    what the connection carries.
 
     A server of TLS 1.3 that asks for a client certificate sees it only after the handshake. Then the call waits for
     the first thing that the server sends, which takes a round trip. If the server sends nothing within a second,
@@ -460,6 +463,7 @@ async def connect(
         handshake_timeout=handshake_timeout,
         close_timeout=close_timeout,
         unsent=unsent,
+        proxy=proxy,
         insecure=insecure,
     )
     async with opened as stream:
@@ -483,11 +487,14 @@ async def handshaken(
     handshake_timeout: float = HANDSHAKE_TIMEOUT,
     close_timeout: float = CLOSE_TIMEOUT,
     unsent: int = UNSENT,
+    proxy: str | None = None,
     insecure: bool = False,
 ) -> AsyncIterator[TLSStream]:
     """`connect` for a caller that sends a request and waits for the answer, which says that the client is accepted."""
     context, verifies = client_context(tls, ssl_context, alpn=alpn, insecure=insecure)
-    wire, (found, at) = await dial("tls", each_host(host, port), connect_timeout=connect_timeout, unsent=unsent)
+    wire, (found, at) = await dial(
+        "tls", each_host(host, port), connect_timeout=connect_timeout, unsent=unsent, proxy=proxy
+    )
     where = f"tls {join_host_port(found, at)}{'' if verifies else ' (not verified, insecure)'}"
     stream = TLSStream(
         wire,
@@ -512,16 +519,19 @@ async def serve(
     limits: Limits | None = None,
     close_timeout: float = CLOSE_TIMEOUT,
     unsent: int = UNSENT,
+    balancers: Collection[str] = (),
     listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run `handler(stream)` for each connection whose handshake succeeds, until cancelled.
 
-    `tls`, or a context of your own in its place, has the certificate and its key.
+    `tls`, or a context of your own in its place, has the certificate and its key. A connection from one of `balancers`,
+    addresses or networks, must begin with a header of the PROXY protocol, which says who the peer is.
     """
     limits = limits or Limits()
-    accept = acceptor(tls, ssl_context, alpn=alpn, limits=limits, close_timeout=close_timeout)
-    open_to, addresses = await listen("tls", host, port, unsent=unsent, listeners=listeners)
+    trusted = Balancers(balancers)
+    accept = trusted.before(acceptor(tls, ssl_context, alpn=alpn, limits=limits, close_timeout=close_timeout))
+    open_to, addresses = await listen("tls", host, port, unsent=unsent, balancers=trusted, listeners=listeners)
     await serve_handshakes(open_to, accept, handler, limits=limits, started=lambda: task_status.started(addresses))
 
 

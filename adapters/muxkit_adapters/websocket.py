@@ -59,6 +59,7 @@ from ._frames import (
 )
 from ._listen import log, serve_handshakes
 from ._sockets import RECEIVE_SIZE, Buffers, OneAtATime, SocketStream, in_batches, rest_of
+from .balancers import Balancers
 from .tls import TLSStream, acceptor, handshaken
 
 __all__ = [
@@ -108,13 +109,15 @@ async def connect(
     handshake_timeout: float = HANDSHAKE_TIMEOUT,
     close_timeout: float = CLOSE_TIMEOUT,
     message_most: int = MESSAGE_MOST,
+    proxy: str | None = None,
     insecure: bool = False,
 ) -> AsyncIterator[WebSocketStream]:
     """Open a byte stream over the WebSocket at `url`, `ws://host:port/path` or `wss://…`.
 
     `headers` go with the request, such as `{"Authorization": "Bearer …"}`. With `subprotocols`, a server that takes
-    none of them is refused. Raises OSError when no host answers and `HandshakeFailed` when the upgrade is refused;
-    ValueError for `ws` off loopback without `insecure=True`.
+    none of them is refused. `proxy` is the URL of a proxy to connect through, or "environment". Raises OSError when no
+    host answers and `HandshakeFailed` when the upgrade is refused; ValueError for `ws` off loopback without
+    `insecure=True`.
     """
     place = _parse_url(url)
     extra_headers = encode_headers(headers)
@@ -131,13 +134,14 @@ async def connect(
             connect_timeout=connect_timeout,
             handshake_timeout=handshake_timeout,
             close_timeout=close_timeout,
+            proxy=proxy,
             insecure=insecure,
         )
     elif tls is not None or ssl_context is not None:
         raise ValueError(f"{place}: {_FOR_WSS}")
     else:
-        unprotected = await exposed("ws", place.host, place.port, insecure=insecure, secure="wss")
-        wire = _plain(place, connect_timeout)
+        unprotected = await tcp.exposed_through(proxy, "ws", place.host, place.port, insecure=insecure, secure="wss")
+        wire = _plain(place, connect_timeout, proxy)
     peer = f"{place}{' (plaintext, insecure)' if unprotected else '' if verifies else ' (not verified, insecure)'}"
 
     async def start(nursery: trio.Nursery, guarded: trio.abc.Stream, **sizes: Any) -> _Upgraded:
@@ -169,6 +173,7 @@ async def serve(
     close_timeout: float = CLOSE_TIMEOUT,
     message_most: int = MESSAGE_MOST,
     insecure: bool = False,
+    balancers: Collection[str] = (),
     listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -178,9 +183,11 @@ async def serve(
     unless that origin is in `origins`, since pages of any site can reach 127.0.0.1. With `pages` the server also
     delivers these files, and lets them connect if they were asked for by the server's IP address or as localhost. For
     any other name the origin has to be in `origins`, since the owner of a domain can have it lead to any address. Of
-    `subprotocols` the first that the client knows is spoken, none if it knows none of them.
+    `subprotocols` the first that the client knows is spoken, none if it knows none of them. A connection from one of
+    `balancers`, addresses or networks, must begin with a header of the PROXY protocol, which says who the peer is.
     """
     limits = limits or Limits()
+    trusted = Balancers(balancers)
     check_subprotocols(subprotocols)
     kind = "ws" if tls is None and ssl_context is None else "wss"
     unprotected = False
@@ -224,10 +231,11 @@ async def serve(
             async with websocket_over(stream, upgrade, began) as websocket:
                 yield websocket
 
-    open_to, addresses = await tcp.listen(kind, host, port, exposed=unprotected, listeners=listeners)
+    open_to, addresses = await tcp.listen(kind, host, port, exposed=unprotected, balancers=trusted, listeners=listeners)
     public = [address + (path or "") for address in addresses]
     entrance = _entrance_beside_pages(handler)
-    await serve_handshakes(open_to, accept, entrance, limits=limits, started=lambda: task_status.started(public))
+    introduced = trusted.before(accept)
+    await serve_handshakes(open_to, introduced, entrance, limits=limits, started=lambda: task_status.started(public))
 
 
 @attrs.frozen
@@ -336,9 +344,9 @@ def check_subprotocols(names: Sequence[str]) -> None:
 
 
 @protected_manager
-async def _plain(place: _Place, connect_timeout: float) -> AsyncIterator[SocketStream]:
+async def _plain(place: _Place, connect_timeout: float, proxy: str | None) -> AsyncIterator[SocketStream]:
     hosts = [(place.host, place.port)]
-    stream, _ = await tcp.dial("ws", hosts, connect_timeout=connect_timeout, unsent=tcp.UNSENT)
+    stream, _ = await tcp.dial("ws", hosts, connect_timeout=connect_timeout, unsent=tcp.UNSENT, proxy=proxy)
     stream.hint_if_silent = "Is this a TLS port? Then the URL begins with wss://, or …+wss://"
     async with stream:
         yield stream

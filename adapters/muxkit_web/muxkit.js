@@ -1237,6 +1237,10 @@ class SendHalf {
     );
   }
 
+  get error() {
+    return this.#error;
+  }
+
   #write(message) {
     const { engine, entity } = this;
     if (this.#error === null && entity.ending) this.#error = closedHere();
@@ -1480,7 +1484,11 @@ export class Channel {
   /** Send nothing more; resolves when the peer has received everything. You can go on receiving. */
   async finish() {
     this.#writer ??= this.writable.getWriter();
-    await this.#writer.close();
+    try {
+      await this.#writer.close();
+    } catch (error) {
+      throw this.#sink.error ?? error; // a stream that is over only says that it can't be closed
+    }
   }
 
   /** Finish sending, and receive nothing more. */

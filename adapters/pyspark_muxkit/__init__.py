@@ -7,8 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyspark
-from pyspark.sql.datasource import DataSource
+try:
+    from pyspark.sql.datasource import DataSource
+except ModuleNotFoundError:
+    import pyspark
+
+    from muxkit.pipeline.spark import check_version
+
+    check_version(pyspark.__version__)
+    raise
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -24,12 +31,6 @@ __all__ = ["DefaultSource"]
 
 class DefaultSource(DataSource):
     """`format("muxkit")`: sessions of restream to read, channels of muxkit to write to."""
-
-    def __init__(self, options: dict[str, str]) -> None:
-        from muxkit.pipeline.spark import check_version
-
-        check_version(pyspark.__version__)
-        super().__init__(options)
 
     @classmethod
     def name(cls) -> str:

@@ -134,8 +134,10 @@ def _unavailable(name: str, error: ImportError) -> click.Command:
 
 
 OWN = {
+    "call": Later("muxkit.cli.calling:call", "Call a method of a server, with JSON in and out."),
     "capture": Later("muxkit.cli.pipeline.capture:capture", "Report on recorded traffic."),
     "chaos": Later("muxkit.cli.chaos:chaos", "Relay connections over a bad network."),
+    "describe": Later("muxkit.cli.calling:describe", "List the methods that a server has."),
     "doctor": Later("muxkit.cli.doctor:doctor", "Check this machine, or find the step at which a URL fails."),
     "fleet": Later("muxkit.cli.pipeline.fleet:fleet", "Run seeded simulations of the protocols."),
     "forward": Later("muxkit.cli.forward:forward", "Forward TCP, UDP and Unix sockets, or serve forwards."),

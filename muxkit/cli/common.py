@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from muxkit.metrics import Metrics
 
 TOKEN: Final = "MUXKIT_TOKEN"
+PROXY: Final = "MUXKIT_PROXY"
 FILE: Final = click.Path(exists=True, dir_okay=False)
 UNAUTHORISED: Final = muxkit.Refused().code  # some protocols learn of it after they have begun
 PROBE_SECONDS: Final = 2.0  # for what answers at a port where no session came about
@@ -42,7 +43,7 @@ FIRST_SOCKET: Final = 3  # the descriptor of the first socket that a service man
 FILES: Final = 65_536  # open ones, where the system sets no bound
 
 # Of this process alone: a program that it starts must not have them.
-OURS: Final = (TOKEN, FOLDER, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+OURS: Final = (TOKEN, PROXY, FOLDER, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 
 
 @attrs.frozen(kw_only=True)
@@ -55,13 +56,16 @@ class LinkOptions:
     tokens: dict[str, str] | None = attrs.field(repr=False)
     """Those of a server's clients by their names, or that of a client; None if there are none."""
     as_json: bool
+    proxy: str | None = attrs.field(default=None, repr=False)
+    """The URL of the proxy to connect through, or `environment`; None to connect directly."""
     metrics: str | None = None
     """Where metrics are shown; None if nowhere."""
 
     @property
     def link(self) -> dict[str, Any]:
         """The options of the transport."""
-        return {"insecure": True} if self.insecure else {}
+        given: dict[str, Any] = {"insecure": True} if self.insecure else {}
+        return given if self.proxy is None else given | {"proxy": self.proxy}
 
     def observer(self) -> Metrics | None:
         """Return what counts sessions, if metrics are to be shown."""
@@ -104,6 +108,13 @@ _CERT = (
     click.option("--key", type=FILE, help="The key, if it is not in the same file."),
 )
 _CA = click.option("--ca", type=FILE, help="Trusted certificates of servers, PEM. [default: those of the system]")
+_PROXY = click.option(
+    "--proxy",
+    metavar="URL",
+    envvar=PROXY,
+    help="Connect through this proxy: http://host:port, socks5://host:port, socks5h://host:port, or `environment` for "
+    f"the one of HTTPS_PROXY or ALL_PROXY. A URL with a password belongs into the environment's {PROXY}.",
+)
 _TRACE = click.option(
     "--trace",
     type=click.Path(file_okay=False),
@@ -150,6 +161,7 @@ def _with_options(*options: Callable[..., Any]) -> CommandDecorator:
             as_json: bool,
             ca: str | None = None,
             client_ca: str | None = None,
+            proxy: str | None = None,
             trace: str | None = None,
             metrics: str | None = None,
             **given: Any,
@@ -158,6 +170,8 @@ def _with_options(*options: Callable[..., Any]) -> CommandDecorator:
                 os.environ[FOLDER] = trace
             if client_ca is not None and given.get("serve") is False:
                 raise click.UsageError("--client-ca goes with --serve")
+            if given.get("serve"):
+                proxy = None  # a server doesn't connect anywhere
             try:
                 given_any = (cert, key, ca, client_ca) != (None,) * 4
                 tls = muxkit.TLS(cert=cert, key=key, ca=ca, client_ca=client_ca) if given_any else None
@@ -169,6 +183,7 @@ def _with_options(*options: Callable[..., Any]) -> CommandDecorator:
                 insecure=insecure,
                 tokens=_tokens(token_file),
                 as_json=as_json,
+                proxy=proxy,
                 metrics=metrics,
             )
             return command(link, **given)
@@ -185,6 +200,7 @@ client_options: CommandDecorator = _with_options(
     _TOKEN_OF_CLIENT,
     *_CERT,
     _CA,
+    _PROXY,
     _insecure("Allow plaintext beyond this machine, and servers of any name."),
     _TRACE,
     _JSON,
@@ -206,6 +222,7 @@ either_options: CommandDecorator = _with_options(
     _TOKEN_OF_EITHER,
     *_CERT,
     _CA,
+    _PROXY,
     _client_ca("With --serve: "),
     _insecure("Allow plaintext beyond this machine, and a server that lets in every client."),
     _TRACE,

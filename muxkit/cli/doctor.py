@@ -36,6 +36,7 @@ from muxkit.runtime import HandshakeFailed, leaves_of, looks_like
 from muxkit.runtime.pumps.quota import cpu_quota
 from muxkit.runtime.pumps.turns import SPIN, usual_spin
 from muxkit.testing import SimNetwork
+from muxkit_adapters.proxy import Proxy, proxy_for
 
 TEST_SECONDS: Final = 20.0  # for one protocol over one transport
 STEP_SECONDS: Final = 10.0
@@ -82,8 +83,8 @@ def doctor(link: LinkOptions, url: str | None, timeout: float) -> int:
     """Say what is installed and works on this machine; or, of URL, at which step it fails.
 
     Without URL each protocol is tried over each transport, from this process to itself. With URL the steps are: url,
-    name, tcp, tls, websocket, protocol and authorisation, those that its transport has; the first that fails is the
-    last.
+    name and tcp (or proxy in their place), tls, websocket, protocol and authorisation, those that its transport has;
+    the first that fails is the last.
 
     Exit codes: 0 all is well, 1 a self-test failed, 2 the URL cannot be meant, 3 the server was not reached or does not
     let this client in, 4 it speaks another protocol.
@@ -282,15 +283,19 @@ class _Check:
         scheme, _, self._address = url.partition("://")
         self._protocol, _, self._transport = scheme.partition("+")
         self._host, self._port = "", 0
+        self._proxy: Proxy | None = None
 
     async def run(self) -> None:
         await self._step("url", self._parse)
         if self._transport == "unix":
             await self._step("socket", self._connect_to_path)
         elif self._transport in LOOPBACK:
-            await self._step("name", self._resolve)
-            if self._transport not in PACKETS:
-                await self._step("tcp", self._connect)
+            if self._proxy is not None:
+                await self._step("proxy", self._connect_through)
+            else:
+                await self._step("name", self._resolve)
+                if self._transport not in PACKETS:
+                    await self._step("tcp", self._connect)
             if self._transport in ENCRYPTED:
                 await self._step("tls", self._shake_hands)
             if self._transport in ("ws", "wss"):
@@ -322,6 +327,8 @@ class _Check:
                 self._port = parts.port or DEFAULT_PORTS.get(self._transport, 0)
                 if not self._host or not self._port:
                     raise ValueError(f"{first!r} has no host and port")
+                if self._transport not in PACKETS:  # the others have no such option, which opening the session says
+                    self._proxy = proxy_for(self._link.proxy, self._host, self._port)
         except (ValueError, muxkit.PluginError, muxkit.Unsupported) as error:
             raise StepFailed("url", str(error), Exit.USAGE) from error
         await trio.lowlevel.checkpoint()
@@ -346,10 +353,30 @@ class _Check:
         return f"{path} accepts"
 
     async def _dial(self, step: str) -> trio.SocketStream:
+        if self._proxy is not None:
+            return await self._tunnel(step, self._proxy)
         try:
             return await trio.open_tcp_stream(self._host, self._port)
         except OSError as error:
             raise StepFailed(step, f"{self._host}:{self._port}: {why_not(error)}") from error
+
+    async def _tunnel(self, step: str, proxy: Proxy) -> trio.SocketStream:
+        try:
+            stream = await trio.open_tcp_stream(proxy.host, proxy.port)
+        except OSError as error:
+            raise StepFailed(step, f"the proxy {proxy}: {why_not(error)}") from error
+        try:
+            await proxy.open_tunnel(stream, f"{self._host}:{self._port}", self._host, self._port)
+        except BaseException as error:
+            await trio.aclose_forcefully(stream)
+            if isinstance(error, OSError):
+                raise StepFailed(step, in_options(str(error))) from error
+            raise
+        return stream
+
+    async def _connect_through(self) -> str:
+        async with await self._dial("proxy"):
+            return f"{self._proxy} opened a tunnel to {self._host} port {self._port}"
 
     async def _connect(self) -> str:
         async with await self._dial("tcp") as stream:

@@ -110,6 +110,14 @@ def _origins(context: click.Context, parameter: click.Parameter, values: tuple[s
     help="Let pages of this origin connect, such as https://example.org; may be repeated.",
 )
 @click.option(
+    "--balancer",
+    "balancers",
+    multiple=True,
+    metavar="NETWORK",
+    help="Learn the addresses of clients from the PROXY headers of this balancer, such as 10.0.0.5 or 10.1.0.0/16; may "
+    "be repeated. It must send one with each connection.",
+)
+@click.option(
     "--grace",
     type=click.FloatRange(0.0, 1e6),
     default=10.0,
@@ -131,6 +139,7 @@ def serve(
     connections: int,
     web: Path | None,
     origins: tuple[str, ...],
+    balancers: tuple[str, ...],
     grace: float,
 ) -> int:
     """Serve at URL, such as bpmux+tcp://127.0.0.1:7000, or at several.
@@ -152,6 +161,8 @@ def serve(
     if overwrite and not upload:
         raise click.UsageError("--overwrite goes with --upload")
     more = _for_browsers(urls, web, origins)
+    if balancers:
+        more["balancers"] = balancers
     if command is None:  # which would get it too, and may not be made for it
         allow_files()
     if forwards:

@@ -91,6 +91,10 @@ _OPTIONS_OF_KEYWORDS = {
     "tls=TLS(cert=..., key=...)": "--cert and --key",
     "connect(…, token=…)": "--token-file, or the environment's MUXKIT_TOKEN",
     "token=…": "--token-file",
+    "proxy=…": "--proxy",
+    "balancers=": "--balancer ",
+    "proxy=http": "--proxy http",
+    "proxy=socks": "--proxy socks",
     "insecure=True and tls=TLS(verify=True) contradict each other: leave insecure= out": (
         "--insecure does not go with --cert and --ca"
     ),

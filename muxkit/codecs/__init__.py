@@ -18,6 +18,7 @@ from muxkit.codecs._codec import InvalidMessage as InvalidMessage
 from muxkit.codecs._codec import decoded as decoded
 from muxkit.codecs._msgspec import Json as Json
 from muxkit.codecs._msgspec import MessagePack as MessagePack
+from muxkit.codecs._msgspec import from_builtins as from_builtins
 from muxkit.codecs._msgspec import to_builtins as to_builtins
 from muxkit.codecs._names import CODEC_HEADER as CODEC_HEADER
 from muxkit.codecs._names import DEFAULT_CODEC as DEFAULT_CODEC
@@ -45,5 +46,6 @@ __all__ = [
     "available",
     "codec_for",
     "decoded",
+    "from_builtins",
     "to_builtins",
 ]

@@ -6,7 +6,7 @@ as the mappings that they dump, and protobuf messages as their own bytes.
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -57,6 +57,11 @@ def to_builtins(value: object) -> Any:  # noqa: ANN401 - what JSON can hold
     return msgspec.to_builtins(value, enc_hook=encode_unknown)
 
 
+def from_builtins(value: object, type: Any) -> Any:  # noqa: ANN401 - a type is one of many things
+    """Turn mappings, lists, texts and numbers into a value of a type. Raises ValueError if they don't fit."""
+    return msgspec.convert(value, type, dec_hook=decode_unknown)
+
+
 class Json(Generic[ValueT]):
     """JSON, checked against a type: `Json(Price)`.
 
@@ -68,9 +73,8 @@ class Json(Generic[ValueT]):
         TypeError: msgspec can't handle the type, for example because a field has no type.
     """
 
-    name: Final = "json"
-
     def __init__(self, type: type[ValueT], *, max_size: int = MAX_MESSAGE) -> None:
+        self.name: str = "json"
         self.type = type
         self.max_size: int = max_size
         self._decoder = msgspec.json.Decoder(type, dec_hook=decode_unknown)
@@ -89,9 +93,8 @@ class MessagePack(Generic[ValueT]):
     The arguments and errors are those of `Json`.
     """
 
-    name: Final = "msgpack"
-
     def __init__(self, type: type[ValueT], *, max_size: int = MAX_MESSAGE) -> None:
+        self.name: str = "msgpack"
         self.type = type
         self.max_size: int = max_size
         self._decoder = msgspec.msgpack.Decoder(type, dec_hook=decode_unknown)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from muxkit.codecs._codec import MAX_MESSAGE
 
@@ -29,11 +29,10 @@ class Protobuf(Generic[MessageT]):
         TypeError: The type isn't a generated class.
     """
 
-    name: Final = "protobuf"
-
     def __init__(self, type: type[MessageT], *, max_size: int = MAX_MESSAGE) -> None:
         if not hasattr(type, "FromString"):
             raise TypeError(f"invalid type: expected a class that protoc generated, got {type!r}")
+        self.name: str = "protobuf"
         self.type = type
         self.max_size: int = max_size
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from muxkit._errors import ExtraNeeded
 from muxkit.codecs._codec import MAX_MESSAGE
@@ -24,13 +24,12 @@ class Pydantic(Generic[ValueT]):
         ExtraNeeded: pydantic isn't installed.
     """
 
-    name: Final = "json"
-
     def __init__(self, type: type[ValueT], *, max_size: int = MAX_MESSAGE) -> None:
         try:
             from pydantic import TypeAdapter
         except ImportError as error:
             raise ExtraNeeded("pydantic", "pydantic") from error
+        self.name: str = "json"
         self.type = type
         self.max_size: int = max_size
         self._adapter = TypeAdapter(type)

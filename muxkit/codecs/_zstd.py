@@ -59,7 +59,7 @@ def _zstd_module() -> Any:  # noqa: ANN401 - one of two modules with the same co
         from compression import zstd  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         try:
-            from backports import zstd  # type: ignore[no-redef, unused-ignore]
+            from backports import zstd  # type: ignore[no-redef, import-not-found, unused-ignore]
         except ImportError as error:
             raise ExtraNeeded("backports.zstd", "zstd") from error
     return zstd

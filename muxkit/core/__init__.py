@@ -44,8 +44,8 @@ from muxkit.core._headers import encode_headers as encode_headers
 from muxkit.core._headers import headers_refusal as headers_refusal
 from muxkit.core._headers import opening_refusal as opening_refusal
 from muxkit.core._liveness import Deadlines as Deadlines
+from muxkit.core._liveness import DelayQueue as DelayQueue
 from muxkit.core._liveness import Keepalive as Keepalive
-from muxkit.core._liveness import Reminder as Reminder
 from muxkit.core._liveness import StallWatch as StallWatch
 from muxkit.core._numbers import Cursor as Cursor
 from muxkit.core._numbers import NeedMore as NeedMore
@@ -94,6 +94,7 @@ __all__ = [
     "Cursor",
     "DatagramEngine",
     "Deadlines",
+    "DelayQueue",
     "Engine",
     "Headers",
     "Ids",
@@ -112,7 +113,6 @@ __all__ = [
     "ReceiveBudget",
     "ReceiveWindow",
     "Receiving",
-    "Reminder",
     "Reset",
     "Scheduler",
     "Sending",

@@ -257,6 +257,7 @@ RECEIVING: Final[Mapping[tuple[Receiving, Step], Receiving]] = {
 }
 
 StateT = TypeVar("StateT", bound=Enum)
+StepT = TypeVar("StepT", bound=Enum)
 
 
 @overload
@@ -272,13 +273,17 @@ def advance(state: Sending | Receiving, step: Step) -> Sending | Receiving:
     return after
 
 
-def draw(table: Mapping[tuple[StateT, Step], StateT]) -> str:
-    """Draw a table as a Mermaid state diagram, with one arrow for all steps between the same two states."""
+def draw(table: Mapping[tuple[StateT, StepT], StateT]) -> str:
+    """Draw a table as a Mermaid state diagram, with one arrow for all steps between the same two states.
+
+    The first state of the table is where it begins, and the state CLOSED is its end.
+    """
     arrows: dict[tuple[str, str], list[str]] = {}
     for (before, step), after in table.items():
         arrows.setdefault((before.name, after.name), []).append(step.value)
     lines = [f"    {start} --> {end}: {' | '.join(steps)}" for (start, end), steps in arrows.items()]
-    return "\n".join(["stateDiagram-v2", "    [*] --> OPEN", *lines, "    CLOSED --> [*]", ""])
+    first = next(iter(table))[0].name
+    return "\n".join(["stateDiagram-v2", f"    [*] --> {first}", *lines, "    CLOSED --> [*]", ""])
 
 
 # --- texts in the bytes that a protocol leaves to applications: the reason of an end, and the name of a channel

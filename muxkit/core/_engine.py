@@ -34,7 +34,10 @@ class Engine(Protocol[EventT_co]):
         """Return when to call `handle_deadline`, on the clock that `now` comes from."""
 
     def handle_deadline(self, now: float) -> Sequence[EventT_co] | None:
-        """Act on what is due; harmless when early."""
+        """Act on the timers that are due, and return what happened; harmless when early.
+
+        None stands for an engine that has everything in `events`.
+        """
 
 
 class StreamEngine(Engine[EventT_co], Protocol[EventT_co]):
@@ -45,7 +48,10 @@ class StreamEngine(Engine[EventT_co], Protocol[EventT_co]):
     """
 
     def receive_bytes(self, data: bytes, now: float) -> Sequence[EventT_co] | None:
-        """Take in what the transport brought."""
+        """Take in the bytes that the transport brought, and return what happened.
+
+        None stands for an engine that has everything in `events`.
+        """
 
     def receive_eof(self, now: float) -> Sequence[EventT_co] | None:
         """The peer will send nothing more."""

@@ -18,7 +18,6 @@ from typing import Final, TypeAlias
 import msgspec
 
 from muxkit._errors import LocalProtocolError
-from muxkit._limits import Limits
 from muxkit.core._channels import Reason, without_name
 
 Headers: TypeAlias = Mapping[str, str]
@@ -29,12 +28,12 @@ HEADERS_TOO_LARGE: Final = 431  # the code of a channel that is refused for its 
 _decoder = msgspec.msgpack.Decoder(dict[str, str])
 
 
-def encode_headers(headers: Headers | None, limits: Limits) -> bytes:
+def encode_headers(headers: Headers | None, most: int) -> bytes:
     """Encode headers for an opening; no headers are no bytes.
 
     Raises:
         TypeError: A key or a value isn't text.
-        LocalProtocolError: The headers are larger than `limits.headers`.
+        LocalProtocolError: The headers are larger than `most` bytes, which is `Limits.headers`.
     """
     if not headers:
         return b""
@@ -43,8 +42,8 @@ def encode_headers(headers: Headers | None, limits: Limits) -> bytes:
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"invalid header {key!r}: expected a text for key and value, got {value!r}")
     block = msgspec.msgpack.encode(headers if type(headers) is dict else dict(headers))
-    if len(block) > limits.headers:
-        raise LocalProtocolError(f"{len(headers)} headers have {len(block):,} bytes, {limits.headers:,} are allowed")
+    if len(block) > most:
+        raise LocalProtocolError(f"{len(headers)} headers have {len(block):,} bytes, {most:,} are allowed")
     return block
 
 
@@ -58,13 +57,13 @@ def decode_headers(block: bytes) -> Headers:
         return NO_HEADERS
 
 
-def headers_refusal(block: bytes, limits: Limits) -> Reason | None:
+def headers_refusal(block: bytes, most: int) -> Reason | None:
     """Return the reason to refuse a channel with this block of headers, None if it may be opened."""
-    if len(block) <= limits.headers:
+    if len(block) <= most:
         return None
-    return Reason(f"the headers have {len(block):,} bytes, {limits.headers:,} are allowed", HEADERS_TOO_LARGE)
+    return Reason(f"the headers have {len(block):,} bytes, {most:,} are allowed", HEADERS_TOO_LARGE)
 
 
-def opening_refusal(opening: bytes, limits: Limits) -> Reason | None:
+def opening_refusal(opening: bytes, most: int) -> Reason | None:
     """Return the reason to refuse a channel with this opening for its headers, None if it may be opened."""
-    return None if len(opening) <= limits.headers else headers_refusal(without_name(opening).headers, limits)
+    return None if len(opening) <= most else headers_refusal(without_name(opening).headers, most)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Iterator
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
 from muxkit._errors import RemoteProtocolError
 
+ItemT = TypeVar("ItemT")
 TimerT = TypeVar("TimerT", bound=Enum)
 
 FURTHEST: Final = 2.0**53  # s, beyond any clock; from here on a float does not even count whole seconds
@@ -166,24 +167,39 @@ class StallWatch(Generic[TimerT]):
         )
 
 
-class Reminder:
-    """A moment at which a pump's clock calls a function, beside the deadlines of the engine."""
+class DelayQueue(Generic[ItemT]):
+    """Items that each become due after the same delay, so that the first to come is the first that is due.
 
-    __slots__ = ("_call", "due", "rearm")
+    A timer for each item would have to be compared with all others. This costs one entry for each item.
+    """
 
-    def __init__(self, call: Callable[[float], None]) -> None:
-        self._call = call
-        self.due: float = math.inf
-        self.rearm: Callable[[], None] = lambda: None
-        """Makes the clock look again; set by the pump."""
+    __slots__ = ("_due", "delay")
 
-    def set(self, due: float) -> None:
-        """Call the function at this time, unless it is called earlier; it may set the next time."""
-        if due < self.due:
-            self.due = due
-            self.rearm()
+    def __init__(self, delay: float) -> None:
+        self.delay: float = delay
+        self._due: OrderedDict[ItemT, float] = OrderedDict()
 
-    def call_if_due(self, now: float) -> None:
-        if now >= self.due:
-            self.due = math.inf
-            self._call(now)
+    def __iter__(self) -> Iterator[ItemT]:
+        """Iterate over a copy of the items, oldest first."""
+        return iter(tuple(self._due))
+
+    def add(self, item: ItemT, now: float) -> None:
+        """Let an item wait, unless it does already."""
+        self._due.setdefault(item, now + self.delay)
+
+    def discard(self, item: ItemT) -> None:
+        """The item doesn't have to wait any more; harmless if it doesn't wait."""
+        self._due.pop(item, None)
+
+    @property
+    def next(self) -> float | None:
+        """When the first item is due; None if there is none."""
+        return self._due[next(iter(self._due))] if self._due else None
+
+    def pop_due(self, now: float) -> list[ItemT]:
+        """Remove and return the items that are due."""
+        due: list[ItemT] = []
+        while self._due and self._due[item := next(iter(self._due))] <= now:
+            del self._due[item]
+            due.append(item)
+        return due

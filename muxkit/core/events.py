@@ -12,6 +12,9 @@ Aqueduct, the commits of Relink) adds event classes of its own and handles them 
     Confirmed    the peer knows that our half has ended           Failed      the peer broke a rule or a limit
     Writable     there may be room on a half
     Refused      the peer takes no new channels, so not this one
+    MayOpen      one more channel may be opened                 LimitReached  a limit refused a channel
+
+    ChannelFailed   the peer broke a rule or a limit on one channel; the engine has given the channel up
 
 `HungUp`, `Silent` and `Failed` end the connection.
 """
@@ -96,6 +99,26 @@ class Refused:
 
 
 @attrs.define(eq=False)
+class ChannelFailed:
+    """The peer violated a rule or a limit on one channel. The engine gives it up, and the connection goes on."""
+
+    channel: Halves
+    error: RemoteProtocolError
+
+
+@attrs.define(eq=False)
+class MayOpen:
+    """This side may open one more channel, because the peer has acknowledged an earlier one."""
+
+
+@attrs.define(eq=False)
+class LimitReached:
+    """The engine refused a channel of the peer because of a field of `Limits`, before the session knew of it."""
+
+    limit: str
+
+
+@attrs.define(eq=False)
 class Writable:
     """There may be room for a message of the size that `Sender.notify_when_room` was given."""
 
@@ -106,14 +129,14 @@ class Writable:
 class Pong:
     """The answer to the oldest ping about `key` came; what a key is, the protocol says."""
 
-    key: object = None
+    key: Any = None  # mypyc finds no `object` here
 
 
 @attrs.define(eq=False)
 class Probed:
     """The engine sent a ping by itself, to see whether the peer still lives; a `Pong` follows for it, too."""
 
-    key: object = None
+    key: Any = None  # mypyc finds no `object` here
 
 
 @attrs.define(eq=False)

@@ -49,9 +49,13 @@ class MuxEngine(ABC):
     def open_channel(self, opening: bytes) -> Halves:
         """Open a two-way channel, whose opening carries these bytes (`with_name` puts the name into them)."""
 
-    @abstractmethod
     def refuse(self, channel: Halves, reason: Reason) -> None:
-        """End a channel that the peer opened and that nobody here takes, and say why if the protocol can."""
+        """End a channel that the peer opened and that nobody here takes, and say why if the protocol can.
+
+        Where cancelling the sending half gives up the whole channel, that is enough.
+        """
+        if channel.sender is not None:
+            channel.sender.cancel(reason)
 
     @abstractmethod
     def ping(self, key: object) -> None:

@@ -10,8 +10,8 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from itertools import chain
-from typing import Any, Final, NamedTuple
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
 import attrs
@@ -20,19 +20,26 @@ import numpy as np
 import pyarrow as pa
 import trio
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark import __version__ as SPARK_VERSION
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from muxkit.pipeline.concurrency import run_bare
 from muxkit.pipeline.errors import OptionError, PipelineError, StagingError
 from muxkit.pipeline.options import RowEncoding, SinkOptions, Spread, link_options
+from muxkit.pipeline.spark import ARROW_SINK_SPARK, version_numbers
 from muxkit.pipeline.staging.client import StagingClient
 from muxkit.pipeline.staging.records import Block, Encoding, Key, make_block
 
 BATCH: Final = "streaming.sql.batchId"  # the local properties in which Spark tells its tasks
 QUERY: Final = "sql.streaming.queryId"
+ROWS_OF_A_BATCH: Final = 10_000  # as in the record batches that later versions of Spark give
 LARGEST_BLOCK: Final = 256 << 10  # bytes
 ABORT_TIMEOUT: Final = 10.0  # s that an abort may take; what it does not reach is swept
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row
 
 Messages = Sequence[WriterCommitMessage | None]
 """What the tasks of a batch gave: `Staged`, an empty message if there were no rows, None from a task that failed."""
@@ -43,11 +50,14 @@ _log = logging.getLogger("muxkit")
 # ---------------------------------------------------------------------------- the writers of Spark
 
 
-def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
     """For a streaming query; `options` are those that Spark was given."""
     if overwrite:
         raise OptionError("outputMode", "only append: what was committed to a stream is not taken back")
-    return _StreamWriter(*_parsed(options, schema, streaming=True))
+    parsed, encoding = _parsed(options, schema, streaming=True)
+    if version_numbers(SPARK_VERSION) >= ARROW_SINK_SPARK:
+        return _StreamWriter(parsed, encoding)
+    return _RowStreamWriter(parsed, encoding, schema)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -62,7 +72,13 @@ def _parsed(options: Mapping[str, str], schema: StructType, *, streaming: bool) 
     return parsed, encoding_of({field.name: field.dataType.simpleString() for field in schema.fields}, parsed.encoding)
 
 
-class _StreamWriter(DataSourceStreamArrowWriter):
+if TYPE_CHECKING or version_numbers(SPARK_VERSION) >= ARROW_SINK_SPARK:
+    _ArrowWriter = datasource.DataSourceStreamArrowWriter
+else:
+    _ArrowWriter = DataSourceStreamWriter
+
+
+class _StreamWriter(_ArrowWriter):
     """Made anew in each process: only messages get from one to the other."""
 
     def __init__(self, options: SinkOptions, encoding: Encoding) -> None:
@@ -84,6 +100,23 @@ class _StreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Messages, batchId: int) -> None:
         abort_batch(self._options, messages, batchId)
+
+
+class _RowStreamWriter(_StreamWriter):
+    """The writer on Spark 4.0, whose streaming sinks get rows and no record batches."""
+
+    def __init__(self, options: SinkOptions, encoding: Encoding, schema: StructType) -> None:
+        super().__init__(options, encoding)
+        self._schema = schema
+
+    def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
+        return super().write(self._batches(iterator))
+
+    def _batches(self, rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
+        from pyspark.sql.conversion import LocalDataToArrowConversion
+
+        while some := list(islice(rows, ROWS_OF_A_BATCH)):
+            yield from LocalDataToArrowConversion.convert(some, self._schema, False).to_batches()
 
 
 class _BatchWriter(DataSourceArrowWriter):

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LEAST_JAVA: Final = 17
-LEAST_SPARK: Final = (4, 2)
+LEAST_SPARK: Final = (4, 0)
+ADMISSION_SPARK: Final = (4, 2)  # since then a source gets the start of a batch, limits and the trigger
+ARROW_SINK_SPARK: Final = (4, 1)  # since then a streaming sink gets record batches
 ANSWER: Final = 60.0  # s that a `java -version` may take
 LOOPBACK: Final = "127.0.0.1"
 
@@ -36,13 +38,17 @@ exec "{java}" "$@"
 """
 
 
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version of Spark, such as `(4, 2)`."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
 def check_version(version: str) -> None:
-    """Raise `PipelineError` for a Spark whose data sources in Python lack what the source needs."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if numbers < LEAST_SPARK:
+    """Raise `PipelineError` for a Spark that has no data sources in Python."""
+    if version_numbers(version) < LEAST_SPARK:
         raise PipelineError(
-            f"muxkit needs Spark {'.'.join(map(str, LEAST_SPARK))} or later, and this is Spark {version}; "
-            "on a cluster its own Spark counts, not the one that pip installed"
+            f"unsupported Spark: expected {'.'.join(map(str, LEAST_SPARK))} or later, got {version}; "
+            "upgrade it (on a cluster its own Spark counts, not the one that pip installed)"
         )
 
 
@@ -59,8 +65,10 @@ def spark_session(
     `cores` tasks run at once, each tried `attempts` times. `config` has other settings of Spark. The
     workers run this Python, which is not what Spark would choose by itself.
     """
+    import pyspark
     from pyspark.sql import SparkSession
 
+    check_version(pyspark.__version__)
     os.environ.update(environment())
     chosen = {
         "spark.driver.bindAddress": LOOPBACK,

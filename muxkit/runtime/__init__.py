@@ -127,13 +127,29 @@ from muxkit.runtime.resume.redial import OnFailed as OnFailed
 from muxkit.runtime.resume.redial import Outage as Outage
 from muxkit.runtime.resume.redial import OutageLog as OutageLog
 from muxkit.runtime.resume.redial import redial as redial
+from muxkit.runtime.subscription import BEGUN as BEGUN
+from muxkit.runtime.subscription import LOST as LOST
+from muxkit.runtime.subscription import MEMBER_HEADER as MEMBER_HEADER
+from muxkit.runtime.subscription import ON_LAG_HEADER as ON_LAG_HEADER
+from muxkit.runtime.subscription import SINCE_HEADER as SINCE_HEADER
+from muxkit.runtime.subscription import UPDATE as UPDATE
+from muxkit.runtime.subscription import Lagged as Lagged
+from muxkit.runtime.subscription import OnLag as OnLag
+from muxkit.runtime.subscription import Subscription as Subscription
+from muxkit.runtime.subscription import framed as framed
 
 protect_package(__name__)
 
 __all__ = [
+    "BEGUN",
     "CLOSED_HERE",
     "HEAD",
     "LOSSES",
+    "LOST",
+    "MEMBER_HEADER",
+    "ON_LAG_HEADER",
+    "SINCE_HEADER",
+    "UPDATE",
     "YIELD_BYTES",
     "YIELD_CALLS",
     "YIELD_LEAST",
@@ -166,6 +182,7 @@ __all__ = [
     "Inbox",
     "IncomingRequest",
     "ItemQueue",
+    "Lagged",
     "Link",
     "LinkKind",
     "LinkLost",
@@ -178,6 +195,7 @@ __all__ = [
     "NowaitPackets",
     "Occupant",
     "OnFailed",
+    "OnLag",
     "OneAtATime",
     "Openable",
     "Opening",
@@ -213,6 +231,7 @@ __all__ = [
     "StreamPump",
     "StreamReset",
     "StreamStopped",
+    "Subscription",
     "TokenBucket",
     "Transport",
     "Turns",
@@ -233,6 +252,7 @@ __all__ = [
     "current_place",
     "describe",
     "facts_of",
+    "framed",
     "frames_of",
     "interruptible",
     "leaves_of",

@@ -279,6 +279,9 @@ _AQUEDUCT = b"AQUEDUX1"
 _RELINK = bytes(8)  # the version, from either side
 _BPMUX = b"\xa8\x00"  # credit for the top level
 _E3X = re.compile(rb".{1,5}\{\"(c|type|seq|ack|miss|end|err)\"", re.DOTALL)  # the lengths before a head
+_YAMUX = re.compile(
+    rb"\x00(?:[\x00\x01]\x00[\x01-\x0f]\x00\x00|\x02\x00[\x01\x02]\x00{4}|\x03\x00{6})", re.DOTALL
+)  # a header
 _TOKEN = b"muxkit 1 "
 
 _METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"CONNECT ", b"TRACE ")
@@ -310,6 +313,8 @@ def looks_like(head: bytes) -> str | None:
         return "the token of a muxkit client, for a server with authorize="
     if _E3X.match(head):
         return "e3x"
+    if _YAMUX.match(head):
+        return "yamux"
     if head.startswith(_BPMUX):
         return "bpmux"
     return None

@@ -14,10 +14,12 @@ from muxkit._info import Identity, SessionInfo
 from muxkit._limits import Limits
 from muxkit._observer import Facts
 from muxkit.codecs import Codec, InvalidMessage, decoded
-from muxkit.core import Headers
+from muxkit.core import NO_HEADERS, Headers
 from muxkit.runtime._errors import Unsupported
 from muxkit.runtime.halves.budget import ErrorMaker
 from muxkit.runtime.halves.opening import ChannelOpening, Opening
+from muxkit.runtime.listener import ChannelListener
+from muxkit.runtime.subscription import OnLag, Subscription, subscribed, subscription_headers
 
 ValueT = TypeVar("ValueT")
 
@@ -66,13 +68,13 @@ class Channel(trio.abc.Channel[bytes]):
         """The payload that came, or went, with the opening; not a message."""
 
     @property
-    @abstractmethod
     def headers(self) -> Headers:
         """The headers that came, or went, with the opening; empty if there were none.
 
         They are set by the peer, so treat them as input: check them before you act on them, and escape them before you
         show them.
         """
+        return NO_HEADERS
 
     @abstractmethod
     async def send_many(self, messages: Iterable[bytes]) -> None:
@@ -106,6 +108,13 @@ class Channel(trio.abc.Channel[bytes]):
     @abstractmethod
     def stats(self) -> ChannelStats:
         """What is queued, the credit both ways, and since when a sender waits."""
+
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        """Cancel this scope when the peer takes nothing more on this channel, because it gave up or is lost.
+
+        For handlers whose peer ends the channel only when it needs nothing more: where a protocol tells neither, the
+        end of the peer's messages counts, too.
+        """
 
     # For `muxkit.asyncio`, whose tasks save a round through Trio's loop by these; a protocol need not have them.
 
@@ -307,6 +316,37 @@ class Session(ABC):
         The name of the codec travels as the header "codec".
         """
 
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        codec: Codec[ValueT],
+        since: int | str | None = None,
+        on_lag: OnLag = "end",
+        member: str | None = None,
+        headers: Headers | None = None,
+    ) -> ChannelOpening[Subscription[ValueT]]:
+        """Subscribe to a topic of the peer.
+
+            async with session.subscribe("prices", codec=muxkit.Json(Price)) as prices:
+                async for price in prices: ...
+
+        Every update that is published after the block was entered reaches the subscriber, unless it is too slow.
+
+        Args:
+            topic: The name under which the peer serves the topic.
+            codec: The codec of the updates.
+            since: The number of an update, or the `Subscription.position` of an earlier subscription: updates after it
+                come first, as far as they are kept. 0 stands for all that are kept.
+            on_lag: What happens when this subscriber is too slow; see `OnLag`.
+            member: A name by which the other subscribers know this one, for topics with presence.
+            headers: Further headers for the peer.
+
+        Raises `ChannelCancelled` if the peer refuses, for example because it has no topic of this name.
+        """
+        told = subscription_headers(codec, since, on_lag, member, headers)
+        return subscribed(self.open(topic, headers=told), codec)
+
     @abstractmethod
     def incoming(self) -> AsyncIterator[Channel]:
         """Iterate over the channels that the peer opens, until it hangs up in an orderly way.
@@ -317,6 +357,15 @@ class Session(ABC):
 
     def __aiter__(self) -> AsyncIterator[Channel]:
         return self.incoming()
+
+    def listener(self, name: str = "") -> ChannelListener:
+        """Return a listener whose connections are the channels that the peer opens with this name.
+
+        With it, a server that was written for Trio's streams serves on the session: `trio.serve_listeners(handler,
+        [session.listener("http")])`. That works on the client's side, too, so a program without a port of its own can
+        be served behind NAT. It takes all channels of the session, so use it instead of `incoming`.
+        """
+        return ChannelListener(self.incoming(), name)
 
     async def request(self, payload: bytes) -> bytes:
         """Send a request and wait for its response. A cancellation cancels the request.

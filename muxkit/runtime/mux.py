@@ -34,16 +34,19 @@ import trio
 
 from muxkit._info import SessionInfo
 from muxkit._limits import Limits
-from muxkit._observer import Observer, facts_of, frames_of, measured
+from muxkit._observer import Observer, facts_of, frames_of, measured, tell_limit
 from muxkit.codecs import Codec, announced
 from muxkit.core import Headers, Queued, Reason, counted, encode_headers, opening_refusal, with_name
 from muxkit.core.events import (
     Cancelled,
+    ChannelFailed,
     Confirmed,
     Failed,
     Finished,
     GoingAway,
     HungUp,
+    LimitReached,
+    MayOpen,
     Opened,
     Pong,
     Probed,
@@ -123,7 +126,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         self.facts = facts_of(observer)
         self.observer = frames_of(observer)
         self.budget = OutboxBudget(sys.maxsize if outbox is None else limits.outbox, outbox, facts=self.facts)
-        self.reminder = self.budget.watchdog.reminder
+        self.reminder = self.budget.watchdog
         self.pings: Pings[Any] = Pings(self.facts)
         self.openers: SlotQueue = SlotQueue(self.free_slots)
         self.gone: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
@@ -225,7 +228,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
     ) -> ChannelOpening[MuxChannel] | ChannelOpening[TypedChannel[ValueT]]:
         if codec is not None:
             return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
-        opening = with_name(name, payload, encode_headers(headers, self.limits))
+        opening = with_name(name, payload, encode_headers(headers, self.limits.headers))
         return ChannelOpening(partial(self.open_channel, opening))
 
     async def open_channel(self, opening: bytes) -> MuxChannel:
@@ -255,7 +258,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
                 self.facts.limit(limit)
             return self.refusal_of_too_many
         refusal = None if backlog.is_claimed else self._unclaimed.refusal(backlog)
-        return refusal or opening_refusal(opening, self._limits)
+        return refusal or opening_refusal(opening, self._limits.headers)
 
     def full_limit(self) -> str | None:
         """Return the limit that what waits for the application has reached, None while there is room."""
@@ -270,9 +273,10 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
     def took(self, item: Any) -> None:  # noqa: ANN401 - what a protocol puts into its backlogs
         """The application has taken something that the peer opened; protocols renew the credit of its opening."""
 
-    @abstractmethod
     def decline(self, item: Any, reason: Reason) -> None:  # noqa: ANN401 - as above
-        """End something that the peer opened and the application hasn't taken."""
+        """End something that the peer opened and the application hasn't taken. This is right for two-way channels."""
+        item.sending.abort(reason.text, code=reason.code)
+        item.receiving.close()
 
     def drop_waiting(self, key: object) -> Any:  # noqa: ANN401 - as above
         """Forget what the peer broke off before the application took it, and return it: it needs no work."""
@@ -320,56 +324,67 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
 
     def handle_event(self, event: object) -> None:
         """Act on any other event; a protocol that has events of its own handles them first."""
+        # The patterns name no fields: for a positional one, CPython makes a string and puts it into the cache of
+        # attributes, so each event would evict an entry that the next call needs.
         half: object
         match event:
-            case Writable(sender):
-                if isinstance(half := sender.owner, SendHalf):
+            case Writable():
+                if isinstance(half := event.sender.owner, SendHalf):
                     half.window_changed()
             case Opened():
                 self.handle_opened(event)
-            case Finished(receiver):
-                if isinstance(half := receiver.owner, ReceiveHalf):
+            case Finished():
+                if isinstance(half := event.receiver.owner, ReceiveHalf):
                     half.ended(trio.EndOfChannel)
-                self.half_ended(receiver)
-            case Cancelled(receiver, payload, breaks_off):
-                if breaks_off:
-                    self.drop_broken_off(receiver)
-                if isinstance(half := receiver.owner, ReceiveHalf):
-                    half.reason = payload[:REASON_MOST]  # kept as long as the half lives, so its size is bounded
-                    half.ended(partial(cancelled_by_peer, half))
-                self.half_ended(receiver)
-            case Stopped(sender, payload, breaks_off):
-                if breaks_off:
-                    self.drop_broken_off(sender)
-                if isinstance(half := sender.owner, SendHalf):
-                    half.stopped(partial(stopped_by_peer, half.channel, payload[:REASON_MOST]))
-                self.half_ended(sender)
-            case Confirmed(end):
-                if isinstance(half := end.owner, SendHalf):
+                self.half_ended(event.receiver)
+            case Cancelled():
+                if event.breaks_off:
+                    self.drop_broken_off(event.receiver)
+                if isinstance(half := event.receiver.owner, ReceiveHalf):
+                    half.reason = event.payload[:REASON_MOST]  # kept as long as the half, so its size is bounded
+                    half.ended(partial(cancelled_by_peer, half.reason))
+                self.half_ended(event.receiver)
+            case Stopped():
+                if event.breaks_off:
+                    self.drop_broken_off(event.sender)
+                if isinstance(half := event.sender.owner, SendHalf):
+                    # The error holds the other half and not the channel, which would be a cycle of references.
+                    beside = None if half.channel is None else half.channel.receiving
+                    half.stopped(partial(stopped_by_peer, beside, event.payload[:REASON_MOST]))
+                self.half_ended(event.sender)
+            case Confirmed():
+                if isinstance(half := event.half.owner, SendHalf):
                     half.confirmed()
-                self.half_ended(end)
-            case Refused(end):
-                half = end.owner
+                self.half_ended(event.half)
+            case Refused():
+                half = event.half.owner
                 if isinstance(half, SendHalf):
                     half.stopped(refused_by_peer)
                 elif isinstance(half, ReceiveHalf):
                     half.ended(refused_by_peer)
-                self.half_ended(end)
-            case Pong(key):
-                self.pings.answered(key)
-            case Probed(key):
-                self.pings.sent(key)
+                self.half_ended(event.half)
+            case Pong():
+                self.pings.answered(event.key)
+            case Probed():
+                self.pings.sent(event.key)
             case GoingAway():
                 self.handle_going_away(event)
+            case MayOpen():
+                self.openers.wake_waiters()
+            case ChannelFailed():
+                self.handle_channel_failed(event)
+            case LimitReached(limit):
+                if self.facts is not None:
+                    self.facts.limit(limit)
             case HungUp():
                 self.handle_hung_up(event)
-            case Silent(seconds):
-                self.lose(f"nothing was heard for {seconds:.0f} s", by="network")
-            case Failed(error):
-                foreign = self.pump.foreign
+            case Silent():
+                self.lose(f"nothing was heard for {event.seconds:.0f} s", by="network")
+            case Failed():
+                error = event.error
+                what = f"{error}{self.pump.foreign}"
                 if may_log("peers that broke a rule"):
-                    peer = self._info.peer or "a peer"
-                    _log.warning("%s broke a rule, the session was closed: %s%s", peer, error, foreign)
+                    _log.warning("%s broke a rule, the session was closed: %s", self._info.peer or "a peer", what)
                 told = Reason(str(error), PEER_BROKE_A_RULE)
                 self.lose(str(error), by="peer", cause=error, told=told)
             case _:
@@ -385,6 +400,15 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
             backlog.ended()
         self.openers.wake_waiters()
 
+    def handle_channel_failed(self, event: ChannelFailed) -> None:
+        """The engine gave a channel up because of what the peer sent on it: only its halves hear of it."""
+        tell_limit(self.facts, event.error)
+        reason = str(event.error).encode()
+        if (receiver := event.channel.receiver) is not None:
+            self.handle_event(Cancelled(receiver, reason))
+        if (sender := event.channel.sender) is not None:
+            self.handle_event(Stopped(sender, reason))
+
     def handle_hung_up(self, event: HungUp) -> None:
         """The peer ended its direction of the connection."""
         live = counted(self.live_channels, "channel", were=True)
@@ -392,7 +416,12 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         self.pump.lose(f"the peer hung up{what}", by="peer")
 
     def drop_broken_off(self, half: Sender | Receiver[Any]) -> None:
-        """The peer broke a channel off: drop it if the application hasn't taken it, since it needs no work then."""
+        """The peer broke a channel off: drop it if the application hasn't taken it, since it needs no work then.
+
+        This is right for two-way channels that were offered with their receiver as key.
+        """
+        if (item := self.drop_waiting(half)) is not None:
+            item.receiving.close()
 
     def half_ended(self, half: Sender | Receiver[Any]) -> None:
         """A half has ended: let go of it, and wake those who wait for its place, its bytes or its pong."""
@@ -478,6 +507,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         self.stop_opening(None)
         for half in [*self.live_halves()]:
             half.close()
+        self.openers.wake_waiters()  # now that nothing may be opened on a half that was closed here
         self.request_write()
 
     def abort_all(self) -> None:
@@ -560,18 +590,18 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
 # --- the errors that halves raise
 
 
-def cancelled_by_peer(half: ReceiveHalf[Any]) -> Exception:
+def cancelled_by_peer(reason: bytes) -> Exception:
     """Make the error for a channel on which the peer gave up sending, with its reason."""
-    return ChannelCancelled("the peer gave up on this channel before it was done", payload=half.reason)
+    return ChannelCancelled("the peer gave up on this channel before it was done", payload=reason)
 
 
-def stopped_by_peer(channel: MuxChannel | None, payload: bytes) -> Exception:
+def stopped_by_peer(beside: ReceiveHalf[Any] | None, payload: bytes) -> Exception:
     """Make the error for a channel on which the peer wants no more, with its reason.
 
-    An abort of a whole channel tells the reason to the half that receives, whose end may come later, since it waits for
-    what was sent before it.
+    An abort of a whole channel tells the reason to the half `beside` it, which receives. The end of that half may come
+    later, since it waits for what was sent before it.
     """
-    told = payload or (b"" if channel is None else channel.receiving.reason)
+    told = payload or (b"" if beside is None else beside.reason)
     return ChannelStopped("the peer does not receive on this channel any more", payload=told)
 
 

@@ -16,7 +16,7 @@ from muxkit.cli.terminal import Exit
 from muxkit_bench.demo.processes import PROBLEMS_MOST, End, Failed, Payloads, Plan, Server, measure, understand
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 PLAN = Plan(seconds=0.05, idle_seconds=0.01, channels=3, patience=60.0)
 NAMES = (f"demo-client-{number}" for number in itertools.count())
@@ -29,6 +29,10 @@ class LyingChannel(muxkit.Channel):
         self._inner = inner
         self._lie = lie
         self._sent: list[bytes] = []
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._inner.headers
 
     async def send(self, message: bytes) -> None:
         if message.startswith(b"{"):

@@ -60,7 +60,7 @@ def test_what_does_not_work_is_named_and_has_an_exit_code() -> None:
         done = muxkit("doctor", TMPDIR=folder, FORCE_COLOR="1")
     assert done.returncode == 1
     failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAILED")]
-    assert sorted(failed) == [f"{name}+unix" for name in ("aqueduct", "bpmux", "e3x", "relink", "restream")]
+    assert sorted(failed) == [f"{name}+unix" for name in ("aqueduct", "bpmux", "e3x", "relink", "restream", "yamux")]
     assert done.stderr == "muxkit: not everything that is installed works\n"
     assert ESCAPE not in done.stdout + done.stderr
 
@@ -89,7 +89,7 @@ def test_a_transport_of_others_is_not_tried_and_a_broken_one_is_told(tmp_path: P
 # ---------------------------------------------------------------------------- a URL
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 @pytest.mark.parametrize("transport", ["tcp", "ws"])
 def test_a_server_that_answers_passes_every_step(protocol: str, transport: str) -> None:
     with serving(f"{protocol}+{transport}://127.0.0.1:0", "--echo") as (_, url):
@@ -221,7 +221,7 @@ def test_a_server_that_says_nothing_fails_after_the_timeout() -> None:
     assert (code, step["name"], step["text"]) == (3, "tls", "no answer within 0.5 s")
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "yamux"])
 def test_a_client_that_is_not_let_in_fails_at_the_authorisation(protocol: str, tmp_path: Path) -> None:
     (tmp_path / "guess").write_text("a-guess")
     with serving(f"{protocol}+tcp://127.0.0.1:0", "--echo", MUXKIT_TOKEN=TOKEN) as (_, url):

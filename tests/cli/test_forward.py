@@ -202,7 +202,7 @@ def test_a_wrong_token_ends_the_command_with_the_servers_reason(echo: int) -> No
 
 
 @pytest.mark.parametrize("token", [{}, {"MUXKIT_TOKEN": "a-guess"}])
-@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "yamux"])
 def test_a_client_that_the_server_refuses_is_never_told_that_it_is_connected(
     protocol: str, token: dict[str, str], echo: int
 ) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from tests.cli._command import ESCAPE, MUXKIT, PATIENCE, environment, is_there, line_of
 
-PROTOCOLS = ["bpmux", "relink", "aqueduct", "e3x"]
+PROTOCOLS = ["bpmux", "relink", "aqueduct", "e3x", "yamux"]
 TOKEN = "a-token-that-no-log-shows"
 
 pytestmark = [

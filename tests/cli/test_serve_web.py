@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from muxkit_web import MODULE
+from tests._pages import command
 from tests.cli._command import muxkit
 from tests.cli.test_pipe import serving
 
@@ -44,7 +45,9 @@ def upgrade(page: str, origin: str) -> int:
 
 
 def test_pages_and_the_client_are_delivered_and_foreign_pages_are_refused(folder: Path) -> None:
-    options = ("--echo", "--web", str(folder), "--origin", "https://pages.example")
+    _, _, shown, *options = command("docs/how-to/browser.md", "muxkit serve").replace("FOLDER", str(folder)).split()
+    assert shown == "bpmux+ws://127.0.0.1:7000"
+    options += ["--origin", "https://pages.example"]
     with serving("bpmux+ws://127.0.0.1:0", *options) as (process, url):
         assert process.stdout is not None
         page = url.replace("bpmux+ws", "http") + "/"

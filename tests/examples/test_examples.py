@@ -152,3 +152,31 @@ def test_a_stream_comes_into_a_table_and_a_second_run_brings_only_what_is_new() 
 def test_every_example_is_tried_here() -> None:
     ours = Path(__file__).read_text(encoding="utf-8")
     assert [path.stem for path in sorted(EXAMPLES.glob("*.py")) if f'run("{path.stem}"' not in ours] == []
+
+
+def test_a_job_is_followed_given_up_at_the_deadline_and_cancelled() -> None:
+    assert run("job_service")[1:] == [
+        "job 1 went from 0 to 6 of 6 steps",
+        "job 2 is too slow: True, it is cancelled: True",
+        "not_found: there is no job 99",
+    ]
+
+
+def test_a_chat_on_a_topic_reaches_everybody_and_shows_who_comes_and_goes() -> None:
+    assert run("topic_chat") == [
+        "ada reads: ada: hello",
+        "ada reads: bob: bye",
+        "ada reads: bob: hi",
+        "bob reads: ada: hello",
+        "bob reads: bob: bye",
+        "bob reads: bob: hi",
+        "ada joins, ada leaves, bob joins, bob leaves",
+    ]
+
+
+def test_a_slow_subscriber_of_prices_costs_the_others_nothing() -> None:
+    assert sorted(run("price_feed")) == [
+        "quick 1: the last price is 2000, after 1999 others",
+        "quick 2: the last price is 2000, after 1999 others",
+        "slow: the last price is 2000",
+    ]

@@ -16,7 +16,7 @@ import trio.testing
 import muxkit
 from muxkit import forward
 
-PROTOCOLS = ["bpmux", "relink", "aqueduct", "e3x"]
+PROTOCOLS = ["bpmux", "relink", "aqueduct", "e3x", "yamux"]
 PATIENCE = 60.0  # s
 
 Handle = Callable[[trio.SocketStream], Awaitable[object]]

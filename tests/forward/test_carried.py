@@ -71,7 +71,7 @@ async def test_a_connection_to_a_listener_of_the_server_is_carried_here(url: str
             await until_refused(was)
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "yamux"])
 async def test_a_listener_is_freed_when_its_client_is_gone_without_a_word(protocol: str) -> None:
     handler = forward.handler(listen=["*"])
 

@@ -88,7 +88,7 @@ async def test_relink_loses_no_byte_of_any_connection_when_its_line_is_cut_again
     assert whole == CONNECTIONS
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "relink"])
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "relink", "yamux"])
 async def test_new_connections_wait_while_the_line_is_down_and_listeners_come_back(
     protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,7 +20,7 @@ from muxkit.testing import SimNetwork
 from muxkit.trace import FOLDER
 
 Handler = Callable[[Any], Awaitable[None]]  # of sessions or of channels
-PROTOCOLS = ["bpmux", "relink", "aqueduct", "e3x"]
+PROTOCOLS = ["bpmux", "relink", "aqueduct", "e3x", "yamux"]
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ async def test_counters_do_not_fall_when_a_session_ends(
     assert value(ours, "sessions_ended", "in_order") == value(theirs, "sessions_ended", "in_order") == 1
 
 
-@pytest.mark.parametrize("protocol", ["bpmux", "relink", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "e3x", "yamux"])
 async def test_pings_are_a_histogram(protocol: str, network: SimNetwork, autojump_clock: MockClock) -> None:
     network.delay(0.1)
     async with watched(protocol) as (session, ours, _):

@@ -128,3 +128,10 @@ print(named(protocol) ^ named(ProtocolPlugin), sorted(protocol.options))
     before = "import inspect\nfrom muxkit.runtime import ProtocolPlugin"
     printed = run_part(before, program("docs/how-to/protocol.md", 3) + after, tmp_path)
     assert printed.strip() == "{'config'} ['config']"
+
+
+def test_a_topic_with_a_store_continues_after_a_restart(tmp_path: Path) -> None:
+    done = run(
+        python(program("docs/how-to/publish-subscribe.md", 3)), tmp_path
+    )  # it may log about old versions of SQLite
+    assert done.stdout.splitlines() == ["updates so far: 1", "updates so far: 2"]

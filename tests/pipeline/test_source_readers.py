@@ -262,7 +262,7 @@ async def test_a_store_tells_the_progress_of_several_sessions_at_once(where: str
 
 STOPPED = """
 import sys
-from muxkit.pipeline.source.spark import StreamReader
+from muxkit.pipeline.source.readers import StreamReader
 
 reader = StreamReader.__new__(StreamReader)
 try:

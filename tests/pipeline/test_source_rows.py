@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pyarrow as pa
 import pytest
 import trio
@@ -11,7 +12,7 @@ import trio
 from muxkit.pipeline import OptionError
 from muxkit.pipeline.source.offsets import Span
 from muxkit.pipeline.source.rows import Rows, read
-from muxkit.protocols.restream import Received
+from muxkit.protocols.restream.engine import EncodedMessage
 from tests.pipeline._source_servers import ONE, TWO, hall
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ PLAIN = pa.schema([
 ])  # fmt: skip
 
 
-def message(id: int, data: Json, time: float | None = None) -> Received:
-    return Received(id, data, time, False, None)
+def message(id: int, data: Json, time: float | None = None) -> EncodedMessage:
+    return EncodedMessage(id, msgspec.Raw(msgspec.json.encode(data)), time)
 
 
 def test_a_row_has_the_stream_the_id_the_time_and_the_data_as_json() -> None:
@@ -61,7 +62,7 @@ def test_a_column_that_there_is_not_is_an_error_that_names_those_that_there_are(
 class Served:
     """A client of ranges that are made up."""
 
-    async def fetch(self, span: Span, take: Callable[[list[Received]], Awaitable[None]]) -> None:
+    async def fetch(self, span: Span, take: Callable[[list[EncodedMessage]], Awaitable[None]]) -> None:
         for first in range(span.begin + 1, span.end + 1, 7):
             await trio.lowlevel.checkpoint()
             await take([message(id, {"n": id}) for id in range(first, min(first + 7, span.end + 1))])

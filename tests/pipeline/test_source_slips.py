@@ -71,13 +71,13 @@ def test_a_schema_may_have_some_of_the_columns() -> None:
     batch_reader(GIVEN, columns(value=BinaryType(), id=LongType()))
 
 
-@pytest.mark.parametrize("version", ["3.5.1", "4.0.1", "4.1.0.dev3"])
+@pytest.mark.parametrize("version", ["3.5.1", "3.5.9"])
 def test_an_older_spark_is_told_which_one_is_needed(version: str) -> None:
-    with pytest.raises(PipelineError, match=f"needs Spark 4.2 or later, and this is Spark {version}; on a cluster"):
+    with pytest.raises(PipelineError, match=rf"expected 4\.0 or later, got {version}; upgrade it"):
         check_version(version)
 
 
-@pytest.mark.parametrize("version", ["4.2.0", "4.3.0", "4.10", "5.0.0-preview1"])
+@pytest.mark.parametrize("version", ["4.0.0", "4.1.0.dev3", "4.3.0", "4.10", "5.0.0-preview1"])
 def test_a_newer_spark_is_taken(version: str) -> None:
     check_version(version)
 

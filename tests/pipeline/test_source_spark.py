@@ -8,10 +8,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import pyspark
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from muxkit.pipeline import lag
+from muxkit.pipeline.spark import ADMISSION_SPARK, version_numbers
 from muxkit.testing import ChaosPlan, Way
 from tests.pipeline._source_servers import DIRECTORY, ONE, TWO, Hall, hall, relay_to
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 PATIENCE = 300.0  # s; nothing is decided by it
+HAS_ADMISSION = version_numbers(pyspark.__version__) >= ADMISSION_SPARK
 
 
 @pytest.fixture
@@ -50,10 +53,19 @@ def to_table(frame: DataFrame, folder: Path, *, available_now: bool = True) -> S
 
 
 def run(frame: DataFrame, folder: Path) -> list[Any]:
-    """Everything that is available now; the progress of each batch."""
-    query = to_table(frame, folder)
-    assert query.awaitTermination(int(PATIENCE))
-    return [*query.recentProgress]
+    """Write everything that is available now; return the progress of each batch.
+
+    On a Spark without admission control for sources in Python, a limit ends such a query after one batch. So the query
+    is started again there until a run finds nothing.
+    """
+    progress: list[Any] = []
+    while True:
+        query = to_table(frame, folder)
+        assert query.awaitTermination(int(PATIENCE))
+        new = [each for each in query.recentProgress if each.numInputRows]
+        progress += new
+        if HAS_ADMISSION or not new:
+            return progress
 
 
 def rows(spark: SparkSession, folder: Path) -> list[tuple[str, int]]:
@@ -81,7 +93,8 @@ def test_streams_come_into_a_table_batch_by_batch_and_the_server_forgets_them(
     frame = stream(spark, there, f"{ONE} {TWO}", maxMessagesPerTrigger=7000)
     progress = run(frame, tmp_path)
     assert [each.numInputRows for each in progress] == [7000, 3000]
-    assert [lag(each) for each in progress] == [{ONE: 1500, TWO: 1500}, {ONE: 0, TWO: 0}]
+    if HAS_ADMISSION:
+        assert [lag(each) for each in progress] == [{ONE: 1500, TWO: 1500}, {ONE: 0, TWO: 0}]
     assert rows(spark, tmp_path) == [(uuid, id) for uuid in (ONE, TWO) for id in range(1, 5001)]
     assert (there.acknowledged(ONE), there.acknowledged(TWO)) == (5000, 5000)
     first = spark.read.parquet(str(tmp_path / "out")).where(f"stream = '{ONE}' and id = 7").collect()[0]

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from muxkit.pipeline.options import SourceOptions
 from muxkit.pipeline.source.client import Client
-from muxkit.pipeline.source.offsets import Span
+from muxkit.pipeline.source.offsets import Offset, Span
+from muxkit.pipeline.source.readers import BatchReader, Spans, UnadmittedStreamReader, arrow_schema
 from muxkit.pipeline.source.rows import Rows, read
-from muxkit.pipeline.source.spark import BatchReader, Spans, checked
+from muxkit.pipeline.source.spark import checked
 from muxkit_adapters import memory
 from tests.pipeline._source_place import ids, lines, place, scripted
-from tests.pipeline._source_servers import ONE, TWO, hall
+from tests.pipeline._source_servers import ONE, TWO, Hall, hall
 
 if TYPE_CHECKING:
     from typing import Any
@@ -93,7 +93,37 @@ def test_ranges_of_one_stream_in_one_task_come_in_order(order: tuple[int, ...]) 
     with hall() as there:
         there.feed(ONE, list(range(300)))
         spans = [Span(ONE, there.url, 100 * number, 100 * (number + 1)) for number in order]
-        rows = Rows(to_arrow_schema(COLUMNS, timezone="UTC"))
+        rows = Rows(arrow_schema(COLUMNS))
         client = Client(SourceOptions.parse({"servers": there.url, "streams": ONE}))
         found = [id for batch in read(client, rows, spans, 40) for id in batch.column("id").to_pylist()]
     assert found == [*range(1, 301)]
+
+
+def unadmitted(there: Hall, **options: object) -> UnadmittedStreamReader:
+    given = {"servers": there.url, "streams": ONE} | {name: str(value) for name, value in options.items()}
+    return UnadmittedStreamReader(SourceOptions.parse(given), COLUMNS)
+
+
+def ends(offset: dict[str, object]) -> int:
+    return Offset.from_json(offset).streams[ONE].id
+
+
+def test_a_reader_that_spark_does_not_tell_the_start_of_a_batch_goes_on_after_the_last_one() -> None:
+    with hall() as there:
+        there.feed(ONE, list(range(10)))
+        reader = unadmitted(there, maxMessagesPerTrigger=4)
+        assert [ends(reader.latestOffset()) for _ in range(4)] == [4, 8, 10, 10]
+
+
+def test_such_a_reader_goes_on_after_the_offset_that_a_query_asks_for_when_it_is_started_again() -> None:
+    with hall() as there:
+        there.feed(ONE, list(range(10)))
+        before = unadmitted(there, maxMessagesPerTrigger=4)
+        before.latestOffset()
+        last = before.latestOffset()
+        again = unadmitted(there, maxMessagesPerTrigger=1)
+        assert again.partitions(last, last) == []
+        assert ends(again.latestOffset()) == 9
+        [span] = again.partitions(last, again.latestOffset())
+        assert isinstance(span, Spans)
+        assert [(each.begin, each.end) for each in span.spans] == [(8, 10)]

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from muxkit import Limits
-from muxkit.protocols import aqueduct, bpmux, e3x, relink
+from muxkit.protocols import aqueduct, bpmux, e3x, relink, yamux
 from muxkit.runtime import background
 from muxkit.testing import (
     SessionPair,
@@ -75,6 +75,8 @@ PAIRS: dict[str, MakePair] = {
     "relink": with_roles(relink.session, "connector", "listener"),
     "aqueduct": with_roles(aqueduct.connection, "client", "server"),
     "e3x": with_roles(e3x.session, "connector", "listener"),
+    "yamux": with_roles(yamux.session, "client", "server"),
+    "yamux with small windows": with_roles(partial(yamux.session, limits=SMALL), "client", "server"),
 }
 
 

@@ -11,9 +11,9 @@ as it is may move such bytes. Then read the difference, and write the recording 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import attrs
 import trio
@@ -22,7 +22,7 @@ import muxkit
 from muxkit import Channel, ChannelCancelled, ChannelStopped, LinkLost, Session
 from muxkit.protocols import aqueduct, bpmux, e3x, relink, restream
 from muxkit.runtime import background
-from muxkit.testing import Cut
+from muxkit.testing import Cut, SimStream, sim_transport
 from tests.recorded.wire import Conversation, Wire
 
 SIZES: Final = (0, 1, 2, 63, 64, 127, 128, 200, 255, 256, 1000, 1023)
@@ -74,6 +74,35 @@ async def joined(protocol: str, config: Config | None = None) -> AsyncIterator[t
             with trio.CancelScope(shield=True):
                 await trio.sleep(PAUSE)
             left.set()
+
+
+@asynccontextmanager
+async def on_one_stream(protocol: str) -> AsyncIterator[tuple[Session, Session]]:
+    """Run e3x, or a Relink link that ends with its connection, on a byte stream."""
+
+    def run(stream: trio.abc.Stream, role: Literal["connector", "listener"]) -> AbstractAsyncContextManager[Session]:
+        keepalive = SERVER_KEEPALIVE if role == "listener" else 20.0
+        if protocol == "e3x":
+            return e3x.session(stream, role=role, config=e3x.Config(keepalive=keepalive), limits=LIMITS)
+        return relink.session(stream, role=role, config=relink.Config(keepalive=keepalive), limits=LIMITS)
+
+    give, take = trio.open_memory_channel[Session](1)
+    left = trio.Event()
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        with suppress(LinkLost):
+            async with run(stream, "listener") as there:
+                await give.send(there)
+                await left.wait()
+
+    async with background() as nursery:
+        await nursery.start(sim_transport.serve, handle, "server")
+        async with sim_transport.connect("server") as stream:
+            assert isinstance(stream, SimStream)
+            async with run(stream, "connector") as here:
+                yield here, await take.receive()
+        await trio.sleep(PAUSE)
+        left.set()
 
 
 async def opened(one: Session, other: Session, name: str = "", payload: bytes = b"") -> Pair:
@@ -348,6 +377,24 @@ async def busy(wire: Wire, *, protocol: str) -> None:
         await wire.step("close")
         for pair in pairs:
             await both_closed(pair)
+        await wire.step("leave")
+
+
+async def short(wire: Wire, *, protocol: str) -> None:
+    """Channels from both sides on a byte stream that the application connects itself."""
+    async with on_one_stream(protocol) as (here, there):
+        for name, one, other in (("client", here, there), ("server", there, here)):
+            await wire.step(f"{name} opens a channel")
+            pair = await opened(one, other, "orders", b"a payload")
+            await wire.step(f"{name} sends messages")
+            await sent(*pair, [text(size, number) for number, size in enumerate((*SIZES, *LARGE))])
+            await wire.step(f"{name} aborts")
+            pair[0].abort("enough", code=7)
+            await trio.sleep(PAUSE)
+            await ended(pair[1])
+            await pair[1].aclose()
+        await wire.step("idle")
+        await trio.sleep(IDLE)
         await wire.step("leave")
 
 
@@ -699,6 +746,7 @@ STEADY: Final[Mapping[str, Conversation]] = {
     **{protocol: partial(common, protocol=protocol) for protocol in SESSIONS},
     **{f"{protocol}-leaving": partial(leaving, protocol=protocol) for protocol in SESSIONS},
     **{f"{protocol}-error": partial(left_by_error, protocol=protocol) for protocol in SESSIONS},
+    "relink-stream": partial(short, protocol="relink"),
     "bpmux-kinds": bpmux_kinds,
     "bpmux-initial-credit": bpmux_initial_credit,
     "relink-cuts": relink_cuts,
@@ -709,6 +757,7 @@ STEADY: Final[Mapping[str, Conversation]] = {
     "restream-stateless": restream_stateless,
 }
 BUSY: Final[Mapping[str, Conversation]] = {
-    **{f"{protocol}-busy": partial(busy, protocol=protocol) for protocol in SESSIONS}
+    **{f"{protocol}-busy": partial(busy, protocol=protocol) for protocol in SESSIONS},
+    "e3x-stream": partial(short, protocol="e3x"),  # whether two acks are joined depends on the order of tasks
 }
 CONVERSATIONS: Final[Mapping[str, Conversation]] = {**STEADY, **BUSY}

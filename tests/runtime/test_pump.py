@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from muxkit import LinkLost
-from muxkit.runtime import CLOSED_HERE
+from muxkit.runtime import CLOSED_HERE, HEAD
 from muxkit.runtime.pumps import stream as stream_pump
 from muxkit.testing import weather_pair
 from muxkit_adapters import memory
@@ -330,6 +330,36 @@ async def test_an_observer_sees_the_bytes_and_the_loss_of_the_link() -> None:
     assert watcher.bytes["out"] == b"out"
     (error,) = watcher.errors
     assert isinstance(error, LinkLost)
+
+
+async def test_a_foreign_peer_is_recognised_however_its_first_bytes_are_cut() -> None:
+    here, there = memory.pair()
+    async with running(here) as run:
+        for byte in b"HTTP/1.1 400 Bad Request\r\n\r\n":
+            await there.send_all(bytes([byte]))
+            await at_rest()
+        assert run.pump.foreign == "; its bytes look like an HTTP response"
+
+
+async def test_the_first_bytes_of_the_peer_end_the_phase_of_the_handshake() -> None:
+    here, there = memory.pair()
+    async with running(here) as run:
+        phases = [run.pump.phase]
+        await there.send_all(b"x")
+        await at_rest()
+        phases.append(run.pump.phase)
+    assert phases == ["handshake", "open"]
+
+
+async def test_later_bytes_leave_the_phase_alone_that_a_session_has_set() -> None:
+    here, there = memory.pair()
+    async with running(here) as run:
+        await there.send_all(bytes(HEAD))
+        await at_rest()
+        run.pump.phase = "leave"
+        await there.send_all(b"x")
+        await at_rest()
+        assert run.pump.phase == "leave"
 
 
 async def test_both_sides_may_push_over_a_link_that_takes_nothing_until_it_is_read() -> None:

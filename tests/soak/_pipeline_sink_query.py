@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 from muxkit.pipeline import spark_session
 from muxkit.pipeline.sink import stream_writer
@@ -50,7 +50,7 @@ class MarkedSource(DataSource):
 
 
 class _Marked(DataSourceStreamArrowWriter):
-    def __init__(self, inner: DataSourceStreamArrowWriter, folder: Path) -> None:
+    def __init__(self, inner: DataSourceStreamWriter, folder: Path) -> None:
         self._inner = inner
         self._folder = folder
 

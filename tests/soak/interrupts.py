@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PROTOCOLS = ("bpmux", "relink", "aqueduct", "e3x", "restream")
+PROTOCOLS = ("bpmux", "relink", "aqueduct", "e3x", "restream", "yamux")
 CONTROL = "trio"
 BEHIND = 40  # places behind the chosen call, at most
 PATIENCE = 3600.0  # virtual seconds

@@ -24,6 +24,7 @@ The program ends with 1 only if a mutant couldn't be tried. It takes two to four
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import resource
@@ -122,15 +123,27 @@ class Campaign:
         """Copy all files that git knows, or would add, unless that was done before."""
         if self.tree.exists():
             return
-        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        listed = subprocess.run(command, cwd=self._root, capture_output=True, text=True, check=True).stdout
         unfinished = self._work / "tree.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
-        for name in filter(None, listed.split("\0")):
-            if (self._root / name).is_file():
-                (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(self._root / name, unfinished / name)
+        for name in self._names():
+            (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(self._root / name, unfinished / name)
         unfinished.rename(self.tree)
+
+    def outdated(self) -> list[str]:
+        """Return the files of the mutated parts that are others in the copy than in the checkout."""
+        folders = tuple(f"{folder}/" for folder in self._plan.parts.values())
+        copied = {str(path.relative_to(self.tree)) for path in self.tree.rglob("*.py")}
+        return [
+            name
+            for name in sorted(copied.union(self._names()))
+            if name.startswith(folders) and _text_of(self.tree / name) != _text_of(self._root / name)
+        ]
+
+    def _names(self) -> list[str]:
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=self._root, capture_output=True, text=True, check=True).stdout
+        return [name for name in listed.split("\0") if name and (self._root / name).is_file()]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -294,6 +307,10 @@ class _Mutated:
         os.replace(self._original, self._path)
 
 
+def _text_of(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
 def restore(tree: Path) -> None:
     """Undo a mutant that an interrupted run has left in the tree."""
     for original in tree.rglob(f"*{_Mutated.SUFFIX}"):
@@ -395,9 +412,17 @@ def main() -> int:
 
     work: Path = asked.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
+    lock = (work / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        parser.error(f"another run uses {work}: wait until it has ended, or use another --work folder")
     campaign = Campaign(work, ROOT, muxkit_plan(ROOT))
     campaign.copy_tree()
     restore(campaign.tree)
+    if outdated := campaign.outdated():
+        told = f"{len(outdated)} files, such as {outdated[0]}, have changed since"
+        print(f"note: {campaign.tree} is an older copy: {told}. Use another --work folder to begin anew.")
     if "map" in stages:
         campaign.map()
     like = Summary.read(asked.like).quotas if asked.like else None

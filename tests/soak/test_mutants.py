@@ -238,9 +238,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.soak.mutants.LEAST_TIMEOUT", 2.0)
         # The tiny tests need no plugins, and each of the processes that run them would import all of them.
-        patch.setenv(
-            "PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:trio -p no:muxkit -p no:xdist.looponfail"
-        )
+        patch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:trio -p no:muxkit -p no:xdist.looponfail")
         made = Campaign(work, root, PLAN)
         made.copy_tree()
         made.map()
@@ -287,6 +285,17 @@ def test_the_source_is_restored_after_each_mutant_and_after_a_crash(campaign: Ca
     assert path.read_text() != dedent(TINY["tiny/shapes/area.py"]).lstrip()
     restore(campaign.tree)
     assert path.read_text() == dedent(TINY["tiny/shapes/area.py"]).lstrip()
+
+
+def test_a_copy_of_an_older_version_is_noticed(campaign: Campaign) -> None:
+    path = campaign.tree / "tiny/shapes/area.py"
+    assert campaign.outdated() == []
+    text = path.read_text()
+    try:
+        path.write_text(text + "\n")
+        assert campaign.outdated() == ["tiny/shapes/area.py"]
+    finally:
+        path.write_text(text)
 
 
 def test_what_has_a_result_is_not_tried_again(campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ async def server(protocol: str) -> None:
 
 @pytest.mark.requirement("R-01", "R-03")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the resident memory from /proc")
-@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 async def test_the_channels_that_a_peer_may_open_cost_no_more_than_the_limit(protocol: str) -> None:
     command = [sys.executable, __file__, protocol]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: ASYNC220  # its answers come at once

@@ -32,7 +32,7 @@ async def test_channels_that_come_and_go_over_tls_leave_no_file_no_warning_and_n
 
 @pytest.mark.requirement("R-69")
 @pytest.mark.parametrize("hours", [0.06, pytest.param(8.0, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 async def test_hours_of_channels_that_come_and_go_keep_no_memory(
     protocol: str, hours: float, autojump_clock: MockClock
 ) -> None:

@@ -86,7 +86,7 @@ async def test_really(weather):
 
 def test_a_pair_is_two_sessions_of_each_protocol(pytester: pytest.Pytester) -> None:
     code = """
-@pytest.mark.muxkit(protocol=["bpmux", "relink", "aqueduct", "e3x"])
+@pytest.mark.muxkit(protocol=["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 async def test_pair(muxkit_pair, muxkit_protocol):
     client, server = muxkit_pair
     assert client.info.protocol == server.info.protocol == muxkit_protocol

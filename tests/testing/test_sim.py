@@ -25,7 +25,7 @@ from muxkit.testing import (
     sim_transport,
 )
 
-SESSIONS = ["bpmux", "relink", "aqueduct", "e3x"]
+SESSIONS = ["bpmux", "relink", "aqueduct", "e3x", "yamux"]
 FAR = SimWeather(delay=0.5)
 BAD = SimWeather(delay=0.05, jitter=0.05, loss=0.05, duplication=0.1, reordering=0.2, rate=50_000.0)
 

@@ -16,7 +16,7 @@ import muxkit
 from muxkit.protocols import bpmux, restream
 from muxkit.trace import FOLDER, Follower, Recording, SessionTrace, Trace, TraceError, differences, read, summary
 
-PROTOCOLS = ("bpmux", "relink", "aqueduct", "e3x")
+PROTOCOLS = ("bpmux", "relink", "aqueduct", "e3x", "yamux")
 SENT = 20
 
 

@@ -15,7 +15,7 @@ from muxkit.protocols import bpmux, e3x
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-ALL = pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+ALL = pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 
 
 class Price(msgspec.Struct):

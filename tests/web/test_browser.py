@@ -13,9 +13,10 @@ import trio
 
 import muxkit
 from muxkit_web import Pages
+from tests._pages import ROOT, command
 from tests.web._chromium import SECONDS, chromium
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "browser" / "server.py"
+PROGRAM = command("examples/browser/README.md", "python ").split()[1]
 WINDOW = 256  # numbers of 1 KiB that fit into a tab's window
 
 pytestmark = pytest.mark.timeout(400)  # browsers start slowly on a busy machine
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.timeout(400)  # browsers start slowly on a busy machine
 @asynccontextmanager
 async def example(url: str = "bpmux+ws://127.0.0.1:0") -> AsyncIterator[str]:
     """Run the example as a program; give the address of its page."""
-    process = await trio.lowlevel.open_process([sys.executable, str(EXAMPLE), url], stdout=-1)
+    process = await trio.lowlevel.open_process([sys.executable, PROGRAM, url], stdout=-1, cwd=ROOT)
     assert process.stdout is not None
     try:
         with trio.fail_after(SECONDS):

@@ -164,12 +164,16 @@ async def test_a_peer_that_stops_receiving_stops_the_writer(node: Node) -> None:
             const writer = channel.writable.getWriter();
             await writer.write("the only one");
             const closed = await failure(writer.closed);
-            say(closed);
+            const other = await session.open();
+            await other.send("another one");
+            await other.receive();
+            while ((await failure(other.send("too much"))) === null) await session.ping();
+            say([closed.type, (await failure(other.finish())).type]);
             await session.close();
             """,
             url,
         )
-    assert said["type"] == "ChannelStopped"
+    assert said == ["ChannelStopped", "ChannelStopped"]
 
 
 async def test_channels_in_one_direction_and_top_level_messages_work(node: Node) -> None:
@@ -731,6 +735,25 @@ async def test_a_refused_token_is_not_tried_again(node: Node) -> None:
         )
     assert said == {"type": "Refused", "reason": "who are you?", "code": 401}
     assert asked == 1
+
+
+async def test_a_session_that_the_server_refuses_later_ends_the_loop(node: Node) -> None:
+    async with serving(muxkit.each_channel(echo), authorize=muxkit.tokens({"ann": "sesame"})) as url:
+        said = await node.run(
+            """
+            let sessions = 0;
+            try {
+              for await (const session of reconnecting(args[0])) {
+                sessions += 1; // a client without a token shows nothing, so it learns of the refusal in its session
+                await session.closed;
+              }
+            } catch (error) {
+              say([error.name, error.code, sessions]);
+            }
+            """,
+            url,
+        )
+    assert said == [["LinkLost", 401, 1]]
 
 
 async def test_a_loop_gives_up_when_its_patience_is_over(node: Node) -> None:

@@ -14,10 +14,10 @@ from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
 from aioquic.quic.packet import QuicPacketType, encode_quic_retry, encode_quic_version_negotiation, pull_quic_header
 from aioquic.quic.retry import QuicRetryTokenHandler
 
-from muxkit.runtime import Admission, Place, bare_nursery, may_log, source_of, turned_away, turns
+from muxkit.runtime import Admission, Place, bare_nursery, source_of, turned_away, turns
 
 from .._addresses import join_host_port
-from .._listen import log_failure
+from .._listen import log_failure, report_slow_handshake
 from ..packets.options import TURN, Address
 from ..packets.sockets import PacketSocket
 from .connection import LimitedConnection
@@ -231,11 +231,7 @@ class Server:
                         self._leave(link, place, nursery.cancel_scope)
                 finally:
                     if place.timed_out:
-                        if may_log("connections that were dropped in their handshakes"):
-                            log.info(
-                                "a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake
-                            )
-                        turned_away("handshake")
+                        report_slow_handshake(self._limits)
         finally:
             self._places.pop(link, None)
             self._leaving.pop(link, None)

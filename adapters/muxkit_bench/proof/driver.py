@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource
 
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.datasource import InputPartition
-    from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
+
+    from muxkit.pipeline.source.readers import StreamReader as Reader
+else:
+    Reader = source.reader_class()
 
 MOMENTS: Final = ("start", "planned", "before-read", "mid-read", "after-sink", "before-ack", "after-ack")
 """Spark has started; an end is planned; it is written to the log; some rows are read; the sink has the batch, and Spark
@@ -46,17 +49,19 @@ def pass_by(folder: Path, moment: str) -> None:
         held.unlink(missing_ok=True)
 
 
-class HeldReader(source.StreamReader):
+class HeldReader(Reader):
     """The reader of the source, with the moments."""
 
     def __init__(self, options: SourceOptions, schema: StructType, folder: Path) -> None:
         super().__init__(options, schema)
         self._folder = folder
+        self._last: object = None
 
-    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
-        end = super().latestOffset(start, limit)
-        if end != start:
+    def latestOffset(self, *told: Any) -> dict[str, object]:
+        end = super().latestOffset(*told)
+        if end != self._last:
             pass_by(self._folder, "planned")
+        self._last = end
         return end
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:

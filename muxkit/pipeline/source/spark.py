@@ -1,27 +1,20 @@
-"""The readers that Spark uses, thin classes over the planner and the client."""
+"""Make the readers of `format("muxkit")`: check the options and columns, and choose the class for this Spark."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
-from types import TracebackType
-from typing import cast
+import logging
+from collections.abc import Mapping
 
-import attrs
-import pyarrow as pa
-from pyspark.sql import datasource
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark import __version__ as SPARK_VERSION
 from pyspark.sql.types import StructType
 
-from muxkit.pipeline.concurrency import run_bare
 from muxkit.pipeline.errors import OptionError
-from muxkit.pipeline.options import MOST_ID, SourceOptions, Verify
-from muxkit.pipeline.source.client import Client
-from muxkit.pipeline.source.offsets import Span, cut, group
-from muxkit.pipeline.source.planner import Planner
-from muxkit.pipeline.source.rows import SCHEMA, Rows, read
+from muxkit.pipeline.options import SourceOptions
+from muxkit.pipeline.source.readers import BatchReader, StreamReader, UnadmittedStreamReader
+from muxkit.pipeline.source.rows import SCHEMA
+from muxkit.pipeline.spark import ADMISSION_SPARK, version_numbers
+
+_log = logging.getLogger("muxkit")
 
 
 def schema(options: Mapping[str, str]) -> str:
@@ -34,7 +27,25 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReade
     parsed = SourceOptions.parse(options)
     if parsed.ending is not None:
         raise OptionError("endingOffsets", "it is for batch queries; a streaming query ends with its trigger")
-    return StreamReader(parsed, checked(schema))
+    if version_numbers(SPARK_VERSION) < ADMISSION_SPARK:
+        options_of_limits = (parsed.most_messages, parsed.most_bytes, parsed.least_messages)
+        if options_of_limits != (None, None, None):
+            _log.warning(
+                "Spark %s has no admission control for sources in Python: with trigger availableNow a limit ends the "
+                "query after one batch; use another trigger, or Spark %s",
+                SPARK_VERSION,
+                ".".join(map(str, ADMISSION_SPARK)),
+            )
+    return reader_class()(parsed, checked(schema))
+
+
+def reader_class() -> type[StreamReader]:
+    """Return the class of streaming readers for the version of Spark that is installed."""
+    if version_numbers(SPARK_VERSION) < ADMISSION_SPARK:
+        return UnadmittedStreamReader
+    from muxkit.pipeline.source.admission import AdmittedStreamReader  # its base classes came with that version
+
+    return AdmittedStreamReader
 
 
 def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
@@ -51,96 +62,3 @@ def checked(schema: StructType) -> StructType:
         if field.dataType.simpleString() != kind:
             raise OptionError("schema", f"column {field.name} is a {kind}, not a {field.dataType.simpleString()}")
     return schema
-
-
-class Spans(datasource.InputPartition):
-    """What one task reads; no two tasks of a batch share a message."""
-
-    def __init__(self, spans: tuple[Span, ...]) -> None:
-        super().__init__(None)
-        self.spans = spans
-
-    def __repr__(self) -> str:
-        return f"Spans({', '.join(f'{span.uuid}: {span.begin + 1}-{span.end}' for span in self.spans)})"
-
-
-class _Reading:
-    """Base of the readers. It is pickled for each task, without the planner and the names of all streams."""
-
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self._options = options
-        self._schema = schema
-
-    @cached_property
-    def _planner(self) -> Planner:
-        return Planner(self._options)
-
-    def __getstate__(self) -> dict[str, object]:
-        state = self.__dict__ | {"_options": attrs.evolve(self._options, streams=())}
-        state.pop("_planner", None)
-        return state
-
-    def _partitions(self, spans: Sequence[Span]) -> Sequence[Spans]:
-        options = self._options
-        # The CRC of `verify` covers a stream from its first message on.
-        if options.verify is Verify.NONE:
-            spans = cut(spans, options.partition_messages, least=options.least_partitions, most=options.most_partitions)
-        return [Spans(each) for each in group(spans, options.most_partitions)]
-
-    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
-        spans = cast("Spans", partition).spans  # this reader has made it
-        rows = Rows(to_arrow_schema(self._schema, timezone="UTC"))
-        return read(Client(self._options), rows, spans, self._options.batch_rows)
-
-
-class StreamReader(_Reading, datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """`spark.readStream.format("muxkit")`."""
-
-    def initialOffset(self) -> dict[str, object]:
-        return dict(self._planner.initial())
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        # Spark has one kind of limit at a time, so the planner applies all options; this only says that they apply.
-        return ReadMaxRows(self._options.most_messages or MOST_ID)
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        run_bare(self._planner.prepare_available_now)
-
-    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
-        return dict(run_bare(partial(self._planner.latest, start, limited=not isinstance(limit, ReadAllAvailable))))
-
-    def reportLatestOffset(self) -> dict[str, object] | None:
-        return self._planner.report()
-
-    def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[datasource.InputPartition]:
-        return self._partitions(run_bare(partial(self._planner.spans, start, end)))
-
-    def commit(self, end: dict[str, object]) -> None:
-        run_bare(partial(self._planner.commit, end))
-
-    def stop(self) -> None:
-        """End the planner. Spark calls this also when a query is stopped, while it handles the end of its own socket.
-
-        After this Spark's runner reports that end to the JVM, which has closed the socket, so the report fails and the
-        interpreter would print the errors with all their tracebacks into the log of the driver.
-        """
-        if isinstance(sys.exc_info()[1], (EOFError, ConnectionError)):
-            sys.excepthook = _without_traceback
-
-
-def _without_traceback(
-    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-) -> None:  # pragma: no cover - the last call of Spark's own process
-    if issubclass(kind, ConnectionError):
-        print("muxkit: the query was stopped, and its planner ends", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, traceback)
-
-
-class BatchReader(_Reading, datasource.DataSourceReader):
-    """`spark.read.format("muxkit")`: the messages that servers hold now; nothing is acknowledged."""
-
-    def partitions(self) -> Sequence[datasource.InputPartition]:
-        spans = run_bare(self._planner.everything)
-        # At least one partition: without any, Spark would call `read` once with none.
-        return self._partitions(spans) or [Spans(())]

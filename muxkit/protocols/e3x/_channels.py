@@ -16,7 +16,7 @@ from functools import partial
 import attrs
 import trio
 
-from muxkit.core import Reason, printable, without_name
+from muxkit.core import Reason, Receiving, printable, without_name
 from muxkit.protocols.e3x.config import DEFAULT_TYPE
 from muxkit.protocols.e3x.receive import ReliableReceiver, UnreliableReceiver
 from muxkit.protocols.e3x.send import ReliableSender
@@ -77,6 +77,11 @@ class Channel(MuxChannel):
             receiving = UnreliableReceiveHalf(session, receiver)
         super().__init__(session, E3xSendHalf(session, channel), receiving, opening)
         self.engine_channel: EngineChannel = channel
+
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        # The end of a channel that the peer closed looks like the end of its messages, until we send something.
+        super()._cancel_when_stopped(scope)
+        self.receiving.cancel_when_ended(scope)
 
     @property
     def id(self) -> int:
@@ -267,7 +272,28 @@ class E3xSendHalf(SendHalf):
         self.delivery.wake_all()
 
 
-class ReliableReceiveHalf(ReceiveHalf[bytes]):
+class E3xReceiveHalf(ReceiveHalf[bytes]):
+    """The receiving half of a channel whose end may mean that the peer has closed the channel as a whole."""
+
+    __slots__ = ("_scope",)
+
+    def __init__(self, session: ChannelOwner, receiver: ReliableReceiver | UnreliableReceiver) -> None:
+        super().__init__(session, receiver)
+        self._scope: trio.CancelScope | None = None  # cancelled when the peer sends no more
+
+    def cancel_when_ended(self, scope: trio.CancelScope) -> None:
+        """Cancel this scope when the peer sends no more."""
+        self._scope = scope
+        if self.state is not Receiving.OPEN:
+            scope.cancel()
+
+    def ended(self, error: ErrorMaker) -> None:
+        super().ended(error)
+        if self._scope is not None:
+            self._scope.cancel()
+
+
+class ReliableReceiveHalf(E3xReceiveHalf):
     """The receiving half of a reliable channel, which holds only the message that the application takes next."""
 
     __slots__ = ("_e3x", "_reliable")
@@ -331,7 +357,7 @@ class ReliableReceiveHalf(ReceiveHalf[bytes]):
         """Do nothing: after the loss of the connection the engine still gives what came before."""
 
 
-class UnreliableReceiveHalf(ReceiveHalf[bytes]):
+class UnreliableReceiveHalf(E3xReceiveHalf):
     """The receiving half of an unreliable channel, which drops the oldest messages when too much waits."""
 
     __slots__ = ("_e3x", "_unreliable", "dropped")

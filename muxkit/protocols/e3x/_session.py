@@ -214,7 +214,7 @@ class Session(ChannelOwner):
             return typed(self.open(name, payload=payload, headers=announced(headers, codec), reliable=reliable), codec)
         if name:
             encode_name(name)  # raises for one that cannot be sent
-        body = with_name("", payload, encode_headers(headers, self.limits))
+        body = with_name("", payload, encode_headers(headers, self.limits.headers))
         return ChannelOpening(partial(self._open, name or DEFAULT_TYPE, reliable, body))
 
     def free_slots(self) -> int:

@@ -140,6 +140,11 @@ class Fed:
     def generates(self) -> bool:
         return False
 
+    @property
+    def has_final_data(self) -> bool:
+        """True if a stream may end with a message that says so, which a server then has to look for."""
+        return self._final_key is not None
+
     def initial(self, params: JsonObject, random32: int) -> JsonObject:
         return params
 

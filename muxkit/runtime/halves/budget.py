@@ -18,9 +18,10 @@ import attrs
 import trio
 
 from muxkit._observer import Facts
-from muxkit.core import Outbox, Queued, Reminder
+from muxkit.core import Outbox, Queued
 from muxkit.runtime._log_pace import may_log
 from muxkit.runtime._thread import Owner, owner
+from muxkit.runtime.pumps.clock import Reminder
 
 ErrorMaker = Callable[[], Exception]
 """Makes an error. Each task that raises needs one of its own, since raising changes the traceback."""
@@ -151,29 +152,30 @@ class Waiter:
     error: ErrorMaker | None = None
 
 
-class SenderWatchdog:
+class SenderWatchdog(Reminder):
     """Logs each half of a connection once that cannot send while no task receives what came beside it.
 
     If the other side does the same, both wait for ever. The clock of the connection's pump calls it.
     """
 
-    __slots__ = ("_waiting", "reminder")
+    __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
+        super().__init__()
         self._waiting: dict[Half, tuple[Waiter, float]] = {}  # the first sender, and since when it was seen
-        self.reminder: Reminder = Reminder(self._look)
 
     def note(self, half: Half, waiter: Waiter) -> None:
         """A sender became the first that waits on this half."""
         if half not in self._waiting and not half.was_stuck:
             self._waiting[half] = waiter, waiter.since
-            self.reminder.set(waiter.since + STUCK_AFTER)
+            self.set(waiter.since + STUCK_AFTER)
 
     def forget(self, half: Half) -> None:
         """No sender waits on this half any more."""
         self._waiting.pop(half, None)
 
-    def _look(self, now: float) -> None:
+    def ring(self, now: float) -> None:
+        """Look through the halves, and log those that are stuck."""
         due = now + STUCK_AFTER
         for half, (waiter, since) in [*self._waiting.items()]:
             first = half.first_waiter
@@ -196,7 +198,7 @@ class SenderWatchdog:
                     "1 message waits" if unread == 1 else f"{unread:,} messages wait",
                 )
         if self._waiting:
-            self.reminder.set(max(due, now + LEAST_LOOK))
+            self.set(max(due, now + LEAST_LOOK))
 
 
 class Watermark:

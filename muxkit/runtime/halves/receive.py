@@ -15,7 +15,7 @@ from muxkit.runtime.halves.budget import ErrorMaker
 from muxkit.runtime.halves.mailbox import ItemQueue, Storage
 from muxkit.runtime.halves.receiving import EMPTY, NO_ITEMS, NO_WAITERS, Waiter
 from muxkit.runtime.halves.sending import YIELD_BYTES, YIELD_LEAST
-from muxkit.runtime.pumps.reading import Reading
+from muxkit.runtime.pumps.reading import OFFERED, Reading
 from muxkit.runtime.pumps.turns import turns
 
 ItemT = TypeVar("ItemT")
@@ -233,7 +233,7 @@ class Inbox(ABC, Generic[ItemT]):
         reading = self._reading()
         if reading is not None:
             reading.is_wanted = True
-            if reading.is_free:
+            if reading.state is OFFERED:
                 waiter.reading = reading
                 try:
                     await reading.read_for(waiter)

@@ -21,7 +21,7 @@ from muxkit.runtime.halves.budget import ErrorMaker
 from muxkit.runtime.halves.mailbox import ItemQueue, Mailbox, Storage
 from muxkit.runtime.halves.owner import HalfOwner
 from muxkit.runtime.halves.sending import YIELD_BYTES, YIELD_LEAST, closed
-from muxkit.runtime.pumps.reading import Reading
+from muxkit.runtime.pumps.reading import OFFERED, Reading
 from muxkit.runtime.pumps.turns import turns
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ class ReceiveHalf(Generic[ItemT]):
         reading = self._session.reading()
         if reading is not None:
             reading.is_wanted = True
-            if reading.is_free:
+            if reading.state is OFFERED:
                 waiter.reading = reading
                 try:
                     await reading.read_for(waiter)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from muxkit._observer import Facts, Observer
-from muxkit.core import Reminder
+from muxkit.runtime.pumps.clock import Reminder
 
 EventT = TypeVar("EventT")
 
@@ -30,7 +30,7 @@ class PumpOwner(ABC, Generic[EventT]):
     facts: Facts | None = None
     """They are told which limit the peer reached, and that the connection broke."""
     reminder: Reminder | None = None
-    """The pump's clock calls it, beside the deadlines of the engine."""
+    """The pump's clock rings it, in addition to calling the engine at its deadlines."""
 
     @abstractmethod
     def handle_events(self, events: Sequence[EventT]) -> None:

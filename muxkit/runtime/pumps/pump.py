@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
 from typing import Final, Generic, NoReturn
@@ -12,10 +12,11 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._observer import tell_limit
-from muxkit.core import Engine, Reason, Reminder
+from muxkit.core import Engine, Reason
 from muxkit.runtime._errors import CLOSED_HERE, LossRecord, Phase, Side, can_heal
 from muxkit.runtime._links import peer_of
 from muxkit.runtime.admission import current_place
+from muxkit.runtime.pumps.clock import Clock
 from muxkit.runtime.pumps.owner import EventT, PumpOwner
 from muxkit.runtime.pumps.turns import turns
 
@@ -35,7 +36,7 @@ async def read_first(due: float) -> None:
             await trio.lowlevel.checkpoint()
 
 
-class Pump(ABC, Generic[EventT]):
+class Pump(Clock, Generic[EventT]):
     """One reader, one writer and one clock that run an engine on a link until the connection is over.
 
     A subclass knows one kind of link.
@@ -51,8 +52,9 @@ class Pump(ABC, Generic[EventT]):
         self._idle = trio.lowlevel.ParkingLot()  # of tasks that wait until everything is written
         self._tasks = trio.CancelScope()
         self._hanging_up = False  # then nothing is written any more
-        self._reminder = owner.reminder or Reminder(lambda _: None)
-        self._reminder.rearm = self.rearm
+        self._reminder = owner.reminder
+        if self._reminder is not None:
+            self._reminder.attach(self)
         self._due = math.inf  # when the clock wakes
         self._alarm = trio.CancelScope()
         self.peer: str = peer_of(link)
@@ -194,12 +196,17 @@ class Pump(ABC, Generic[EventT]):
     def dispatch_events(self) -> None:
         """Hand out what a command made the engine tell, and what follows from that."""
         while events := self._rules.events():
-            self._handle(events)
+            self._owner.handle_events(events)
+            if self._place is not None:
+                self._heard()
 
-    def _handle(self, events: Sequence[EventT]) -> None:
-        self._owner.handle_events(events)
-        if self._place is not None:
-            self._heard()
+    def _handle(self, events: Sequence[EventT] | None) -> None:
+        """Handle events that the engine returned, and then the ones that handling them caused."""
+        if events:
+            self._owner.handle_events(events)
+            if self._place is not None:
+                self._heard()
+        self.dispatch_events()
 
     def _heard(self) -> None:
         """Report to the listener that the peer has said something that the engine understood."""
@@ -207,11 +214,9 @@ class Pump(ABC, Generic[EventT]):
             self._place.establish()
             self._place = None
 
-    def _dispatch(self, returned: Sequence[EventT] | None = None) -> None:
-        """Hand out what a read or a deadline made the engine return, or tell, then write what it answers."""
-        if returned:
-            self._handle(returned)
-        self.dispatch_events()
+    def _dispatch(self, events: Sequence[EventT] | None = None) -> None:
+        """Handle the events that a read or a deadline returned, then the ones that they caused, and write."""
+        self._handle(events)
         self.request_write()
         self.rearm()
 
@@ -223,7 +228,8 @@ class Pump(ABC, Generic[EventT]):
                 await trio.sleep_forever()
             await read_first(self._due)
             now = trio.current_time()
-            self._reminder.call_if_due(now)
+            if self._reminder is not None:
+                self._reminder.ring_if_due(now)
             self._dispatch(self._rules.handle_deadline(now))
 
     def _engine_deadline(self) -> float | None:
@@ -232,7 +238,7 @@ class Pump(ABC, Generic[EventT]):
 
     def _next_deadline(self) -> float:
         deadline = self._engine_deadline()
-        due = self._reminder.due
+        due = math.inf if self._reminder is None else self._reminder.due
         return due if deadline is None or due < deadline else deadline
 
     def rearm(self) -> None:

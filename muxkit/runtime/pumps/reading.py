@@ -1,126 +1,243 @@
-"""Reading of a stream by the pump's own task, or by a receiver that waits for a message anyway.
+"""Reads one byte stream, for the pump that owns the stream and for all tasks that receive from it.
 
-A reader that delivers to another task has to wake it, and Trio's loop makes one more pass before the answer can leave.
-So a receiver that finds nothing may borrow the reader's place while that is free, and returns it when it has what it
-waits for. The reader offers its place, if a receiver asked, after reads that brought little: bulk it serves better
-itself.
+Each connection has a *reader task*. The task waits until the stream has bytes, and the owner of the stream parses them
+and delivers each message to the task that waits for it. That delivery has a price: Trio runs the receiving task in its
+next pass, after another look at the kernel, so each round trip takes one pass more than raw Trio needs. We avoid that
+pass by letting a task that is blocked in `receive()` *borrow* the reader's job. The borrower waits on the stream
+itself, has the bytes of all channels parsed, and returns the job as soon as its own message has come. Decision 15 has
+the measurements.
+
+We keep the answer to "who may read now?" in one place, `Reading.state`:
+
+- READING: the reader task has the job. It waits for bytes, or it reads them.
+- OFFERED: the first receiver that comes may borrow the job. The reader offers it for one pass of Trio's loop, if a
+  receiver has asked for it and the latest read was small. A borrower that returns the job offers it as well, so that
+  the same task can borrow it again before the reader task runs.
+- LENT: a borrower has the job. The reader task sleeps until the borrower returns it.
+- BEHIND: a read brought more frames than one turn of processor time allows. The reader task has the rest parsed, turn
+  by turn, and nobody reads until nothing is left. A borrower leaves such a backlog to the reader task.
+- CLOSED: nobody reads any more. The owner has stopped us, the reader task has ended, or a borrower has failed.
+
+`ReaderStep` names what leads from one state to another, and `READER` is the table of all legal steps. Any other step is
+a bug of ours and raises `RuntimeError`. The other attributes of `Reading` don't say who may read. They note what the
+latest read was like, whether a receiver has asked for the job, and whether the borrower sleeps, which it may do for a
+moment longer when the state is CLOSED already.
+
+These rules make borrowing safe:
+
+- At most one task reads. Only the step BORROW lets a task other than the reader read, and it needs OFFERED, in which
+  the reader task doesn't read.
+- A borrower awaits nothing between taking bytes from the stream and delivering the last message in them. When it is
+  cancelled, all bytes that it has read are therefore delivered, or are left to the reader task in the state BEHIND.
+- An error of the stream goes to `ReadingOwner.handle_broken`, whichever task has met it. Any other error that a
+  borrower meets while it reads may concern messages of other tasks, so it must not come out of the borrower's
+  `receive()`. We close, keep the error, and the reader task raises it. Only an error that isn't an `Exception`, such as
+  `KeyboardInterrupt`, comes out of both tasks.
+- The reader task rearms the clock whenever it gets the job back. So deadlines are kept that a borrowed read has set,
+  and a borrower that has its message doesn't spend time on them.
+
+A stream that can't be waited for (that isn't a `WaitableLink`) is read by the reader task alone, so its states are
+READING, BEHIND and CLOSED.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Mapping
+from enum import Enum
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 import attrs
 import trio
 
 from muxkit.core import BoundedParsing
 from muxkit.runtime._links import WaitableLink
+from muxkit.runtime.pumps.clock import Clock
 from muxkit.runtime.pumps.spin import Spin
 from muxkit.runtime.pumps.turns import Turns
 
 READ_SMALL = 64 * 1024  # bytes to ask for while reads come short
-READ_LARGE = 512 * 1024  # and while they bring half of READ_SMALL
-LITTLE_BYTES = 4 * 1024  # a task that got more is busy with it for a while
+READ_LARGE = 512 * 1024  # bytes to ask for while reads bring half of READ_SMALL
+LITTLE_BYTES = 4 * 1024  # a task that received more is busy with it for a while, and won't want to read soon
+
+
+class ReaderState(Enum):
+    """Who may read the stream now. The module's docstring explains each state."""
+
+    READING = "reading"
+    OFFERED = "offered"
+    LENT = "lent"
+    BEHIND = "behind"
+    CLOSED = "closed"
+
+
+class ReaderStep(Enum):
+    """What leads from one state of the reader to another."""
+
+    OFFER = "offer"
+    """Let the first receiver that comes borrow the job."""
+    BORROW = "borrow"
+    """A receiver takes the job."""
+    RESUME = "resume"
+    """The reader task takes the job back."""
+    FALL_BEHIND = "fall behind"
+    """A read has left frames to parse."""
+    CATCH_UP = "catch up"
+    """The reader task has parsed them all."""
+    CLOSE = "close"
+    """Nothing may be read any more."""
+
+
+# The hash of an enum's member is a call in Python. Each round trip looks several steps up, so use the hash of objects.
+ReaderState.__hash__ = object.__hash__  # type: ignore[method-assign]
+ReaderStep.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+# Reading a member of an enum is slow in Python 3.11 as well.
+READING, OFFERED, LENT, BEHIND, CLOSED = ReaderState
+OFFER, BORROW, RESUME, FALL_BEHIND, CATCH_UP, CLOSE = ReaderStep
+
+
+class _Steps(dict[tuple[ReaderState, ReaderStep], ReaderState]):
+    """A table of steps that refuses any other step. It is a dict, so that a legal step costs no call."""
+
+    def __missing__(self, key: tuple[ReaderState, ReaderStep]) -> ReaderState:
+        state, step = key
+        legal = " or ".join(repr(other.value) for before, other in self if before is state) or "no further step"
+        raise RuntimeError(f"illegal step of the reader in state {state.value!r}: expected {legal}, got {step.value!r}")
+
+
+READER: Final[Mapping[tuple[ReaderState, ReaderStep], ReaderState]] = _Steps(
+    {
+        (READING, OFFER): OFFERED,
+        (READING, FALL_BEHIND): BEHIND,
+        (READING, CLOSE): CLOSED,
+        (OFFERED, BORROW): LENT,
+        (OFFERED, RESUME): READING,
+        (OFFERED, CLOSE): CLOSED,
+        (LENT, OFFER): OFFERED,
+        (LENT, RESUME): READING,  # without an offer, after a read that took long: the next one has to wait for a turn
+        (LENT, FALL_BEHIND): BEHIND,
+        (LENT, CLOSE): CLOSED,
+        (BEHIND, CATCH_UP): READING,
+        (BEHIND, CLOSE): CLOSED,
+    }
+)
+
+
+class ReadingOwner(Clock):
+    """Gets what `Reading` reads. The owner is the pump, which calls the engine and the session.
+
+    Each of these methods may call `Reading.stop`. `handle_bytes`, `handle_end` and `handle_broken` run in the task that
+    has the reader's job, and must not raise because of one receiver's message.
+    """
+
+    @abstractmethod
+    def handle_bytes(self, data: bytes) -> bool:
+        """Parse the bytes and deliver the messages in them.
+
+        `b""` asks to parse more of the bytes that earlier calls have left. The owner sets `Reading.is_heavy`, and
+        returns True if the bytes woke only few tasks, which will probably call `receive()` again soon.
+        """
+
+    @abstractmethod
+    def handle_end(self) -> None:
+        """Handle the end of the stream. If the connection isn't lost by it, the owner calls `Reading.stop`."""
+
+    @abstractmethod
+    def handle_broken(self, error: Exception) -> None:
+        """Handle an error of the stream: the connection is lost."""
+
+    @abstractmethod
+    def rearm(self) -> None:
+        """Look at the deadlines again, after `handle_bytes`: what it has done may have brought one nearer.
+
+        Tasks don't wait for that. So a borrower whose message was among the bytes leaves it to the reader task.
+        """
 
 
 class BorrowingReader(Protocol):
     """A task that waits for something which only reading can bring."""
 
     is_called: bool
-    """True once it has what it waits for, or an error."""
+    """True once the task has what it waits for, or an error."""
 
 
 @attrs.define(eq=False)
 class Reading:
-    """Reads a stream until `stop`, one task at a time.
-
-    `take_in` parses and hands out what came, b"" if that is only the rest of what came before; it returns True if few
-    tasks were woken, which will call receive() again soon. `on_taken` is for what no task waits for: it is called soon
-    after, when a borrower has gone on with its item. Any of them may call `stop`.
-    """
+    """Reads a stream until `stop`, one task at a time. The module's docstring explains how tasks share that job."""
 
     _stream: trio.abc.ReceiveStream
     _parser: BoundedParsing | None
     _turns: Turns
-    _take_in: Callable[[bytes], bool] = attrs.field(kw_only=True)
-    _on_taken: Callable[[], None] = attrs.field(kw_only=True)
-    _on_end: Callable[[], None] = attrs.field(kw_only=True)
-    _on_broken: Callable[[Exception], None] = attrs.field(kw_only=True)
+    _owner: ReadingOwner
 
+    state: ReaderState = attrs.field(default=READING, init=False)
     is_heavy: bool = attrs.field(default=False, init=False)
-    """True if what was taken in last took long: then the next read waits for a turn."""
-    borrower_sleeps: bool = attrs.field(default=False, init=False)
-    is_free: bool = attrs.field(default=False, init=False)
-    """True if a task may read in the reader's place now."""
+    """True if the bytes of the latest read took long: then the next read waits for a turn. The owner sets this."""
     is_wanted: bool = attrs.field(default=False, init=False)
-    """Set by a task that found the place taken: it is offered when it is free."""
+    """Set by a receiver that has to wait. The reader offers its job only if a receiver has asked for it like this."""
+    borrower_sleeps: bool = attrs.field(default=False, init=False)
+    """True while the borrower waits on the stream. Otherwise it is running, and will notice that it was called."""
+
     _link: WaitableLink | None = attrs.field(init=False)
     _size: int = attrs.field(default=READ_SMALL, init=False)
-    _may_hold_more: bool = attrs.field(default=False, init=False)  # the last read brought all that it had asked for
-    _reader: trio.lowlevel.Task | None = attrs.field(default=None, init=False)  # while it waits for its place
-    _failure: BaseException | None = attrs.field(default=None, init=False)  # of a borrower's read; the reader raises it
-    _is_borrowed: bool = attrs.field(default=False, init=False)
-    _is_over: bool = attrs.field(default=False, init=False)
-    _is_running: bool = attrs.field(default=False, init=False)
-    _wakes_few: bool = attrs.field(default=False, init=False)  # what was read last, so another task may have the place
-    # Something is left to parse, by the reader, which lets other sessions have their turns.
-    _is_behind: bool = attrs.field(default=False, init=False)
-
+    _may_hold_more: bool = attrs.field(default=False, init=False)  # the latest read brought all that it had asked for
+    _may_offer: bool = attrs.field(default=False, init=False)  # the latest read was small, and woke few tasks
+    _reader: trio.lowlevel.Task | None = attrs.field(default=None, init=False)  # while it waits for the borrower
+    _failure: BaseException | None = attrs.field(default=None, init=False)  # of a borrower; the reader task raises it
     _spin: Spin = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._spin = Spin(self._turns)
         self._link = self._stream if isinstance(self._stream, WaitableLink) else None
 
-    def take_in_by(self, take_in: Callable[[bytes], bool]) -> None:
-        """Let another function take in what comes from now on."""
-        self._take_in = take_in
-
     def stop(self) -> None:
-        """The connection is over, and will be closed, which wakes the task that reads."""
-        self._is_over = True
-        self.is_free = False
+        """Read nothing any more. A task that waits on the stream isn't woken by this but by closing the stream."""
+        if self.state is not CLOSED:
+            self.state = READER[self.state, CLOSE]
 
-    # --- the reader
+    # --- the reader task
 
     async def run(self) -> None:
-        self._is_running = True
+        """Read until the stream ends, breaks, or `stop` is called. Raises the failure of a borrower."""
         try:
             if self._link is None:
                 await self._receive(self._stream)
             else:
                 await self._wait_and_read(self._link)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self._on_broken(error)
+            self._broke(error)
         finally:
-            self._is_running = False
-            if self._failure is not None:  # before a cancellation, which it may have caused
+            self.stop()  # a borrower would have nobody to return the job to
+            if self._failure is not None:  # it comes before a cancellation, which it may have caused
                 raise self._failure
 
     async def _receive(self, stream: trio.abc.ReceiveStream) -> None:
-        while not self._is_over:
+        while self.state is not CLOSED:
             data = await stream.receive_some(self._size)
             if self.is_heavy:
                 await self._turns.wait()
             self._took(data if type(data) is bytes else bytes(data))
-            self._on_taken()
-            data = b""  # not kept while waiting for more
-            if self._is_behind:
+            self._owner.rearm()
+            data = b""  # don't keep the bytes alive while waiting for more
+            if self.state is BEHIND:
                 await self._catch_up()
 
     async def _wait_and_read(self, link: WaitableLink) -> None:
-        while not self._is_over:
-            self._on_taken()  # also after what a borrower read that was gone before the reader ran
-            while self._is_borrowed:
+        while self.state is not CLOSED:
+            # A borrower may have come and gone since the reader task ran last.
+            self._owner.rearm()
+            while self.state is LENT:
                 await self._wait_for_return()
-                self._on_taken()
-            if self._failure is not None:
-                return
-            if self._is_behind:
+                self._owner.rearm()
+            if self.state is BEHIND:
                 await self._catch_up()
-            self.is_free = is_read = False
+            if self.state is OFFERED:
+                self.state = READER[OFFERED, RESUME]
+            elif self.state is CLOSED:
+                return
+            is_read = False
             if self._may_hold_more:
                 await trio.lowlevel.checkpoint()
             elif self._spin.is_due() and not self.is_heavy:
@@ -131,22 +248,25 @@ class Reading:
                 if self.is_heavy:
                     await self._turns.wait()
                 self._read_now(link)
-            if self._wakes_few and self.is_wanted:
-                self._offer()
+            if self._may_offer and self.is_wanted:
+                self.is_wanted = False
+                if self.state is READING:
+                    self.state = READER[READING, OFFER]
                 await trio.lowlevel.checkpoint()
 
     async def _catch_up(self) -> None:
-        """Parse the rest in turns: a flood of tiny frames must not keep other connections waiting."""
-        while self._is_behind and not self._is_over:
+        """Parse the rest in turns, because a flood of tiny frames must not keep other connections waiting."""
+        while self.state is BEHIND:
             await self._turns.wait()
-            if self._is_over:
+            if self.state is CLOSED:
                 return
-            self._take_in(b"")
-            self._on_taken()
-            self._is_behind = self._parser is not None and self._parser.unparsed > 0
+            self._owner.handle_bytes(b"")
+            self._owner.rearm()
+            if self.state is BEHIND and not (self._parser is not None and self._parser.unparsed):
+                self.state = READER[BEHIND, CATCH_UP]
 
     async def _wait_for_return(self) -> None:
-        """Sleep until the borrower returns the place."""
+        """Sleep until the borrower returns the job."""
         self._reader = trio.lowlevel.current_task()
 
         def abort(_: object) -> trio.lowlevel.Abort:
@@ -158,62 +278,57 @@ class Reading:
     # --- the borrower
 
     async def read_for(self, borrower: BorrowingReader) -> None:
-        """Read in the reader's place, if it `is_free`, until the borrower is called or has to return the place.
+        """Borrow the reader's job, which must be OFFERED, until the borrower is called or has to return the job.
 
-        Cancelled means that nothing was read which did not reach its receiver.
+        The borrower may have to return the job before it is called. Then it waits as any receiver does. If this is
+        cancelled, all messages that were read have reached their receivers.
         """
-        assert self._link is not None
-        self.is_free = False
-        self._is_borrowed = True
+        link = self._link
+        assert link is not None  # the job of reading another kind of stream is never offered
+        self.state = READER[self.state, BORROW]
         try:
-            while not (borrower.is_called or self._is_over or self._is_behind or self.is_heavy or self._failure):
+            while self.state is LENT and not (borrower.is_called or self.is_heavy):
                 if self._spin.is_due():
-                    await self._spin.until(partial(self._look_as_borrower, self._link, borrower))
+                    await self._spin.until(partial(self._look_as_borrower, link, borrower))
                 else:
                     self.borrower_sleeps = True
-                    await self._sleep(self._link)
+                    await self._sleep(link)
                     self.borrower_sleeps = False
-                    self._read_as_borrower(self._link)
-                if not borrower.is_called:  # otherwise the reader comes next
-                    self._on_taken()
+                    self._read_as_borrower(link)
+                if not borrower.is_called:  # otherwise the reader task comes next
+                    self._owner.rearm()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self._on_broken(error)
+            self._broke(error)
         finally:
-            self.borrower_sleeps = self._is_borrowed = False
-            self._offer()
+            self.borrower_sleeps = self.is_wanted = False
+            if self.state is LENT:
+                self.state = READER[LENT, RESUME if self.is_heavy else OFFER]
             if self._reader is not None:
                 task, self._reader = self._reader, None
                 trio.lowlevel.reschedule(task)
 
     def _look_as_borrower(self, link: WaitableLink, borrower: BorrowingReader) -> bool:
-        """Return True if the borrower need not look again: something came, or another task has called it."""
-        return borrower.is_called or self._is_over or self._failure is not None or self._read_as_borrower(link)
+        """Return True if the borrower can stop looking, since it has read or another task has called it."""
+        return borrower.is_called or self._read_as_borrower(link)
 
     def _read_as_borrower(self, link: WaitableLink) -> bool:
-        """Read, and leave an error on the way to the reader: it concerns items of other receivers."""
+        """Do the same as `_read_now`, and leave an error to the reader task."""
         try:
-            try:
-                return self._read_now(link)
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                self._on_broken(error)
+            return self._read_now(link)
         except BaseException as error:
-            if self._is_running:
-                self._failure = error
-            if not self._is_running or not isinstance(error, Exception):
+            self._failure = error
+            self.stop()
+            if not isinstance(error, Exception):
                 raise
-        return True
+            return True
 
     def wake_borrower(self) -> None:
-        """Called while `borrower_sleeps`; at other times it is reading, and looks whether it was called."""
+        """Wake the borrower, which has been called. Only to be used while `borrower_sleeps`."""
         if self._link is not None:
             self.borrower_sleeps = False
             self._link.stop_waiting()
 
-    # --- what both do
-
-    def _offer(self) -> None:
-        self.is_wanted = False
-        self.is_free = not (self._is_over or self._failure or self._is_behind or self.is_heavy)
+    # --- for both
 
     async def _sleep(self, link: WaitableLink) -> None:
         clock = self._turns.now
@@ -222,24 +337,33 @@ class Reading:
         self._spin.slept(clock() - began)
 
     def _read_now(self, link: WaitableLink) -> bool:
-        """Take in what has come; return False if nothing has, and more may come."""
-        if self._is_over:  # the protocol may have gone on to another connection
+        """Read the bytes that have arrived. Return False if there are none, and some may still come."""
+        if self.state is CLOSED:  # the bytes may belong to nobody: a session may have resumed on another connection
             return True
-        data = link.receive_nowait(self._size)
-        if data is None:
-            self._may_hold_more = self._wakes_few = False
-            return False
-        self._took(data)
+        try:
+            data = link.receive_nowait(self._size)
+            if data is None:
+                self._may_hold_more = self._may_offer = False
+                return False
+            self._took(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._broke(error)
         return True
 
+    def _broke(self, error: Exception) -> None:
+        self.stop()
+        self._owner.handle_broken(error)
+
     def _took(self, data: bytes) -> None:
+        """Handle the bytes of one read, and note what the read was like."""
         size, asked = len(data), self._size
         self._may_hold_more = size == asked
         self._size = READ_LARGE if size >= READ_SMALL // 2 else READ_SMALL
-        self._wakes_few = False
+        self._may_offer = False
         if not size:
-            self._on_end()
+            self._owner.handle_end()
             return
-        wakes_few = self._take_in(data)
-        self._is_behind = self._parser is not None and self._parser.unparsed > 0
-        self._wakes_few = wakes_few and size < LITTLE_BYTES and not self.is_heavy
+        wakes_few = self._owner.handle_bytes(data)
+        if self._parser is not None and self._parser.unparsed and self.state is not CLOSED:
+            self.state = READER[self.state, FALL_BEHIND]
+        self._may_offer = wakes_few and size < LITTLE_BYTES and not self.is_heavy

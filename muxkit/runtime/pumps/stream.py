@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from time import perf_counter
 
 import trio
@@ -20,7 +19,7 @@ from muxkit.runtime._errors import CLOSED_HERE, HEAD, Phase, Side, looks_like
 from muxkit.runtime._links import Explaining, NowaitLink, Parting, may_answer_after_end
 from muxkit.runtime.pumps.owner import EventT, PumpOwner
 from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, Pump, keep_freed_memory
-from muxkit.runtime.pumps.reading import Reading
+from muxkit.runtime.pumps.reading import Reading, ReadingOwner
 from muxkit.runtime.pumps.turns import LONG_TURN
 
 TURN_FRAMES = 1024  # frames to parse in one turn at most, however cheap they are
@@ -35,7 +34,7 @@ LARGE_PAIR_BYTES = 128 * 1024
 LATE_SECONDS = 250e-6  # a writer woken so long ago has not run, as other tasks took long: a sender writes in its place
 
 
-class StreamPump(Pump[EventT]):
+class StreamPump(Pump[EventT], ReadingOwner):
     """Runs a `StreamEngine` over a `trio.abc.Stream`.
 
     `outbox` says how much waits for the transport: with it, large messages go out in pairs.
@@ -68,18 +67,11 @@ class StreamPump(Pump[EventT]):
         self._parser = engine if isinstance(engine, BoundedParsing) else None
         if self._parser is not None:
             self._parser.frames_at_once = STEP_FRAMES
-        self.reading: Reading = Reading(
-            stream,
-            self._parser,
-            self._turns,
-            take_in=self._take_in_first,
-            on_taken=self.rearm,
-            on_end=self._ended,
-            on_broken=partial(self._broke, "reading"),
-        )
-        """The reader, in whose place a receiver may read."""
+        self.reading: Reading = Reading(stream, self._parser, self._turns, self)
+        """Reads the stream. A task that is blocked in `receive()` may borrow that job."""
         self.phase: Phase = "handshake"
-        self._head = b""  # what the peer sent first
+        self._head = b""  # the first bytes of the peer, up to HEAD of them
+        self._has_head = False  # all of these have come
 
     # --- the life of the connection
 
@@ -297,16 +289,10 @@ class StreamPump(Pump[EventT]):
 
     # --- reading
 
-    def _take_in_first(self, data: bytes) -> bool:
-        """Keep what the peer sends first, for the error if it is not of this protocol."""
-        self._head += data[: HEAD - len(self._head)]
-        if len(self._head) >= HEAD:
-            self.reading.take_in_by(self._take_in)
-        self.phase = "open"
-        return self._take_in(data)
-
-    def _take_in(self, data: bytes) -> bool:
-        """Parse what came, or a turn's worth of it; return True if only few tasks will answer."""
+    def handle_bytes(self, data: bytes) -> bool:
+        """Parse bytes, at most as many as one turn allows, and dispatch the events. Only the reader calls this."""
+        if not self._has_head:
+            self._keep_head(data)
         parser = self._parser
         if len(data) <= BRIEF_BYTES and (parser is None or (data and not parser.unparsed)):
             self._dispatch(self._engine.receive_bytes(data, self._time()))
@@ -316,28 +302,32 @@ class StreamPump(Pump[EventT]):
         began = clock()
         events = self._engine.receive_bytes(data, self._time())
         if parser is not None and parser.unparsed:
-            self._take_in_steps(parser, events, began)
+            self._parse_in_steps(parser, began, events)
         else:
             self._dispatch(events)
         self.reading.is_heavy = clock() - began > LONG_TURN
         return not self._is_burst
 
-    def _take_in_steps(self, parser: BoundedParsing, events: Sequence[EventT] | None, began: float) -> None:
+    def _keep_head(self, data: bytes) -> None:
+        """Keep the first bytes of the peer for the error message, in case that they belong to another protocol."""
+        self._head += data[: HEAD - len(self._head)]
+        self._has_head = len(self._head) >= HEAD
+        self.phase = "open"
+
+    def _parse_in_steps(self, parser: BoundedParsing, began: float, events: Sequence[EventT] | None) -> None:
         """Parse in steps, and hand out the events of each: the time of the turn counts what is done about them."""
         clock, engine, now = self._turns.now, self._engine, self._time()
         until = began + self._turns.allowance
         for _ in range(TURN_FRAMES // STEP_FRAMES - 1):
-            if events:
-                self._handle(events)
-                events = None
-            self.dispatch_events()
+            self._handle(events)
+            events = None
             if clock() >= until or self.is_lost or not parser.unparsed:
                 break
             events = engine.receive_bytes(b"", now)
         self._dispatch(events)
         self._is_burst = True
 
-    def _ended(self) -> None:
+    def handle_end(self) -> None:
         """Handle the end of the peer's direction: go on writing for as long as something is owed to the peer.
 
         A peer that gave a reason for its end, and one that this side is hanging up on, wants no answer.
@@ -357,13 +347,16 @@ class StreamPump(Pump[EventT]):
         self._dispatch(self._engine.receive_eof(self._time()))
         self.lose("the peer hung up", by="peer")
 
+    def handle_broken(self, error: Exception) -> None:
+        self._broke("reading", error)
+
     def _broke(self, doing: str, error: Exception) -> None:
         if self._answering is not None:  # the peer had ended more than its own direction
             self.lose("the peer hung up", by="peer", cause=error)
         super()._broke(doing, error)
 
-    def _dispatch(self, returned: Sequence[EventT] | None = None) -> None:
-        events = returned or self._engine.events()
+    def _dispatch(self, events: Sequence[EventT] | None = None) -> None:
+        events = events or self._engine.events()
         self._is_burst = len(events) >= BURST
         if events:
             self._owner.handle_events(events)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from muxkit._errors import LocalProtocolError
 from muxkit.protocols.restream import Acknowledged, HungUp, Phase, ServerConfig, ServerEngine, Status, StatusRequested
+from muxkit.protocols.restream.wire import StoredMessage
 from muxkit.testing._pair import drain
 from tests.protocols.restream._helpers import (
     OTHER,
@@ -51,6 +54,44 @@ def test_the_data_of_another_application_is_carried_as_it_is() -> None:
         {"id": 1, "data": {"t": "x"}, "time": 1700000000.5},
         {"id": 2, "data": [None, {"é": 2**70}]},
     ]
+
+
+STORED = (
+    StoredMessage(1, None, b'{"t":"x"}'),
+    StoredMessage(2, 1700000000.5, b"null"),
+    StoredMessage(3, 1700000000.5, b"[1,2]"),
+    StoredMessage(4, 1e300, b'"z"'),
+    StoredMessage(5, None, b"5"),
+)
+
+
+@pytest.mark.clause("restream-S08", "restream-F01")
+def test_stored_messages_have_the_lines_of_messages_that_are_sent_as_values() -> None:
+    server, other = registered(), registered()
+    server.send_stored(STORED)
+    for id, time, data in STORED:
+        other.send_message(id, json.loads(data), time)
+    assert server.messages_sent == other.messages_sent == 5
+    assert server.outbox == other.outbox
+    assert drain(server) == drain(other)
+
+
+def test_an_acknowledgement_may_be_for_any_of_the_stored_messages_that_were_sent_together() -> None:
+    server = registered()
+    server.send_stored(STORED)
+    drain(server)
+    assert tell(server, ack(3)) == [Acknowledged(UUID, 3)]
+
+
+@pytest.mark.parametrize(
+    "wrong", [[StoredMessage(1, None, b"1"), StoredMessage(1, None, b"1")], [StoredMessage(1, None, b"[1,\n2]")]]
+)
+def test_stored_messages_that_cannot_be_sent_change_nothing(wrong: list[StoredMessage]) -> None:
+    server = registered()
+    with pytest.raises(LocalProtocolError):
+        server.send_stored(wrong)
+    assert (server.outbox, server.messages_sent, server.has_output()) == (0, 0, False)
+    server.send_stored(STORED)
 
 
 @pytest.mark.clause("restream-S22", "restream-S10", "restream-S21")

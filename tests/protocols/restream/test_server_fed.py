@@ -10,6 +10,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from muxkit.protocols import restream
 from muxkit.protocols.restream.store import StoreLimits, open_store
+from muxkit.protocols.restream.store.rules import Codec
 from tests.protocols.restream._server_clients import U1, ack, begin, place, resume
 
 if TYPE_CHECKING:
@@ -42,6 +43,24 @@ async def test_what_was_appended_before_the_client_came_is_streamed_first(autoju
         assert await client.hear_ids(1000) == list(range(1, 1001))
         await there.store.append(U1, "more")
         assert (await client.hear()) == {"id": 1001, "data": "more"}
+
+
+async def test_stored_data_is_sent_as_it_is_without_being_decoded(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = []
+    monkeypatch.setattr(Codec, "data", lambda codec, encoded: decoded.append(encoded))
+    async with place(application=restream.Fed()) as there:
+        await there.store.register(U1, None, attached=False)
+        await there.store.append_many(U1, [{"é": [1, None]}, "\n"], time=1_700_000_000.25)
+        await there.store.append(U1, 2**70)
+        client = await there.ask(resume(0))
+        assert [await client.line() for _ in range(3)] == [
+            '{"id":1,"data":{"é":[1,null]},"time":1700000000.25}'.encode(),
+            b'{"id":2,"data":"\\n","time":1700000000.25}',
+            b'{"id":3,"data":1180591620717411303424}',
+        ]
+    assert decoded == []
 
 
 async def test_a_stream_ends_when_the_session_is_finished(autojump_clock: MockClock) -> None:

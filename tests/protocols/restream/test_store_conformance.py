@@ -117,6 +117,20 @@ async def test_what_json_cannot_hold_is_refused_and_changes_nothing(store: Numbe
     assert (await store.status(U1)).head == 0
 
 
+async def test_data_that_is_nested_too_deeply_to_be_sent_is_refused_and_changes_nothing(place_of_store: Place) -> None:
+    deep: object = "[["
+    for _ in range(31):  # the line of a message has an object around its data
+        deep = [deep]
+    async with open_store(place_of_store.where) as store:
+        await store.register(U1, [deep])
+        await store.append(U1, deep)
+        with pytest.raises(NotJson, match="more than 32 objects and arrays"):
+            await store.append_many(U1, [1, [deep]])
+        with pytest.raises(NotJson, match="more than 32 objects and arrays"):
+            await store.put(U1, lambda state: ([deep], state))
+        assert (await store.status(U1)).head == 1
+
+
 @DURABLE
 async def test_a_state_of_another_application_is_a_clear_error(place_of_store: Place) -> None:
     async with open_store(place_of_store.where, now=place_of_store.clock) as other:

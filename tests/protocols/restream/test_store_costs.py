@@ -15,8 +15,9 @@ from muxkit.protocols.restream.store import SessionStore, StoreLimits, open_stor
 from muxkit.protocols.restream.store import memory as memory_store
 from muxkit.protocols.restream.store import postgres as postgres_store
 from muxkit.protocols.restream.store.memory import KeptMessages
-from muxkit.protocols.restream.store.rules import KEEP, Codec, Row, Rules
+from muxkit.protocols.restream.store.rules import KEEP, Codec, Rules
 from muxkit.protocols.restream.store.sqlite import open_sqlite
+from muxkit.protocols.restream.wire import StoredMessage
 from muxkit.storage import sqlite
 from tests.protocols.restream.stores import U1, Clock
 
@@ -52,7 +53,7 @@ def steps_of(act: Any) -> int:  # noqa: ANN401
 def kept(count: int) -> KeptMessages:
     messages = KeptMessages()
     messages._rows = CountedList()
-    messages.extend([Row(id, None, b"x") for id in range(1, count + 1)])
+    messages.extend([StoredMessage(id, None, b"x") for id in range(1, count + 1)])
     return messages
 
 
@@ -81,9 +82,9 @@ def test_kept_messages_are_those_that_were_added_and_not_deleted() -> None:
     assert messages.trim(2) == []
     assert [row.id for row in messages.after(0, 3, 1 << 20)] == [4, 5, 6]
     assert [row.id for row in messages.after(5, 100, 1)] == [6]
-    messages.extend([Row(11, None, b"x")])
+    messages.extend([StoredMessage(11, None, b"x")])
     assert [row.id for row in messages.clear()] == list(range(4, 12))
-    messages.extend([Row(12, None, b"x")])
+    messages.extend([StoredMessage(12, None, b"x")])
     assert [row.id for row in messages.after(11, 100, 1)] == [12]
 
 

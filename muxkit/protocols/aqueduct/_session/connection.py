@@ -205,7 +205,7 @@ class Connection(CommonSession):
         """
         if codec is not None:
             return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
-        block = encode_headers(headers, self.limits)
+        block = encode_headers(headers, self.limits.headers)
         pairs: Pairs = ((NAME, encode_name(name)),) if name else ()
         if block:
             pairs = (*pairs, (HEADERS, block))
@@ -397,7 +397,7 @@ class CommonChannels:
                     core, sender, receiver, name=name, opening=arrived.payload, headers=headers, is_ours=False
                 )
                 self._opened[channel] = arrived
-                if (refusal := headers_refusal(headers, core.limits)) is not None:
+                if (refusal := headers_refusal(headers, core.limits.headers)) is not None:
                     self._decline(channel, refusal)
                     return
                 if not self._backlog.is_claimed:

@@ -653,6 +653,9 @@ class Channel(CommonChannel):
     async def receive_many(self, limit: int | None = None) -> list[bytes]:
         return [self._payload(arrived) for arrived in await self.receiver._next_all(limit)]
 
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        self.sender.cancel_when_over(scope)
+
     def _try_send(self, message: bytes) -> bool:
         return self.sender._try_send(message)
 
@@ -732,7 +735,7 @@ class Core(PumpOwner[Event]):
         )
         self.limits: Limits = self.engine.limits
         self.budget: OutboxBudget = OutboxBudget(facts=self.facts)
-        self.reminder = self.budget.watchdog.reminder
+        self.reminder = self.budget.watchdog
         self._may_be_refused_late: bool = getattr(link, "may_be_refused_late", False)
         self._carrier = None if isinstance(link, MultistreamLink) else Carrier(self.engine)
         self.pump: MultistreamPump[Event] | StreamPump[Event]

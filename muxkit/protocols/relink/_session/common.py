@@ -277,6 +277,9 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
     def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
         return self._sink.send_many(messages)
 
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        self._sink.cancel_when_over(scope)
+
     def _try_send(self, message: bytes) -> bool:
         return self._sink._try_send(message)
 
@@ -373,7 +376,7 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         match bytes(parts[0]) if parts else None:
             case b"open":
                 self._opening = bytes(parts[1])
-                if (refusal := opening_refusal(self._opening, self._core.limits)) is not None:
+                if (refusal := opening_refusal(self._opening, self._core.limits.headers)) is not None:
                     self.abort(refusal.text, code=refusal.code)
                     self._core.on_cancelled(self)  # keeps it from the application, which has not taken it yet
             case b"end":

@@ -113,7 +113,7 @@ class Link(CommonSession, PumpOwner[events.Event]):
         self._core: Core = Core(engine, self.handle_events, self, facts)
         self.observer = engine.observer
         self.facts = facts
-        self.reminder = self._core.budget.watchdog.reminder
+        self.reminder = self._core.budget.watchdog
         self._engine = engine
         self._common = CommonChannels(self._core, self._shut_down_if_idle)
         self._on_changed = on_changed
@@ -246,7 +246,7 @@ class Link(CommonSession, PumpOwner[events.Event]):
         if codec is not None:
             return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
         return ChannelOpening(
-            partial(self._common.open, with_name(name, payload, encode_headers(headers, self.limits)))
+            partial(self._common.open, with_name(name, payload, encode_headers(headers, self.limits.headers)))
         )
 
     def incoming(self) -> AsyncIterator[Channel]:

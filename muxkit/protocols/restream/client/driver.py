@@ -18,6 +18,7 @@ from muxkit.protocols.restream.engine import (
     ClientEngine,
     ClientEvent,
     Received,
+    ReceivedBlock,
     ReceivedValue,
     StatusReceived,
     StreamState,
@@ -32,6 +33,7 @@ MIN_PAUSE: Final = 5.0  # s, "it should wait at least 5 seconds before retrying"
 IDLE_SILENCE: Final = 300.0  # s, for streams that may be idle
 MAX_FUTILE: Final = 8  # connections in a row that brought nothing, after which dialling waits as after a failure
 READ_BYTES: Final = 64 * 1024  # to ask for at once
+PROGRESS: Final = (Received, ReceivedBlock, ReceivedValue, StatusReceived)  # events after which a connection is good
 BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -291,7 +293,7 @@ class _Connection:
                 else:
                     stop = await self._receive()
                 if events := engine.events():
-                    if any(isinstance(event, (Received, ReceivedValue, StatusReceived)) for event in events):
+                    if any(isinstance(event, PROGRESS) for event in events):
                         self._note_success()
                     began = trio.current_time()
                     ended = await task.take(events)

@@ -1,11 +1,14 @@
 """The rules of restream without I/O: the engines of a client and of a server, their settings and events."""
 
+from muxkit.protocols.restream.engine.blocks import BlockEngine as BlockEngine
 from muxkit.protocols.restream.engine.client import ClientConfig as ClientConfig
 from muxkit.protocols.restream.engine.client import ClientEngine as ClientEngine
 from muxkit.protocols.restream.engine.client import ClientEvent as ClientEvent
+from muxkit.protocols.restream.engine.client import EncodedMessage as EncodedMessage
 from muxkit.protocols.restream.engine.client import Finished as Finished
 from muxkit.protocols.restream.engine.client import Mode as Mode
 from muxkit.protocols.restream.engine.client import Received as Received
+from muxkit.protocols.restream.engine.client import ReceivedBlock as ReceivedBlock
 from muxkit.protocols.restream.engine.client import ReceivedValue as ReceivedValue
 from muxkit.protocols.restream.engine.client import StatusReceived as StatusReceived
 from muxkit.protocols.restream.engine.client import StreamState as StreamState
@@ -25,15 +28,18 @@ from muxkit.protocols.restream.wire.messages import StatusRequested as StatusReq
 
 __all__ = [
     "Acknowledged",
+    "BlockEngine",
     "ClientConfig",
     "ClientEngine",
     "ClientEvent",
+    "EncodedMessage",
     "Failed",
     "Finished",
     "HungUp",
     "Mode",
     "Phase",
     "Received",
+    "ReceivedBlock",
     "ReceivedValue",
     "Refused",
     "Registered",

@@ -8,6 +8,7 @@ from typing import Final
 from uuid import UUID
 
 import attrs
+import msgspec
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
@@ -99,7 +100,24 @@ class StatusReceived:
     statuses: messages.Statuses | None = None
 
 
-ClientEvent = ReceivedValue | Received | Finished | messages.Refused | StatusReceived | HungUp | Silent | Failed
+class EncodedMessage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """One message of a session whose data is JSON, as the server sent it."""
+
+    id: int
+    data: msgspec.Raw
+    time: float | None = None
+
+
+@attrs.define
+class ReceivedBlock:
+    """The next messages of a session, at least one, in the order of their ids. Only a `BlockEngine` reports it."""
+
+    messages: list[EncodedMessage]
+
+
+ClientEvent = (
+    ReceivedValue | Received | ReceivedBlock | Finished | messages.Refused | StatusReceived | HungUp | Silent | Failed
+)
 
 
 class Mode(Enum):
@@ -329,12 +347,13 @@ class ClientEngine(LineEngine[ClientEvent]):
         self._drop_output()
         self._stop_reading()
 
-    def taken(self, event: Received | ReceivedValue) -> None:
+    def taken(self, event: Received | ReceivedValue | ReceivedBlock) -> None:
         """Record that the application has this and all before it; `ClientConfig(ack_every=)` says when it is acked."""
         taken = self._taken
         if isinstance(event, ReceivedValue):
             taken.value = event.value
             return
+        assert isinstance(event, Received)  # a `BlockEngine` handles its own event
         if event.id <= taken.id:
             return
         if event.id > self.last_id:
@@ -398,13 +417,8 @@ class ClientEngine(LineEngine[ClientEvent]):
         if isinstance(message, messages.Refused):
             self._refuse(message)
             return
-        id, data, last = message.id, message.data, self.last_id
-        if id <= last:
-            raise RemoteProtocolError(f"message {id} after message {last}: ids have to ascend", rule="restream-S08")
-        if id != last + 1 and self.config.consecutive:
-            raise RemoteProtocolError(
-                f"message {id} after message {last}: {id - last - 1} are missing", rule="restream-S08"
-            )
+        id, data = message.id, message.data
+        self._check_id(id)
         verifier = self._verifier
         check = verifier.follow(self._last_check, data)
         final = verifier.is_final(data)
@@ -416,6 +430,16 @@ class ClientEngine(LineEngine[ClientEvent]):
         if final:
             self._end(StreamState.FINISHED)
             self._events.append(Finished())
+
+    def _check_id(self, id: int) -> None:
+        """Raise `RemoteProtocolError` unless this is the id of a next message."""
+        last = self.last_id
+        if id <= last:
+            raise RemoteProtocolError(f"message {id} after message {last}: ids have to ascend", rule="restream-S08")
+        if id != last + 1 and self.config.consecutive:
+            raise RemoteProtocolError(
+                f"message {id} after message {last}: {id - last - 1} are missing", rule="restream-S08"
+            )
 
     def _take_value(self, line: bytes) -> None:
         value = messages.parse_value(line, digits=self.config.digits)

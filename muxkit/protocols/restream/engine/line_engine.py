@@ -125,10 +125,47 @@ class Lines:
             return error
         return None
 
+    def feed_block(self, data: bytes, take: Callable[[bytes], None]) -> RemoteProtocolError | None:
+        """Give all whole lines to `take` together, with their line feeds; return the violation that ended it.
+
+        A function that looks at them one by one sets `offset`, so that a violation is reported for its line.
+        """
+        if self.stopped:
+            return None
+        end, held, before = data.rfind(b"\n") + 1, self._held, self.offset
+        try:
+            if end:
+                block = bytes(held) + data[:end] if held else data[:end]
+                held.clear()
+                good = block if len(block) <= self.limit else self._before_too_long(block)
+                if good:
+                    take(good)
+                if self.stopped:
+                    return None
+                self.offset = before + len(good)
+                if len(good) < len(block):
+                    raise self._too_long()
+            held += data[end:]
+            if len(held) > self.limit:
+                raise self._too_long()
+        except RemoteProtocolError as error:
+            error.offset = self.offset
+            return error
+        return None
+
     def _forget(self) -> None:
         self._whole.clear()
         self.unparsed = 0
         self._held.clear()
+
+    def _before_too_long(self, block: bytes) -> bytes:
+        """Return the lines before the first one that is too long."""
+        size = 0
+        for line in block.splitlines(keepends=True):
+            if len(line) > self.limit + 1:
+                break
+            size += len(line)
+        return block[:size]
 
     def _too_long(self) -> RemoteProtocolError:
         return RemoteProtocolError(
@@ -185,13 +222,17 @@ class LineEngine(ABC, Generic[EventT]):
             return
         if self._observer is not None and data:
             self._observer.transport("in", data)
-        error = lines.feed(data, self._take)
+        error = self._feed(data)
         if error is not None:
             self._fail(error)
         elif lines.held:
             self._stall.watch(now, lines.received)
         else:
             self._stall.stop()
+
+    def _feed(self, data: bytes) -> RemoteProtocolError | None:
+        """Take in received bytes; return the violation that ended it."""
+        return self._lines.feed(data, self._take)
 
     def next_deadline(self) -> float | None:
         """Return the next deadline; at once before the engine was told the time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
 
 import attrs
@@ -177,6 +178,24 @@ class ServerEngine(LineEngine[ServerEvent]):
             self._observer.frame("out", "restream", self.phase.value, len(line) - 1)
         if final:
             self.finish()
+
+    def send_stored(self, stored: Sequence[messages.StoredMessage]) -> None:
+        """Queue several messages of the session with their data as stored JSON. They leave the engine together."""
+        if self.phase is not Phase.MESSAGES:
+            raise self._wrong_phase("a message")
+        last = self._queued
+        for message in stored:
+            if message.id <= last:
+                raise LocalProtocolError(f"message {message.id} after message {last}: ids have to ascend")
+            last = message.id
+        block = messages.encode_stored(stored)
+        self._queued = last
+        self._queue.append((last, block))
+        self.messages_sent += len(stored)
+        self.outbox += len(block)
+        if self._observer is not None:
+            for line in block.splitlines():
+                self._observer.frame("out", "restream", self.phase.value, len(line))
 
     def send_status(self, status: messages.Status) -> None:
         """Answer a status request; the connection is closing then."""

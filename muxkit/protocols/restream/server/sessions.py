@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeGuard, TypeVar
 
+import attrs
 import trio
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.protocols.restream.applications import Application
+from muxkit.protocols.restream.applications import Application, Fed
 from muxkit.protocols.restream.store import (
     LAST_ID,
     Message,
@@ -29,12 +30,11 @@ from muxkit.protocols.restream.store import (
     UnknownMessage,
     UnknownSession,
 )
-from muxkit.protocols.restream.wire import JsonObject, beyond, gone
+from muxkit.protocols.restream.wire import JsonObject, StoredMessage, beyond, gone
 
 AnyStore = SessionStore[Any, Any]
 AnyApplication = Application[Any, Any]
 AnyMessage = Message[Any]
-Batch = tuple[list[AnyMessage], bool]  # the next messages, and whether nothing follows them
 
 
 ACK_TIMEOUT: Final = 30.0  # s that a client may take to acknowledge something when its session is full
@@ -43,6 +43,7 @@ MAX_ABSENT: Final = 10_000  # sessions of which that is known
 RECLAIM_DELAY: Final = 0.25  # s between a takeover by another server and the attempt to take the session back
 MAX_MADE_IN_THREAD: Final = 1024  # messages that are being made at once by a store with threads of its own
 MAX_MADE_IN_LOOP: Final = 16  # the same for a store in Trio's thread, where all other tasks wait
+MAX_MADE_AT_ONCE: Final = 128  # messages that are made for one batch, so that no turn of Trio's loop is long
 ADVANCED_AT_ONCE: Final = 128  # sessions whose reader advances together
 TOUCH_INTERVAL: Final = 10.0  # s between two notes that a session without an owner is in use
 MADE_PER_YIELD: Final = 4  # messages that a store's thread makes before it lets Trio's thread run
@@ -73,6 +74,16 @@ class Sessions(Protocol[StateT, DataT]):
 
     async def ack(self, uuid: str, id: int) -> object:
         """Note that the client has all messages up to `id`."""
+
+
+@attrs.frozen
+class Batch:
+    """The next messages of a session, of which some are values and all others, in `stored`, are JSON of the store."""
+
+    messages: Sequence[AnyMessage] = ()
+    stored: Sequence[StoredMessage] = ()
+    ends: bool = False
+    """True if nothing follows them."""
 
 
 class SessionsFailed(StoreError):
@@ -252,6 +263,8 @@ class StoredSession:
         self._application = sessions.application
         self._quota = sessions.quota
         self._maker = Maker(sessions.application, sessions.quota)
+        # Such data needs no look, so it is passed on as it is stored.
+        self._passes_stored = isinstance(sessions.application, Fed) and not sessions.application.has_final_data
         self.uuid: str = status.uuid
         self.epoch: int | None = status.epoch
         """Higher for a newer owner; None if this is no owner."""
@@ -266,19 +279,18 @@ class StoredSession:
         store, maker = self._store, self._maker
         while True:
             if after < self.head:
-                stored = await self._stored(after, most, most_bytes)
-                return _batch(self._application, stored, ends=self._final and stored[-1].id == self.head)
+                return await self._stored(after, most, most_bytes)
             if self._final:
-                return [], True
+                return Batch(ends=True)
             if not self._application.generates:
                 await self._wait(after)
                 continue
             acknowledged = self.acknowledged
-            count = await self._quota.borrow(most)
+            count = await self._quota.borrow(min(most, MAX_MADE_AT_ONCE))
             try:
                 made = await store.put_many(self.uuid, maker.make, count, epoch=self.epoch, is_final=maker.is_final)
             except StreamIsOver:
-                return [], True
+                return Batch(ends=True)
             except SessionFinished:
                 self._update(await store.status(self.uuid))
                 continue
@@ -293,16 +305,21 @@ class StoredSession:
                 self._quota.give_back(count)
             self.head, self._final = made[-1].id, maker.ends
             if made[0].id == after + 1:
-                return made, maker.ends
+                return Batch(made, ends=maker.ends)
             # Messages before these were appended by another task: they are stored, so they are read.
 
     async def _wait(self, after: int) -> None:
         """Sleep until there is a message after `after`, or there will be none."""
         self._update(await self._store.wait(self.uuid, after, epoch=self.epoch))
 
-    async def _stored(self, after: int, most: int, most_bytes: int) -> list[AnyMessage]:
+    async def _stored(self, after: int, most: int, most_bytes: int) -> Batch:
+        store = self._store
         try:
-            return await self._store.replay(self.uuid, after, most, most_bytes=most_bytes)
+            if self._passes_stored:
+                stored = await store.replay_stored(self.uuid, after, most, most_bytes=most_bytes)
+                return Batch(stored=stored, ends=self._final and stored[-1].id == self.head)
+            messages = await store.replay(self.uuid, after, min(most, MAX_MADE_AT_ONCE), most_bytes=most_bytes)
+            return _batch(self._application, messages, ends=self._final and messages[-1].id == self.head)
         except MessageGone:
             # They were acknowledged, and not on this connection: another one is the owner.
             epoch = (await self._store.status(self.uuid)).epoch
@@ -475,7 +492,7 @@ class PlainSession:
                     sessions.quota.give_back(count)
                 ends = self._maker.ends
         except StreamIsOver:
-            return [], True
+            return Batch(ends=True)
         except Exception as error:
             raise _failed(error) from error
         self.head = max(self.head, message.id)
@@ -521,8 +538,8 @@ def has_owners(store: AnyStore | Sessions[Any, Any]) -> TypeGuard[AnyStore]:
 def _batch(application: AnyApplication, messages: list[AnyMessage], *, ends: bool) -> Batch:
     for index, message in enumerate(messages, 1):
         if application.is_final(message.data):
-            return messages[:index], True
-    return messages, ends
+            return Batch(messages[:index], ends=True)
+    return Batch(messages, ends=ends)
 
 
 def _is_acknowledged(acknowledged: int) -> RemoteProtocolError:

@@ -11,8 +11,9 @@ from typing import TypeVar
 import attrs
 import trio
 
-from muxkit.protocols.restream.store.rules import Data, Row, Rules, Session, State, Wanted
+from muxkit.protocols.restream.store.rules import Data, Rules, Session, State, Wanted
 from muxkit.protocols.restream.store.store import SessionStore
+from muxkit.protocols.restream.wire import StoredMessage
 from muxkit.runtime import protect_package, protected_manager
 from muxkit.storage import StoreClosed, StoreFull, Waiters
 
@@ -81,13 +82,13 @@ class _Memory:
         self._used -= _cost(self._sessions.pop(uuid)) + sum(map(_message_cost, self._messages.pop(uuid).clear()))
         del self._order[bisect_right(self._order, uuid) - 1]
 
-    def add(self, uuid: str, messages: Sequence[Row]) -> None:
+    def add(self, uuid: str, messages: Sequence[StoredMessage]) -> None:
         growth = sum(map(_message_cost, messages))
         self._reserve(growth)
         self._used += growth
         self._messages[uuid].extend(messages)
 
-    def messages(self, wanted: Wanted) -> list[Row]:
+    def messages(self, wanted: Wanted) -> list[StoredMessage]:
         return self._messages[wanted.uuid].after(wanted.after, wanted.most, wanted.most_bytes)
 
     def trim(self, uuid: str, above: int, upto: int) -> None:
@@ -145,18 +146,18 @@ class KeptMessages:
     __slots__ = ("_deleted", "_first", "_rows")
 
     def __init__(self) -> None:
-        self._rows: list[Row | None] = []
+        self._rows: list[StoredMessage | None] = []
         self._first = 0  # the id of the first place
         self._deleted = 0  # places that are empty, all at the beginning
 
-    def extend(self, messages: Sequence[Row]) -> None:
+    def extend(self, messages: Sequence[StoredMessage]) -> None:
         if not self._rows and messages:
             self._first = messages[0].id
         self._rows.extend(messages)
 
-    def after(self, id: int, most: int, most_bytes: int) -> list[Row]:
+    def after(self, id: int, most: int, most_bytes: int) -> list[StoredMessage]:
         """Return up to `most` messages after this id; at least one if there is one."""
-        found: list[Row] = []
+        found: list[StoredMessage] = []
         size = 0
         start = max(self._deleted, id + 1 - self._first)
         for row in self._rows[start : start + most]:
@@ -167,7 +168,7 @@ class KeptMessages:
             found.append(row)
         return found
 
-    def trim(self, upto: int) -> list[Row]:
+    def trim(self, upto: int) -> list[StoredMessage]:
         """Delete the messages up to this id and return them."""
         start, end = self._deleted, max(self._deleted, min(upto + 1 - self._first, len(self._rows)))
         gone = [row for row in self._rows[start:end] if row is not None]
@@ -179,7 +180,7 @@ class KeptMessages:
             self._deleted = 0
         return gone
 
-    def clear(self) -> list[Row]:
+    def clear(self) -> list[StoredMessage]:
         """Delete all messages and return them."""
         return self.trim(self._first + len(self._rows))
 
@@ -188,7 +189,7 @@ def _cost(session: Session) -> int:
     return SESSION_BYTES + len(session.params) + len(session.state)
 
 
-def _message_cost(row: Row) -> int:
+def _message_cost(row: StoredMessage) -> int:
     return MESSAGE_BYTES + len(row.data)
 
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 import trio
 
-from muxkit.protocols.restream.store.rules import LAST_ID, Data, Now, Row, Rows, Rules, Session, State, Wanted
+from muxkit.protocols.restream.store.rules import LAST_ID, Data, Now, Rows, Rules, Session, State, Wanted
 from muxkit.protocols.restream.store.store import SessionStore
+from muxkit.protocols.restream.wire import StoredMessage
 from muxkit.runtime import protect_package, protected_manager
 from muxkit.storage import Job, Schema, StoreError, StoreFull, Waiters, Worker, fail_jobs
 from muxkit.storage.postgres import HEARTBEAT, Database, Listener, migrate_postgres, pipeline_of
@@ -342,10 +343,10 @@ class PostgresRows:
         self._server = server
         self._sessions: dict[str, Session] = {}
         self._epochs: dict[str, int] = {}  # the epochs in the database
-        self._found: dict[Wanted, list[Row]] = {}
+        self._found: dict[Wanted, list[StoredMessage]] = {}
         self._dirty: dict[str, None] = {}
         self._removed: dict[str, None] = {}
-        self._new: dict[str, list[Row]] = {}
+        self._new: dict[str, list[StoredMessage]] = {}
         self._trimmed: dict[str, tuple[int, int]] = {}  # the ids above and up to which
         self._told: dict[str, None] = {}
         self.woken: dict[str, None] = {}
@@ -371,7 +372,7 @@ class PostgresRows:
         if messages is not None:
             self._found = {want: [] for want in wants}
             for n, id, time, data in messages:
-                self._found[wants[n]].append(Row(id, time, data))
+                self._found[wants[n]].append(StoredMessage(id, time, data))
 
     def _keep(self, found: Iterable[tuple[Any, ...]]) -> None:
         for row in found:
@@ -397,10 +398,10 @@ class PostgresRows:
         self._epochs.pop(uuid, None)
         self._removed[uuid] = None
 
-    def add(self, uuid: str, messages: Sequence[Row]) -> None:
+    def add(self, uuid: str, messages: Sequence[StoredMessage]) -> None:
         self._new.setdefault(uuid, []).extend(messages)
 
-    def messages(self, wanted: Wanted) -> list[Row]:
+    def messages(self, wanted: Wanted) -> list[StoredMessage]:
         return self._found[wanted]
 
     def trim(self, uuid: str, above: int, upto: int) -> None:

@@ -13,7 +13,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import attrs
 import msgspec
 
-from muxkit.protocols.restream.wire import Message
+from muxkit._errors import LocalProtocolError
+from muxkit.protocols.restream.wire import Message, StoredMessage, check_depth
 from muxkit.storage import StoreCorrupt, StoreError, StoreFull
 
 State = TypeVar("State")
@@ -126,14 +127,6 @@ class Session:
     marks: bytes  # JSON: times, and the last message at each, for retention
 
 
-class Row(NamedTuple):
-    """One message as it is stored."""
-
-    id: int
-    time: float | None
-    data: bytes
-
-
 class Wanted(NamedTuple):
     """Messages that a unit of work will read."""
 
@@ -158,10 +151,10 @@ class Rows(Protocol):
     def remove(self, uuid: str) -> None:
         """Delete the session and all its messages."""
 
-    def add(self, uuid: str, messages: Sequence[Row]) -> None:
+    def add(self, uuid: str, messages: Sequence[StoredMessage]) -> None:
         """Add messages after the last one."""
 
-    def messages(self, wanted: Wanted) -> list[Row]:
+    def messages(self, wanted: Wanted) -> list[StoredMessage]:
         """Return messages in order; at least one if there is one."""
 
     def trim(self, uuid: str, above: int, upto: int) -> None:
@@ -277,11 +270,11 @@ class Rules(Generic[State, Data]):
         room = self._room(session, 1)
         state, final = session.state, False
         made: list[Message[Data]] = []
-        new: list[Row] = []
+        new: list[StoredMessage] = []
         for id in range(session.head + 1, session.head + min(most, room) + 1):
             data, following = transform(self.codec.state(state))
             state = self.codec.encode(following, self.limits.message_bytes)
-            new.append(Row(id, None, self.codec.encode(data, self.limits.message_bytes)))
+            new.append(StoredMessage(id, None, self.codec.encode_data(data, self.limits.message_bytes)))
             made.append(Message(id, data))
             if is_final is not None and is_final(data):
                 final = True
@@ -298,7 +291,7 @@ class Rules(Generic[State, Data]):
         session = self._load(rows, uuid)
         self._room(session, len(data))
         first = session.head + 1
-        rows.add(uuid, [Row(id, time, each) for id, each in enumerate(data, first)])
+        rows.add(uuid, [StoredMessage(id, time, each) for id, each in enumerate(data, first)])
         session.head += len(data)
         session.written += sum(map(len, data))
         session.fed = True
@@ -315,7 +308,7 @@ class Rules(Generic[State, Data]):
             rows.changed(uuid, everywhere=True)
         return self._status(session)
 
-    def replay(self, rows: Rows, wanted: Wanted) -> list[Row]:
+    def replay(self, rows: Rows, wanted: Wanted) -> list[StoredMessage]:
         uuid, after = wanted.uuid, wanted.after
         session = self._load(rows, uuid)
         if not 0 <= after <= session.head:
@@ -618,6 +611,15 @@ class Codec(Generic[State, Data]):
                 "send less at once, or raise StoreLimits(message_bytes=…)",
                 passes=False,
             )
+        return encoded
+
+    def encode_data(self, data: Data, most: int) -> bytes:
+        """Return the data of a message as JSON that a line of the protocol may hold."""
+        encoded = self.encode(data, most)
+        try:
+            check_depth(encoded, around=1)
+        except LocalProtocolError as error:
+            raise NotJson(f"a {type(data).__name__} cannot be sent: {error}") from error
         return encoded
 
     def state(self, encoded: bytes) -> State:

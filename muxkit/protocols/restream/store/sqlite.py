@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import cast
 from zlib import crc32
 
-from muxkit.protocols.restream.store.rules import Data, Row, Rules, Session, State, Wanted
+from muxkit.protocols.restream.store.rules import Data, Rules, Session, State, Wanted
 from muxkit.protocols.restream.store.store import SessionStore
+from muxkit.protocols.restream.wire import StoredMessage
 from muxkit.runtime import protect_package, protected_manager
 from muxkit.storage import Schema, StoreCorrupt, Waiters, sqlite
 
@@ -108,17 +109,17 @@ class _Rows:
         self._run("DELETE FROM sessions WHERE sid = ?", (sid,))
         self._count = None if self._count is None else self._count - 1
 
-    def add(self, uuid: str, messages: Sequence[Row]) -> None:
+    def add(self, uuid: str, messages: Sequence[StoredMessage]) -> None:
         base = self._sids[uuid] << 32
         self._run_many(
             "INSERT INTO messages (key, time, data, seal) VALUES (?,?,?,?)",
             [(base + row.id, row.time, row.data, _seal(base + row.id, row.time, row.data)) for row in messages],
         )
 
-    def messages(self, wanted: Wanted) -> list[Row]:
+    def messages(self, wanted: Wanted) -> list[StoredMessage]:
         base = self._sids[wanted.uuid] << 32
         after, most = wanted.after, wanted.most
-        found: list[Row] = []
+        found: list[StoredMessage] = []
         size = 0
         while len(found) < most and (not found or size < wanted.most_bytes):
             # In steps, as the size of a message is not known before it is read.
@@ -134,7 +135,7 @@ class _Rows:
                 if found and size > wanted.most_bytes:
                     return found
                 after = key - base
-                found.append(Row(after, cast("float | None", time), data))
+                found.append(StoredMessage(after, cast("float | None", time), data))
             if len(rows) < step:
                 break
         return found

@@ -64,17 +64,33 @@ def encode_line(value: Json) -> bytes:
         line = _encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise LocalProtocolError(f"this has no form in JSON: {error}") from None
-    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _is_too_deep(line):
-        raise LocalProtocolError(f"more than {MAX_DEPTH} objects and arrays inside one another")
+    check_depth(line)
     if b"null" in line:
         _refuse_not_finite(value)  # NaN and infinities, which the encoder writes as null
     return line + b"\n"
 
 
-def _is_too_deep(line: bytes) -> bool:
+def encode_number(number: float) -> bytes:
+    """Return a finite number as JSON."""
+    return _encode(number)
+
+
+def check_depth(text: bytes, *, around: int = 0) -> None:
+    """Raise `LocalProtocolError` if valid JSON is nested more deeply than a peer would accept.
+
+    Args:
+        text: The JSON.
+        around: The number of objects and arrays that will be around it in its line.
+    """
+    most = MAX_DEPTH - around
+    if text.count(b"[") + text.count(b"{") > most and _is_too_deep(text, most):
+        raise LocalProtocolError(f"more than {MAX_DEPTH} objects and arrays inside one another")
+
+
+def _is_too_deep(text: bytes, most: int = MAX_DEPTH) -> bool:
     """Return True if the nesting is too deep, also for some invalid JSON; the decoder never exceeds this count."""
-    brackets = _STRINGS.sub(b"", line).translate(_DEPTH_STEPS, _NO_BRACKETS)
-    return max(accumulate(array("b", brackets)), default=0) > MAX_DEPTH
+    brackets = _STRINGS.sub(b"", text).translate(_DEPTH_STEPS, _NO_BRACKETS)
+    return max(accumulate(array("b", brackets)), default=0) > most
 
 
 def _keys(value: Json) -> int:

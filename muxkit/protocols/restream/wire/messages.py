@@ -7,13 +7,13 @@ import re
 import uuid as uuids
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.protocols.restream.wire.integers import count_digits, format_integer, is_canonical
-from muxkit.protocols.restream.wire.json import Json, JsonObject, encode_line, parse_object
+from muxkit.protocols.restream.wire.json import Json, JsonObject, encode_line, encode_number, parse_object
 
 DataT = TypeVar("DataT")
 
@@ -97,6 +97,14 @@ class Message(Generic[DataT]):
     id: int
     data: DataT
     time: float | None = None
+
+
+class StoredMessage(NamedTuple):
+    """One message as a store keeps it, with its data as compact JSON."""
+
+    id: int
+    time: float | None
+    data: bytes
 
 
 @attrs.frozen
@@ -445,6 +453,26 @@ def encode_message(id: int, data: Json, time: float | None = None) -> bytes:
     if time is None:
         return encode_line({"id": id, "data": data})
     return encode_line({"id": id, "data": data, "time": time})
+
+
+def encode_stored(messages: Sequence[StoredMessage]) -> bytes:
+    """Return the lines of messages whose data is JSON already. The data is embedded without being parsed.
+
+    A store only takes data that a line may hold. Data with a line feed would break the framing of all that follows, so
+    that is checked here too, and raises `LocalProtocolError`.
+    """
+    lines: list[bytes] = []
+    append = lines.append
+    last_time, suffix = None, b"}\n"
+    for id, time, data in messages:
+        if b"\n" in data:
+            raise LocalProtocolError(
+                "stored data has a line feed: expected compact JSON; restore the store from a copy"
+            )
+        if time != last_time:  # messages that were appended together share their time
+            last_time, suffix = time, b"}\n" if time is None else b',"time":%b}\n' % encode_number(time)
+        append(b'{"id":%d,"data":%b%b' % (id, data, suffix))
+    return b"".join(lines)
 
 
 def encode_statuses(statuses: Statuses) -> bytes:

@@ -1,0 +1,222 @@
+"""Typed calls for programs that run on asyncio: the same services as with `muxkit.rpc`.
+
+    from muxkit.asyncio import rpc
+
+    async with muxkit.asyncio.connect(url) as session:
+        orders = rpc.client(Orders, session)
+        order = await orders.get(7)
+
+The methods of a service are awaited in asyncio tasks, on both sides. Streams, errors and options are those of
+`muxkit.rpc`. Cancelling the asyncio task cancels the handler, so `asyncio.timeout` ends a call at the server too. The
+handler isn't told of the deadline beforehand, because asyncio keeps no deadline that muxkit could read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import trio
+
+import muxkit.rpc
+from muxkit.asyncio.door import Handlers, _AsyncioBlock
+from muxkit.asyncio.faces import Session
+from muxkit.asyncio.guest import Block, Guest
+from muxkit.codecs import DEFAULT_CODEC
+from muxkit.rpc import Code, Error, Interceptor, Stream, method, stream
+from muxkit.rpc.services import Method, as_stream, methods_of, serve_bridged
+
+__all__ = ["Code", "Error", "Stream", "client", "connect", "method", "serve", "stream"]
+
+ServiceT = TypeVar("ServiceT")
+
+
+def client(
+    service: Callable[..., ServiceT],
+    session: Session,
+    *,
+    codec: str = DEFAULT_CODEC,
+    interceptors: Sequence[Interceptor] = (),
+) -> ServiceT:
+    """Return an object with the methods of a service, which are calls on this session, as `muxkit.rpc.client` does.
+
+    Interceptors run in Trio.
+    """
+    native = muxkit.rpc.client(service, session.native, codec=codec, interceptors=interceptors)
+    return _face(service, session._guest, native)
+
+
+def connect(
+    service: Callable[..., ServiceT], url: str, *, codec: str = DEFAULT_CODEC, **options: Any
+) -> AbstractAsyncContextManager[ServiceT]:
+    """Call a service at a URL, and connect again whenever the connection is lost, as `muxkit.rpc.connect` does."""
+    block = Block(lambda guest: muxkit.rpc.connect(service, url, codec=codec, **options))
+    return _AsyncioBlock("rpc.connect(...)", partial(_face, service), block)
+
+
+def serve(*services: object) -> Handlers:
+    """Make a handler for `muxkit.asyncio.open_server` that answers calls, as `muxkit.rpc.serve` does.
+
+    The methods run as asyncio tasks.
+    """
+    serve_bridged(services, lambda function, method: function)  # raises for a mistake, where it was made
+    return _Calls(services)
+
+
+class _Calls(Handlers):
+    """Handlers whose channels are calls."""
+
+    def __init__(self, services: tuple[object, ...]) -> None:
+        super().__init__(None, None, None)
+        self._services = services
+
+    def for_trio(self, guest: Guest) -> muxkit.SessionHandler:
+        """Return the handler of sessions that Trio calls."""
+        return muxkit.each_channel(serve_bridged(self._services, partial(_in_asyncio, guest)))
+
+
+def _in_asyncio(guest: Guest, function: Callable[..., Any], method: Method) -> Callable[..., Any]:
+    """Return a function for Trio that calls a method of a service in asyncio."""
+    if method.returns_stream:
+
+        def make(**arguments: Any) -> Stream[Any]:
+            given = _with_asyncio_stream(guest, method, arguments)
+            return Stream(_FromAsyncio(guest, lambda: function(**given)))
+
+        return make
+
+    async def call(**arguments: Any) -> Any:  # noqa: ANN401 - of any method
+        return await guest.run_in_asyncio(partial(function, **_with_asyncio_stream(guest, method, arguments)))
+
+    return call
+
+
+def _with_asyncio_stream(guest: Guest, method: Method, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with a stream that asyncio can read instead of Trio's."""
+    name = method.stream_parameter
+    if name is None:
+        return arguments
+    return {**arguments, name: Stream(_FromTrio(guest, arguments[name]))}
+
+
+class _FromTrio(AsyncIterator[Any]):
+    """Items of a stream of Trio, for an asyncio task."""
+
+    def __init__(self, guest: Guest, items: Any) -> None:  # noqa: ANN401 - of any method
+        self._guest = guest
+        self._items: AsyncIterator[Any] = aiter(items)
+
+    async def __anext__(self) -> Any:  # noqa: ANN401 - of any method
+        item, is_over = await self._guest.call(partial(_next, self._items))
+        if is_over:
+            raise StopAsyncIteration
+        return item
+
+
+class _FromAsyncio(AsyncIterator[Any]):
+    """Items of a stream of asyncio, for a Trio task. The stream is entered for its first item, and left by `aclose`."""
+
+    def __init__(self, guest: Guest, make: Callable[[], Any]) -> None:
+        self._guest = guest
+        self._make = make
+        self._stream: Stream[Any] | None = None
+
+    async def __anext__(self) -> Any:  # noqa: ANN401 - of any method
+        item, is_over = await self._guest.run_in_asyncio(self._step)
+        if is_over:
+            raise StopAsyncIteration
+        return item
+
+    async def _step(self) -> tuple[Any, bool]:
+        if self._stream is None:
+            self._stream = as_stream(self._make())
+            await self._stream.__aenter__()
+        return await _next(aiter(self._stream))
+
+    async def aclose(self) -> None:
+        """Leave the stream in asyncio."""
+        entered, self._stream = self._stream, None
+        if entered is not None:
+            with trio.CancelScope(shield=True):  # the program's own generator decides how long that takes
+                await self._guest.run_in_asyncio(partial(_leave, entered))
+
+
+async def _leave(entered: Stream[Any]) -> None:
+    await entered.__aexit__(None, None, None)
+
+
+async def _next(items: AsyncIterator[Any]) -> tuple[Any, bool]:
+    """Return the next item, or that there is none: a coroutine can't raise StopAsyncIteration to another loop."""
+    try:
+        return await items.__anext__(), False
+    except StopAsyncIteration:
+        return None, True
+
+
+class _AsyncioStream(Stream[Any]):
+    """The stream of a call, for an asyncio task; its block is held by a task of Trio."""
+
+    def __init__(self, native: Stream[Any]) -> None:
+        super().__init__(())
+        self._held = Block(lambda guest: native)
+
+    async def __aenter__(self) -> Self:
+        guest, items = await self._held.enter()
+        self._items = _FromTrio(guest, items)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._items = None
+        await self._held.leave(error)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        if self._items is None:
+            raise RuntimeError("the stream isn't open: expected 'async with ... as items:'")
+        return self._items
+
+
+class _Client:
+    """The base of the classes of clients for asyncio."""
+
+    def __init__(self, guest: Guest, native: Any) -> None:  # noqa: ANN401 - of any service
+        self._guest = guest
+        self._native = native
+
+
+def _face(service: Callable[..., ServiceT], guest: Guest, native: ServiceT) -> ServiceT:
+    """Return an object whose methods call those of a client in Trio."""
+    assert isinstance(service, type)  # as `muxkit.rpc.client` has checked
+    namespace = {name: _call(method) for name, method in methods_of(service).items()}
+    made: Any = type(f"Client of {service.__name__}", (_Client,), namespace)(guest, native)
+    face: ServiceT = made
+    return face
+
+
+def _call(method: Method) -> Callable[..., Any]:
+    def call(self: _Client, *args: Any, **kwargs: Any) -> Awaitable[Any] | Stream[Any]:
+        args, kwargs = _with_trio_stream(self._guest, method, args, kwargs)
+        native = getattr(self._native, method.name)
+        if method.returns_stream:
+            return _AsyncioStream(native(*args, **kwargs))
+        return self._guest.call(partial(native, *args, **kwargs))
+
+    call.__name__, call.__doc__ = method.name, method.doc
+    return call
+
+
+def _with_trio_stream(
+    guest: Guest, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Replace a stream among the arguments by one that Trio can read."""
+    if method.stream_parameter is None:
+        return args, kwargs
+    bound = method.signature.bind(None, *args, **kwargs)
+    given = dict(list(bound.arguments.items())[1:])
+    source = as_stream(given[method.stream_parameter])
+    given[method.stream_parameter] = Stream(_FromAsyncio(guest, lambda: source))
+    return (), given

@@ -1,0 +1,555 @@
+"""The bpmux/rel engine: received bytes and commands go in, events and bytes to send come out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from itertools import chain
+
+from muxkit._errors import LocalProtocolError, RemoteProtocolError
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.core import U64_MAX, Buffer, Deadlines, Keepalive, Outbox, Reason, StallWatch, StartPace
+from muxkit.core.events import Failed, Halves, HungUp, Probed, Silent
+from muxkit.core.mux_engine import MuxEngine
+from muxkit.protocols.bpmux.config import Config
+from muxkit.protocols.bpmux.entities import NO_REASON, Entity, Kind
+from muxkit.protocols.bpmux.events import Event, HalfClosed
+from muxkit.protocols.bpmux.frames import (
+    ANNOUNCEMENT_MOST,
+    Chunk,
+    Type,
+    encode_chunk,
+    find_announcement,
+    observe_written,
+)
+from muxkit.protocols.bpmux.reader import HEAD_MOST, ChunkReader
+from muxkit.protocols.bpmux.receive import Receiver
+from muxkit.protocols.bpmux.send import Sender
+from muxkit.protocols.bpmux.state import State
+
+CHANNEL_PRICE = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
+FIRST_PROOF_SECONDS = 0.05  # until the first pong to a half-closed peer; each later pause is twice as long
+PROOF_SECONDS = 20.0  # between pongs to a half-closed peer without `Config.keepalive`: that setting's default
+
+
+class Timer(Enum):
+    """The deadlines of a connection."""
+
+    KEEPALIVE = "keepalive"  # to ping because nothing was received
+    ANSWER = "answer"  # to end the connection because nothing was received after that ping
+    STALL = "stall"  # to check that an incomplete message made progress
+
+
+class Engine(MuxEngine):
+    """One end of a bpmux/rel connection; a `StreamEngine`.
+
+    It opens entities, and what is done with one is a method of that `Sender` or `Receiver`. A command either does all
+    of its work, or raises `LocalProtocolError` and changes nothing. Call `Receiver.consumed` for every message that the
+    application has taken, or the peer's credit is never renewed.
+    """
+
+    def __init__(
+        self, config: Config | None = None, *, limits: Limits | None = None, observer: Observer | None = None
+    ) -> None:
+        self.config: Config = config or Config()
+        self.limits: Limits = (limits or Limits()).at_price(CHANNEL_PRICE)
+        self._observer = observer
+        largest = min(self.limits.channel_floor, self.limits.channel_first)
+        if self.config.initial_credit > largest:
+            raise ValueError(
+                f"Config(initial_credit={self.config.initial_credit}) is above {largest}, the lower of "
+                f"Limits(channel_floor={self.limits.channel_floor}, channel_first={self.limits.channel_first})"
+            )
+        self._state = State(self.config, self.limits, observer)
+        self._reader = ChunkReader(self._state)
+        self._deadlines: Deadlines[Timer] = Deadlines()
+        self._keepalive = Keepalive(
+            self._deadlines,
+            Timer.KEEPALIVE,
+            Timer.ANSWER,
+            interval=self.config.keepalive,
+            timeout=self.config.keepalive_timeout,
+        )
+        self._stall = StallWatch(self._deadlines, Timer.STALL, seconds=self.limits.stall, least=self.limits.stall_bytes)
+        self._first_bytes: bytes | None = b"" if self.config.initial_credit else None  # they may announce one
+        self._is_started = False
+        self._rest = b""  # received and not parsed from `_at` on, because `frames_at_once` chunks were parsed
+        self._at = 0
+        self._is_mid_chunk = False
+        self._unwritten: tuple[int, int] | None = None  # pongs and bytes that waited when `_prove_peer` looked last
+        self._owed: list[Entity] = []  # of these, `_first_owed` drops those that are owed nothing any more
+        self._is_unfinished = False  # a chunk or a message was, when bytes came the last time
+        self._next_id = self.config.first_id
+        self.frames_at_once: int = sys.maxsize
+        """The most chunks that one call of `receive_bytes` parses."""
+        self.unparsed: int = 0
+        """Received bytes behind the first `frames_at_once` chunks; `receive_bytes(b"", now)` parses more of them."""
+        self.bytes_received: int = 0
+        self.is_half_closed: bool = False
+        """True once the peer has ended its direction of the stream: no credit, answer or acknowledgement can come."""
+        self.hung_up_cleanly: bool = False
+        self.top_sink: Sender = self._state.top_sink
+        """The entity for top-level messages to the peer."""
+        self.top_stream: Receiver = self._state.top_stream
+        """The entity for top-level messages of the peer."""
+        self.starts: StartPace = self._state.starts
+        self.waiting: Outbox = self._state.outbox
+        """The counter behind `outbox`, for frequent reads."""
+
+    # --- state
+
+    @property
+    def over(self) -> bool:
+        """True once the connection is over: nothing is written, and what comes is ignored."""
+        return self._state.over
+
+    def entities(self, kind: Kind) -> dict[int, Entity]:
+        """One of the six maps of the document, read-only."""
+        return self._state.maps[kind]
+
+    @property
+    def channels(self) -> int:
+        """Number of live channels of both sides, with requests and without the top level."""
+        return self._state.ours + self._state.theirs
+
+    @property
+    def places(self) -> int:
+        """Number of channels that this side may still open under its limit."""
+        return self.limits.channels - self._state.ours
+
+    @property
+    def outbox(self) -> int:
+        """Queued bytes that wait only for the transport."""
+        return self._state.outbox.used
+
+    @property
+    def peer_takes_no_channels(self) -> bool:
+        return self.top_sink.gone
+
+    @property
+    def messages_sent(self) -> int:
+        return self._state.messages_sent
+
+    @property
+    def unread(self) -> int:
+        """Number of channels that the peer opened, that are gone, and whose messages were not all consumed."""
+        return len(self._state.unread)
+
+    @property
+    def live(self) -> int:
+        """Number of live entities, with those of the top level and both halves of duplexes."""
+        return sum(map(len, self._state.maps))
+
+    # --- the stream
+
+    def receive_bytes(self, data: bytes, now: float) -> None:
+        """Parse and apply received bytes; never raises."""
+        if self.over:
+            return
+        state, reader = self._state, self._reader
+        state.now = now
+        if self._observer is not None and data:
+            self._observer.transport("in", data)
+        if self._first_bytes is not None:
+            self._look_for_announcement(self._first_bytes, data)
+        start = 0
+        if self.unparsed:
+            if data:
+                data = self._rest[self._at :] + data
+            else:  # keep the position, because each step of a turn would copy the rest
+                data, start = self._rest, self._at
+            self._rest = b""
+        reader.left = self.frames_at_once
+        base = self.bytes_received - start
+        try:
+            position = reader.resume(data, start, base) if self._is_mid_chunk else start
+            if len(data) - position > HEAD_MOST and not reader.rules.announced:
+                position = reader.parse_payloads(data, position)
+            if position < len(data):
+                position = reader.parse(data, position, base)
+        except RemoteProtocolError as error:
+            self._stop(Failed(error))
+            return
+        self.bytes_received = base + position
+        self.unparsed = len(data) - position
+        if self.unparsed:
+            self._rest, self._at = data, position
+        self._is_mid_chunk = reader.held.size > 0 or reader.owner is not None or reader.rules.announced > 0
+        was_unfinished, self._is_unfinished = self._is_unfinished, self._is_mid_chunk or state.unfinished > 0
+        self._keepalive.heard(now)
+        if self._is_unfinished:
+            self._watch_progress(now)
+        elif was_unfinished:
+            self._stall.stop()
+
+    def _look_for_announcement(self, first: bytes, data: bytes) -> None:
+        """Look at the first bytes of the connection, which are parsed in the usual way as well."""
+        first += data[: ANNOUNCEMENT_MOST - len(first)]
+        credit = find_announcement(first)
+        self._first_bytes = first if credit is None else None
+        if credit:
+            self._state.peer_announced(credit)
+
+    def receive_eof(self, now: float) -> None:
+        """End the connection: the peer closed its direction of the stream."""
+        if not self.over:
+            self.hung_up_cleanly = not self._is_mid_chunk and self.channels == 0
+            self._stop(HungUp(self.hung_up_cleanly))
+
+    def receive_half_close(self, now: float) -> bool:
+        """Note that the peer sends nothing more; return True if it is still owed something that it may read.
+
+        The document knows the end of entities, and not of one direction of the byte stream below them. A client that
+        sends a request and shuts down its side of the socket can be answered within the credit that it gave.
+        """
+        if self.over or self._is_mid_chunk or not self.owes_peer():
+            return False
+        self.is_half_closed = True
+        self._stall.stop()
+        self._deadlines.stop(Timer.ANSWER)
+        # The pump reads no more, so it can't notice a reset by itself. Without a pong now and then, the session of a
+        # peer that has closed its socket would stay for as long as a handler works for it. Most peers that end their
+        # direction have closed it, so the first pongs come quickly.
+        self._keepalive.interval = FIRST_PROOF_SECONDS
+        self._keepalive.start(now)
+        self._state.events.append(HalfClosed())
+        return True
+
+    def owes_peer(self) -> bool:
+        """Return True while messages or ends wait to be written, or an entity is owed something."""
+        if self.over:
+            return False
+        if self._state.outbox.used > 0 or self._state.control.ends:
+            return True
+        return self._first_owed() is not None
+
+    def _first_owed(self) -> Entity | None:
+        """Return an entity that is owed something.
+
+        The pump asks after each write. Ended entities stay until the peer confirms their ends, which it can't any more,
+        so we keep a list of those that were owed something, and only look at all of them when it is empty.
+        """
+        while True:
+            while self._owed:
+                if self.owes(self._owed[-1]):
+                    return self._owed[-1]
+                self._owed.pop()
+            self._owed = [*filter(self.owes, self._sending())]
+            if not self._owed:
+                return None
+            self._owed.reverse()  # the oldest are usually served first
+
+    def owes(self, entity: Entity) -> bool:
+        """Return True if the peer waits for messages on this entity and needs to send nothing more about it.
+
+        These are requests without a response, streams that the peer opened, and duplexes that it has finished. One
+        whose next message needs credit is not among them, because no credit can come any more.
+        """
+        if entity.gone or entity.ending or entity.receives or entity.is_top:
+            return False
+        outgoing = entity.outgoing
+        if outgoing is not None and outgoing.queue and not outgoing.is_ready():
+            return False
+        if entity.kind is Kind.SINK_OUT:
+            return entity.orderly
+        return entity.kind is Kind.REQUEST_IN or (entity.twin is None and not entity.is_rest_of_reset)
+
+    def _prove_peer(self, now: float) -> Event | None:
+        """Send a pong to a peer that can answer nothing: if it has left altogether, writing fails soon after.
+
+        Returns the last event if nothing was written since the last time, because the peer takes no bytes. Without
+        `Config.keepalive` such a peer may take its time, and a reset makes the write fail that waits for it.
+        """
+        control, outbox = self._state.control, self._state.outbox
+        owed = self._first_owed()
+        usual = PROOF_SECONDS if self.config.keepalive is None else self.config.keepalive
+        interval = FIRST_PROOF_SECONDS if self._keepalive.interval is None else self._keepalive.interval
+        if interval < usual:  # too early to judge by what the peer has read
+            if owed is not None and not control.pongs_owed:
+                control.owe(owed, pongs=1)
+            self._unwritten = (control.pongs_owed, outbox.used)
+            self._keepalive.interval = min(usual, 2 * interval)
+            self._keepalive.postpone(now)
+            return None
+        unwritten = (control.pongs_owed, outbox.used)
+        if unwritten == self._unwritten and (any(unwritten) or owed is None):
+            if self.config.keepalive is not None:
+                return Silent(self._keepalive.silence(now))
+            self._keepalive.postpone(now)
+            return None
+        if owed is not None and not control.pongs_owed:
+            control.owe(owed, pongs=1)
+        self._unwritten = (control.pongs_owed, outbox.used)
+        self._keepalive.postpone(now)
+        return None
+
+    def _sending(self) -> Iterator[Entity]:
+        """Iterate over the live entities that this side sends on, with the peer's requests."""
+        senders = (Kind.REQUEST_IN, Kind.SINK_IN, Kind.SINK_OUT)
+        return chain.from_iterable(self._state.maps[kind].values() for kind in senders)
+
+    def events(self) -> Sequence[Event]:
+        """Take the events since the last call, oldest first."""
+        events = self._state.events
+        if not events:
+            return ()
+        self._state.events = []
+        return events
+
+    def has_output(self) -> bool:
+        """Whether there is something to write."""
+        control = self._state.control
+        return not self.over and bool(
+            self._state.scheduler.line or control.dirty or control.acks or control.ends or control.openings
+        )
+
+    def buffers_to_send(self, limit: int = 256 * 1024) -> list[Buffer]:
+        """Take about `limit` bytes to write now."""
+        out: list[Buffer] = []
+        if not self.over:
+            control = self._state.control
+            written = 0
+            if control.dirty or control.acks or control.ends or control.openings:
+                written = control.write(limit, out)
+            if written < limit:
+                self._state.scheduler.pull(limit - written, out)
+            if self._observer is not None:
+                observe_written(self._observer, out)
+        return out
+
+    # --- time
+
+    def next_deadline(self) -> float | None:
+        """When to call `handle_deadline`: at once until the first call, which tells the time; None if no timer runs."""
+        if self.over:
+            return None
+        return self._deadlines.next if self._is_started else float("-inf")
+
+    def handle_deadline(self, now: float) -> None:
+        """Act on the timers that are due."""
+        if self.over:
+            return
+        if not self._is_started:
+            self._is_started = True
+            self._keepalive.start(now)
+        for timer in self._deadlines.expired(now):
+            if self._observer is not None:
+                self._observer.timer(timer.value)
+            if (last := self._timer_expired(timer, now)) is not None:
+                self._stop(last)
+                return
+
+    def _timer_expired(self, timer: Timer, now: float) -> Event | None:
+        """Act on a timer; return the last event if the connection is over."""
+        if timer is Timer.ANSWER:
+            return Silent(self._keepalive.silence(now))
+        if timer is Timer.STALL:
+            return self._check_progress(now)
+        if self._keepalive.is_due(now) and self.is_half_closed:
+            return self._prove_peer(now)
+        if self._keepalive.is_due(now):
+            entity = self._pingable_entity()
+            if entity is None:
+                self._keepalive.postpone(now)
+            else:
+                self._state.control.owe(entity, pings=1)
+                self._state.events.append(Probed(entity))
+                self._keepalive.asked(now)
+        return None
+
+    def _pingable_entity(self) -> Entity | None:
+        """Return an entity to send a ping about: the top level while there is one."""
+        entities = chain((self.top_stream, self.top_sink), *[entities.values() for entities in self._state.maps])
+        return next((one for one in entities if one.announced and not one.gone and not one.ending), None)
+
+    def _watch_progress(self, now: float) -> None:
+        self._stall.watch(now, self.bytes_received, self._state.reassembly.served)
+
+    def _check_progress(self, now: float) -> Event | None:
+        state = self._state
+        came = self._stall.shortfall(self.bytes_received, state.reassembly.served)
+        is_due_from_peer = self._is_mid_chunk or state.can_peer_continue()
+        if is_due_from_peer and came is not None:
+            if not came:  # a broken network looks the same, so this is no violation
+                return Silent(self._keepalive.silence(now))
+            return Failed(self._stall.error(came, "message", self.bytes_received))
+        if is_due_from_peer or state.unfinished:
+            self._watch_progress(now)
+        return None
+
+    def _stop(self, last: Event) -> None:
+        self._state.events.append(last)
+        if self._observer is not None and isinstance(last, Failed):
+            self._observer.error(last.error)
+        self._state.over = True
+        self.unparsed = 0
+
+    # --- opening
+
+    def open_sink(self, payload: bytes = b"", *, id: int | None = None) -> Sender:
+        """Open an entity that this side sends messages on. The opening is queued at once."""
+        self._check_opening(payload, None)
+        sink = self._add_sink(self._take_id(id, Kind.SINK_OUT))
+        self._announce(sink, Type.OUT_SINK, payload)
+        return sink
+
+    def open_stream(self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None) -> Receiver:
+        """Open an entity that the peer sends messages on. With `credit` all further grants are made by hand."""
+        self._check_opening(payload, credit)
+        stream = self._add_receiving(Kind.STREAM_OUT, self._take_id(id, Kind.STREAM_OUT), credit)
+        self._announce(stream, Type.OUT_STREAM, payload)
+        return stream
+
+    def open_duplex(
+        self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None
+    ) -> tuple[Sender, Receiver]:
+        """Open a sink and a stream with one id."""
+        self._check_opening(payload, credit)
+        id = self._take_id(id, Kind.SINK_OUT, Kind.STREAM_OUT)
+        sink = self._add_sink(id)
+        stream = self._add_receiving(Kind.STREAM_OUT, id, credit)
+        sink.twin, stream.twin = stream, sink
+        self._announce(sink, Type.DUPLEX, payload)
+        return sink, stream
+
+    def open_channel(self, opening: bytes) -> Halves:
+        return Halves(*self.open_duplex(opening))
+
+    def open_request(self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None) -> Receiver:
+        """Send a request that the peer answers once. `credit` is the largest response, in bytes."""
+        self._check_opening(payload, credit)
+        request = self._add_receiving(Kind.REQUEST_OUT, self._take_id(id, Kind.REQUEST_OUT, lowest=0), credit)
+        self._announce(request, Type.OUT_REQUEST, payload)
+        return request
+
+    def _check_opening(self, payload: bytes, credit: int | None) -> None:
+        self._state.check_alive()
+        state = self._state
+        if state.top_sink.gone or state.top_sink.ending:
+            raise LocalProtocolError("nothing can be opened after the top level was closed")
+        if state.ours >= state.limits.channels:
+            raise LocalProtocolError(
+                f"{state.ours} channels are open; raise Limits({state.limits.bound_of_channels}=…) on both sides"
+            )
+        if payload:
+            size = len(payload)
+            if self.config.letter:
+                raise LocalProtocolError(f"an opening payload of {size} bytes; with letter=True it must be empty")
+            self._state.check_size(size, "an opening payload")
+            if not state.outgoing(state.top_sink).admits(size):
+                raise LocalProtocolError(
+                    f"an opening payload of {size} bytes against {state.top_sink.credit_out} of top-level credit"
+                )
+        if credit is not None and not 0 <= credit <= U64_MAX:
+            raise LocalProtocolError(f"credit of {credit} is outside 0..2^64-1")
+
+    def _take_id(self, id: int | None, *kinds: Kind, lowest: int = 1) -> int:
+        maps = [self._state.maps[kind] for kind in kinds]
+        if id is not None:
+            if not lowest <= id <= U64_MAX or any(id in ids for ids in maps):
+                raise LocalProtocolError(f"id {id} is in use, reserved, or not in {lowest}..2^64-1")
+            return id
+        id = self._next_id
+        while id in maps[0] or id in maps[-1]:
+            id = id + 1 if id < U64_MAX else 1
+        self._next_id = id + 1 if id < U64_MAX else 1
+        return id
+
+    def _add_sink(self, id: int) -> Sender:
+        sink = self._state.add_sender(Kind.SINK_OUT, id)
+        sink.credit.available = self._state.got
+        return sink
+
+    def _add_receiving(self, kind: Kind, id: int, credit: int | None) -> Receiver:
+        entity = self._state.add_receiver(kind, id, by_hand=credit is not None)
+        if credit is None:
+            credit = entity.window.start(self._state.now)
+        else:
+            entity.window.grant(credit)
+        entity.announced = False  # so the grant is written with the opening
+        self._state.grant(entity, credit)
+        return entity
+
+    def _announce(self, entity: Entity, type: Type, payload: bytes) -> None:
+        self._state.count_channel(entity)
+        entity.announced = False
+        if payload:
+            self._state.outgoing(entity).open(type, payload)
+            self._state.opening_queued(entity)
+        else:
+            self._state.control.openings.append((entity, type))
+
+    # --- refusing
+
+    def refuse(self, channel: Halves, reason: Reason = NO_REASON) -> None:
+        """End both halves of a channel that the peer has just opened; too many of these end the connection.
+
+        The peer reads the reason if it gave credit for one with the opening. Harmless when the channel, or the
+        connection, is over already.
+        """
+        if self.over:
+            return
+        if not self._state.refusals.take(self._state.now):
+            self._stop(Failed(RemoteProtocolError("too many channels opened to be refused", limit="backlog")))
+            return
+        self.decline(channel, reason)
+
+    def decline(self, channel: Halves, reason: Reason = NO_REASON) -> None:
+        """`refuse` for an opening that is no fault of the peer, so it is not counted."""
+        sender, receiver = channel.sender, channel.receiver
+        if isinstance(sender, Sender) and not (self.over or sender.gone or sender.ending):
+            # An abort would wait for credit, and what was refused must not stay.
+            if reason and sender.credit_out > 0:
+                sender.abort(reason)
+            else:
+                sender.end()
+        if isinstance(receiver, Receiver) and not (self.over or receiver.gone or receiver.ending):
+            receiver.end()
+
+    # --- the end
+
+    def farewell(self, reason: Reason) -> bytes:
+        """Return the last bytes to write on a connection that ends early: the end of the top level, with the reason.
+
+        Nothing if the end was queued before, or if the peer gave no credit for it.
+        """
+        sink, outgoing = self.top_sink, self.top_sink.outgoing
+        if sink.gone or sink.ending or not sink.announced or (outgoing is not None and outgoing.is_mid_message):
+            return b""
+        told = reason.encode(sink.credit_out)
+        return encode_chunk(Chunk(sink.type, sink.id, end=told)) if told else b""
+
+    def cancellations(self) -> bytes:
+        """Return the last bytes to write on a connection that is given up without a reason.
+
+        They cancel what the peer could otherwise go on with after the end of this direction, see `owes`: responses,
+        and messages on streams that this side opened and on duplexes that it has finished.
+        """
+        receivers = (Kind.REQUEST_OUT, Kind.STREAM_OUT, Kind.STREAM_IN)
+        entities = chain.from_iterable(self._state.maps[kind].values() for kind in receivers)
+        return b"".join(
+            encode_chunk(Chunk(entity.type, entity.id, end=b""))
+            for entity in entities
+            if entity.announced and not entity.ending and not entity.is_top
+            if entity.twin is None or entity.twin.ending
+        )
+
+    # --- the common form
+
+    def consumed_opening(self, size: int) -> None:
+        """Count an opening payload as taken by the application."""
+        self._state.consume(self.top_stream, size)
+
+    def ping(self, key: object) -> None:
+        """Send a ping about an entity, or about the top level while there is one."""
+        entity = self._pingable_entity() if key is None else key
+        if not isinstance(entity, Entity):
+            raise LocalProtocolError("nothing is open that a ping could be about")
+        entity.ping()
+
+    def go_away(self, reason: Reason) -> None:
+        """Take no new channels: end the stream of the top level, which tells the peer so."""
+        if not (self.top_stream.gone or self.top_stream.ending):
+            self.top_stream.end()

@@ -1,0 +1,324 @@
+"""The rules of "Receiving Chunks" and "Partial Mode": the checks of a chunk, and what it changes once it is legal."""
+
+from __future__ import annotations
+
+from muxkit._errors import RemoteProtocolError
+from muxkit.core import U64_MAX, ReceiveWindow
+from muxkit.core.events import Cancelled, Confirmed, Finished, Halves, Opened, Pong, Received, Stopped
+from muxkit.protocols.bpmux.entities import ADDRESSED, Entity, Kind, Parts
+from muxkit.protocols.bpmux.events import Event, Pinged, Requested, Responded
+from muxkit.protocols.bpmux.frames import ACK_END, END, PAYLOAD, PING, Checks, Chunk, Partial, Type, observe_chunk
+from muxkit.protocols.bpmux.receive import Receiver
+from muxkit.protocols.bpmux.send import Sender
+from muxkit.protocols.bpmux.state import State
+
+CREATING = frozenset({Type.OUT_REQUEST, Type.OUT_SINK, Type.OUT_STREAM, Type.DUPLEX})
+PAYLOAD_TYPES = frozenset({Type.IN_REQUEST, Type.IN_SINK, Type.OUT_SINK})
+BREAKABLE = frozenset({Kind.REQUEST_IN, Kind.SINK_IN})  # opened by the peer; this side sends on them
+
+
+class ChunkRules(Checks):
+    """The rules of "Receiving Chunks" and "Partial Mode" for one chunk at a time.
+
+    The checks run while a chunk is parsed; they raise and change nothing but the notes about this chunk. `apply` runs
+    once the chunk is complete and legal.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._maps = state.maps
+        self.announced: int = 0  # total size in the Partial chunk before this one
+        # Notes about the chunk that is being parsed.
+        self._entity: Entity | None = None
+        self._payer: Entity = state.top_stream  # the entity whose credit its payload uses
+        self._left = 0  # bytes missing of its message in parts, before this chunk; 0 if not in parts
+        self._charged = 0  # bytes of the entity's own credit that its payload uses
+
+    # --- checks
+
+    def partial(self, total_size: int) -> None:
+        if self.announced:
+            raise RemoteProtocolError("a Partial chunk after a Partial chunk", rule="bpmux-P07")
+        if total_size > self._state.limits.message:
+            raise RemoteProtocolError(
+                f"a message of {total_size} bytes in parts against {self._state.limits.message} allowed",
+                rule="bpmux-P17",
+                limit="message",
+            )
+
+    def header(self, type: Type, id: int, flags: int) -> None:
+        entity = self._maps[ADDRESSED[type]].get(id)
+        self._entity = entity
+        self._charged = 0
+        if flags & ACK_END and flags != ACK_END:
+            rule = "bpmux-R20" if entity is None else "bpmux-R32"
+            raise _broken(type, id, f"ack-end together with flags {flags:#04x}", rule)
+        if entity is None:
+            self._check_new(type, id, flags)
+            self._payer, self._left = self._state.top_stream, self.announced
+        else:
+            self._check_known(entity, type, id, flags)
+            self._payer = self._state.payer(entity)
+            self._left = self.announced or entity.partial
+        if flags & PAYLOAD and flags & END and self._left:
+            raise _broken(type, id, "payload and end payload in one chunk in partial mode", "bpmux-P14")
+        if self.announced:
+            self._check_loan(self._payer.window, type, id)
+        if flags & PING and self._state.control.pongs_owed >= self._state.limits.pongs:
+            raise RemoteProtocolError(
+                f"{type.label} {id}: {self._state.control.pongs_owed} pings not answered yet, the peer does not read",
+                limit="pongs",
+            )
+
+    def _check_new(self, type: Type, id: int, flags: int) -> None:
+        state = self._state
+        if id == 0 and type is not Type.OUT_REQUEST and type is not Type.IN_REQUEST:
+            rule = "bpmux-S05" if type in (Type.OUT_SINK, Type.OUT_STREAM) else "bpmux-R09"
+            raise _broken(type, id, "the top level cannot be opened again", rule)
+        if type is Type.IN_REQUEST:
+            raise _broken(type, id, "there is no such request", "bpmux-R10")
+        if type not in CREATING:
+            raise _broken(type, id, "there is no such entity, and only we could make it", "bpmux-R11")
+        if type is Type.DUPLEX and id in self._maps[Kind.STREAM_IN]:
+            raise _broken(type, id, "there is a stream-in with this id", "bpmux-R12")
+        if flags & ACK_END:
+            raise _broken(type, id, "ack-end for an entity that does not exist", "bpmux-R20")
+        if not flags & PAYLOAD:
+            raise _broken(type, id, "an opening without a payload", "bpmux-R14")
+        if self.announced and state.config.letter:
+            raise _broken(
+                type, id, f"an opening payload of {self.announced} bytes in parts against a credit of 0", "bpmux-P18"
+            )
+        live = state.theirs + state.control.leaving
+        if live >= state.limits.channels:
+            raise RemoteProtocolError(
+                f"{type.label} {id}: opened beside {live} live channels", limit=state.limits.bound_of_channels
+            )
+
+    def _check_known(self, entity: Entity, type: Type, id: int, flags: int) -> None:
+        if type is Type.DUPLEX and not (entity.opening and entity.twin is not None and flags & PAYLOAD):
+            rule = "bpmux-R21" if entity.twin is not None else "bpmux-R12"
+            raise _broken(type, id, "there is an entity with this id", rule)
+        if entity.opening and entity.twin is not None and type is not Type.DUPLEX and flags & PAYLOAD:
+            raise _broken(type, id, "parts of a duplex's opening travel as duplex chunks", "bpmux-P06")
+        if flags & (PAYLOAD | END) and entity.twin is not None and entity.twin.opening:
+            raise _broken(type, id, "the opening of this duplex has not come as a whole", "bpmux-P06")
+        if flags & PAYLOAD and type not in PAYLOAD_TYPES and not entity.opening:
+            raise _broken(type, id, "payload in a chunk of a type that carries none", "bpmux-R22")
+        if flags & PAYLOAD and flags & END and type is Type.IN_REQUEST:
+            raise _broken(type, id, "a response together with an end", "bpmux-R27")
+        if flags & ACK_END and not entity.end_out:
+            raise _broken(type, id, "ack-end for an end that was not sent", "bpmux-R33")
+        if entity.parts is not None:
+            if self.announced:
+                raise _broken(type, id, f"a Partial with {entity.partial} bytes of the last one to come", "bpmux-P08")
+            is_end = entity.parts.is_end
+            if (flags & END and is_end is False) or (flags & PAYLOAD and is_end is True):
+                raise _broken(type, id, "payload and end payload mixed in partial mode", "bpmux-P14")
+
+    def _is_reset(self, entity: Entity) -> bool:
+        """Whether an end cancels work that this side does for the peer; how much such work begins is limited.
+
+        Ends after the peer closed its top level do not count, nor the end of a duplex whose other half the peer has
+        ended without an error.
+        """
+        is_goodbye = self._state.top_stream.gone and not entity.late
+        return entity.kind in BREAKABLE and not entity.ending and not entity.orderly and not is_goodbye
+
+    def _check_loan(self, window: ReceiveWindow, type: Type, id: int) -> None:
+        """Check that a message in parts could ever be lent enough credit; otherwise it would wait for ever."""
+        need, total = window.unfinished + self.announced - window.credit, self._state.limits.reassembly
+        if need > total:
+            raise RemoteProtocolError(
+                f"{type.label} {id}: {need} bytes in parts beyond the window against {total} that may be lent",
+                limit="reassembly",
+            )
+
+    def payload(self, size: int) -> None:
+        entity, payer = self._entity, self._payer
+        opening = entity is None or entity.opening
+        if opening and size and self._state.config.letter:
+            raise RemoteProtocolError(f"an opening payload of {size} bytes against a credit of 0", rule="bpmux-R15")
+        available = payer.window.credit
+        if size > available:
+            rule = "bpmux-R15" if opening else "bpmux-R23"
+            name = "new entity" if entity is None else entity.label
+            raise RemoteProtocolError(f"{name}: {size} bytes sent against {available} granted", rule=rule)
+        self._check_message(size)
+        if payer is entity:
+            self._charged = size
+
+    def _check_message(self, size: int) -> None:
+        """Check the size of a payload or an end payload."""
+        if self._left and size > self._left:
+            raise RemoteProtocolError(f"{size} bytes in parts with {self._left} of the total to come", rule="bpmux-P11")
+        if size > self._state.limits.message:
+            raise RemoteProtocolError(
+                f"a message of {size} bytes against {self._state.limits.message} allowed", limit="message"
+            )
+
+    def credit(self, amount: int) -> None:
+        available = 0 if self._entity is None else self._entity.credit.available
+        if available + amount > U64_MAX:
+            raise RemoteProtocolError(f"credit of {amount} on top of {available} is above 2^64-1", rule="bpmux-R25")
+
+    def end(self, size: int) -> None:
+        entity = self._entity
+        available = 0 if entity is None else entity.window.credit - self._charged
+        if size > available:
+            rule = "bpmux-R18" if entity is None else "bpmux-R29"
+            name = "new entity" if entity is None else entity.label
+            raise RemoteProtocolError(f"{name}: end payload of {size} bytes against {available} granted", rule=rule)
+        self._check_message(size)
+
+    # --- actions
+
+    def apply(self, chunk: Chunk | Partial) -> None:
+        """Change the state as a complete and legal chunk demands, and report events."""
+        if isinstance(chunk, Partial):
+            self.announced = chunk.total_size
+            return
+        state = self._state
+        entity = self._entity or self._create(chunk)
+        payer = state.payer(entity)
+        if state.observer is not None:
+            observe_chunk(state.observer, "in", entity.label, chunk, in_parts=self.announced > 0)
+        if self.announced:
+            total, self.announced = self.announced, 0
+            state.begin_parts(entity, total)
+        if chunk.payload is not None:
+            self._take_payload(entity, chunk.payload)
+        if chunk.credit:
+            state.receive_grant(entity, chunk.credit)
+        if chunk.ping:
+            self._take_ping(entity)
+        if chunk.end is not None:
+            self.take_end(entity, chunk.end)
+        if chunk.ack_end:
+            state.remove(entity)
+            state.events.append(confirmation_of(entity))
+        elif chunk.is_pong and _opening_of(entity) is None:
+            state.events.append(Pong(entity))
+        if payer.window.unfinished:
+            state.lend_shortfall(payer)
+
+    def _create(self, chunk: Chunk) -> Entity:
+        state = self._state
+        entity = state.add(ADDRESSED[chunk.type], chunk.id)
+        if chunk.type is Type.DUPLEX:
+            entity.twin = state.add_receiver(Kind.STREAM_IN, chunk.id)
+            entity.twin.twin = entity
+        entity.opening = True
+        entity.late = state.top_stream.gone
+        state.update_direct(entity)
+        state.count_channel(entity)
+        return entity
+
+    def _take_payload(self, entity: Entity, payload: bytes) -> None:
+        state = self._state
+        state.payer(entity).window.arrived(len(payload))
+        parts = entity.parts
+        if parts is not None:
+            parts.is_end = False
+            whole = state.add_part(entity, parts, payload)
+            if whole is None:
+                return
+            payload = whole
+        if entity.opening:
+            self._finish_opening(entity, payload, parts)
+        elif not isinstance(entity, Receiver):
+            raise AssertionError(f"{entity.label}: a payload against the direction of its messages")
+        elif entity.kind is Kind.REQUEST_OUT:
+            self._take_response(entity, payload)
+        elif entity.is_wanted:
+            state.events.append(Received(entity, [payload]))
+        else:
+            state.consume(entity, len(payload))
+
+    def _finish_opening(self, entity: Entity, payload: bytes, parts: Parts | None) -> None:
+        state = self._state
+        entity.opening = False
+        state.update_direct(entity)
+        sender = entity if isinstance(entity, Sender) else None
+        receiver = entity.receiving
+        if isinstance(receiver, Receiver):
+            state.grant(receiver, receiver.window.start(state.now) - state.given)
+        else:
+            receiver = None
+        if sender is not None and sender.kind is Kind.REQUEST_IN:
+            state.events.append(Requested(sender, payload))
+        else:
+            state.events.append(Opened(Halves(sender, receiver), payload))
+        if parts is not None:
+            state.events.extend(
+                Pinged(half) for half in (sender, receiver) if half is not None and half in parts.pinged
+            )
+
+    def _take_response(self, request: Receiver, payload: bytes) -> None:
+        state = self._state
+        if not request.is_wanted:
+            state.consume(request, len(payload))
+        state.peer_ended(request)
+        state.events.append(Responded(request, payload) if request.is_wanted else Cancelled(request))
+
+    def _take_ping(self, entity: Entity) -> None:
+        if self._state.config.pongs and not entity.end_out:
+            self._state.control.owe(entity, pongs=1)
+        parts = _opening_of(entity)
+        if parts is None:
+            self._state.events.append(Pinged(entity))
+        elif entity not in parts.pinged:
+            parts.pinged.append(entity)
+
+    def take_end(self, entity: Entity, payload: bytes) -> None:
+        state = self._state
+        size = len(payload)
+        if size:
+            entity.window.arrived(size)
+        if entity.parts is not None:
+            entity.parts.is_end = True
+            whole = state.add_part(entity, entity.parts, payload)
+            if whole is None:
+                return
+            payload, size = whole, len(whole)
+        is_reset = self._is_reset(entity)
+        if is_reset:
+            state.starts.broken_off(state.now)
+        breaks_off = entity.twin is None and (is_reset or (entity.is_rest_of_reset and payload != b""))
+        if entity.twin is not None:
+            entity.twin.orderly = not payload
+            entity.twin.is_rest_of_reset = is_reset
+        if size:
+            state.consume(entity, size)
+        entity.end_in = True
+        state.peer_ended(entity)
+        state.events.append(_end_of(entity, payload, breaks_off=breaks_off))
+        if entity is state.top_sink:
+            state.decline_openings(begun=True)
+
+
+def _broken(type: Type, id: int, what: str, rule: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"{type.label} {id}: {what}", rule=rule)
+
+
+def _opening_of(entity: Entity) -> Parts | None:
+    """Return the parts of its or its twin's opening while that is incomplete and the application does not know it."""
+    if entity.opening:
+        return entity.parts
+    return entity.twin.parts if entity.twin is not None and entity.twin.opening else None
+
+
+def _end_of(entity: Entity, payload: bytes, *, breaks_off: bool) -> Event:
+    """Return the event for the end of an entity by the peer; by convention a payload means an error."""
+    if isinstance(entity, Sender):
+        return Stopped(entity, payload, breaks_off)
+    assert isinstance(entity, Receiver)  # there are no others
+    if payload or entity.kind is Kind.REQUEST_OUT:
+        return Cancelled(entity, payload, breaks_off)
+    return Finished(entity)
+
+
+def confirmation_of(entity: Entity) -> Confirmed:
+    """Return the event for an end of ours that the peer has acknowledged."""
+    assert isinstance(entity, Sender | Receiver)  # there are no others
+    return Confirmed(entity)

@@ -1,0 +1,55 @@
+"""yamux: streams of bytes over one ordered byte stream, as Consul, Nomad and libp2p use it.
+
+Its public specification is `spec.md` in the repository `hashicorp/yamux`. Where it leaves a question open, muxkit does
+what the other implementations do: `hashicorp/yamux` in Go, `libp2p/rust-yamux` in Rust, and
+`ChainSafe/js-libp2p-yamux` in JavaScript.
+
+The protocol has frames for data, for credit, for pings and for the end of a session, and nothing else. Streams carry
+bytes: `session.open_stream()` and `session.streams()` give them as `trio.abc.HalfCloseableStream`, and any other
+implementation can be at the other end. `session.open()` and `session.incoming()` put the messages of muxkit's channels
+on such streams, in a format that `muxkit.protocols.yamux.messages` describes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from muxkit._lazy import lazily
+from muxkit.protocols.yamux.config import Config as Config
+from muxkit.protocols.yamux.engine import Engine as Engine
+from muxkit.protocols.yamux.frames import Code as Code
+
+if TYPE_CHECKING:
+    from muxkit.protocols.yamux._channels import Channel as Channel
+    from muxkit.protocols.yamux._channels import YamuxStream as YamuxStream
+    from muxkit.protocols.yamux._session import Session as Session
+    from muxkit.protocols.yamux._session import connect as connect
+    from muxkit.protocols.yamux._session import open_server as open_server
+    from muxkit.protocols.yamux._session import protocol as protocol
+    from muxkit.protocols.yamux._session import reconnecting as reconnecting
+    from muxkit.protocols.yamux._session import session as session
+
+__all__ = [
+    "Channel",
+    "Code",
+    "Config",
+    "Engine",
+    "Session",
+    "YamuxStream",
+    "connect",
+    "open_server",
+    "protocol",
+    "reconnecting",
+    "session",
+]
+
+# The engine works without Trio; what needs it is imported when it is first used.
+_LAZY = {
+    "Channel": "_channels",
+    "Session": "_session",
+    "YamuxStream": "_channels",
+    "connect open_server protocol reconnecting session": "_session",
+}
+
+if not TYPE_CHECKING:  # or type checkers would accept any name
+    __getattr__, __dir__ = lazily(globals(), _LAZY)

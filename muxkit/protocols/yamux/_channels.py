@@ -1,0 +1,31 @@
+"""Streams of bytes as applications hold them; channels of messages are those of all protocols (`MuxChannel`)."""
+
+from __future__ import annotations
+
+from muxkit.runtime import Session
+from muxkit.runtime.channel import MuxChannel as Channel
+from muxkit.runtime.halves.bytestream import ByteStream
+from muxkit.runtime.halves.receiving import ReceiveHalf
+from muxkit.runtime.halves.sending import SendHalf
+
+__all__ = ["Channel", "YamuxStream"]
+
+
+class YamuxStream(ByteStream):
+    """One yamux stream: a `trio.abc.HalfCloseableStream`, as programs in Go, Rust and JavaScript have it."""
+
+    def __init__(self, session: Session, sending: SendHalf, receiving: ReceiveHalf[bytes], id: int) -> None:
+        super().__init__(sending, receiving)
+        self.session: Session = session
+        self.id: int = id
+        """The id of the stream in its frames: odd if the client opened it, even if the server did."""
+        self.sending: SendHalf = sending
+        self.receiving: ReceiveHalf[bytes] = receiving
+
+    def abort(self) -> None:
+        """Reset the stream: both directions are given up now, and data that is under way may be lost."""
+        self.sending.abort()
+        self.receiving.close()
+
+    def __repr__(self) -> str:
+        return f"<yamux stream {self.id}: {self.sending.state_text()}, {self.receiving.state.value}>"

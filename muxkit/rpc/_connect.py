@@ -1,0 +1,82 @@
+"""A client that outlives its connections."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, TypeVar
+
+import trio
+
+from muxkit._reconnecting import reconnecting
+from muxkit.codecs import DEFAULT_CODEC
+from muxkit.rpc._call import Interceptor
+from muxkit.rpc._client import client_over
+from muxkit.runtime import LinkLost, Session, background, protected_manager
+
+NOT_TAKEN = 405  # the code of a channel that the other side opened and this one doesn't take
+
+ServiceT = TypeVar("ServiceT")
+
+
+@protected_manager
+async def connect(
+    service: Callable[..., ServiceT],
+    url: str,
+    *,
+    codec: str = DEFAULT_CODEC,
+    interceptors: Sequence[Interceptor] = (),
+    **options: Any,
+) -> AsyncGenerator[ServiceT, None]:
+    """Call a service at a URL, and connect again whenever the connection is lost.
+
+        async with rpc.connect(Orders, url) as orders:
+            order = await orders.get(7)
+
+    A call that starts while there is no connection waits for one, until its deadline. A call that was under way when
+    the connection was lost is repeated if its method is idempotent, and raises `LinkLost` otherwise.
+
+    Args:
+        service: As for `client`.
+        url: As for `muxkit.connect`.
+        codec: As for `client`.
+        interceptors: As for `client`.
+        options: Those of `muxkit.reconnecting`, such as `backoff=`, `patience=` and `tls=`.
+
+    If no connection can be made any more, for example because the server refuses the token, the block is cancelled and
+    raises that error.
+    """
+    sessions = _Reconnecting()
+    made = client_over(service, sessions, codec, tuple(interceptors))
+    async with background() as nursery:
+        nursery.start_soon(sessions.run, url, options)
+        yield made
+
+
+class _Reconnecting:
+    """The session of now, or the event that there is one."""
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self._changed = trio.Event()
+
+    async def run(self, url: str, options: dict[str, Any]) -> None:
+        """Connect again and again; raises the error that no other attempt would change."""
+        async for session in reconnecting(url, **options):
+            self._session = session
+            self._changed.set()
+            try:
+                async for channel in session.incoming():  # ends, or raises, with the session
+                    channel.abort("this client takes no channels", code=NOT_TAKEN)
+            except LinkLost:
+                pass
+            self._session, self._changed = None, trio.Event()
+
+    async def get(self) -> Session:
+        """Return the session of now; wait for the next one if there is none."""
+        while self._session is None:
+            await self._changed.wait()
+        return self._session
+
+    @property
+    def can_repeat(self) -> bool:
+        return True
