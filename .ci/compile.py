@@ -23,7 +23,7 @@ WANTED = os.environ.get("MUXKIT_COMPILE", "") not in ("", "0")
 # whose attrs fields mypyc does not understand; restream, whose JSON has a recursive type that msgspec could not resolve
 # any more, whose errors mypyc takes for others when they are caught, and whose engine others subclass.
 PACKAGES = ("core", "protocols/bpmux", "protocols/relink", "protocols/e3x", "protocols/aqueduct", "protocols/yamux")
-NOT_COMPILED = {"core/_engine.py", "protocols/yamux/_channels.py", "protocols/yamux/_session.py"}
+NOT_COMPILED = {"core/_engine.py"}
 
 
 def requirements(root: Path, dependencies: list[str]) -> list[str]:
@@ -50,7 +50,7 @@ def sources(root: Path) -> list[str]:
     return [
         str(file.relative_to(root))
         for file in files
-        if file.name not in ("__init__.py", "_config.py", "config.py")
+        if file.name not in ("__init__.py", "_config.py", "config.py", "_session.py", "_channels.py")
         and not {"_session", "dial"} & {*file.parts}
         and str(file.relative_to(package)) not in NOT_COMPILED
     ]

@@ -163,7 +163,7 @@ def compiled(reader: Reader) -> None:
     where = "import muxkit.{0} as part; print(part.__file__); assert part.__file__.endswith(('.so', '.pyd'))"
     for module in (
         "core._windows",
-        "protocols.bpmux.engine.engine",
+        "protocols.bpmux.engine",
         "protocols.relink.engine.engine",
         "protocols.e3x.engine.engine",
         "protocols.aqueduct.engine.engine",

@@ -57,7 +57,7 @@ class Heard:
 
     def error(self, error: BaseException, *, of_channel: bool = True) -> None:
         """Note an error that local code got, unless it is a loss, or follows from what that code did before."""
-        expected = (trio.ClosedResourceError, relink.NotCommitted, bpmux.Declined)
+        expected = (trio.ClosedResourceError, relink.NotCommitted)
         self.surprises += [
             leaf
             for leaf in leaves_of(error)

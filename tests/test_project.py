@@ -53,7 +53,7 @@ def sans_io_modules() -> list[str]:
         if not any(part.startswith(("_session", "_channels")) for part in path.parts)
     ]
     assert "muxkit.core" in names
-    assert "muxkit.protocols.bpmux.engine.engine" in names
+    assert "muxkit.protocols.bpmux.engine" in names
     return names
 
 

@@ -8,7 +8,7 @@ such. None of them does anything but hand calls to its halves, so "go to definit
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -71,6 +71,9 @@ class MuxChannel(Channel):
     def receive_many(self, limit: int | None = None) -> Coroutine[object, object, list[bytes]]:
         return self.receiving.receive_many(limit)
 
+    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+        self.sending.cancel_when_over(scope)
+
     def _try_send(self, message: bytes) -> bool:
         return self.sending.try_send(message)
 
@@ -96,8 +99,7 @@ class MuxChannel(Channel):
 
     async def ping(self) -> float:
         """Wait for one round trip about this channel, if the protocol has such pings; return its seconds."""
-        half = self.sending.sender if self.sending.state is Sending.OPEN else self.receiving.receiver
-        return await self._session.ping_about(half)
+        return await ping_half(self._session, self.sending if self.sending.state is Sending.OPEN else self.receiving)
 
     def as_stream(self) -> ByteStream:
         """Return the channel as a `trio.abc.HalfCloseableStream`; use either that or the methods of the channel."""
@@ -171,10 +173,7 @@ class Sink(trio.abc.SendChannel[bytes]):
 
     async def ping(self) -> float:
         """Wait for one round trip about this channel; return its seconds."""
-        if self.half.state is not Sending.OPEN:
-            await trio.lowlevel.checkpoint_if_cancelled()
-            await self.half.refuse()
-        return await self._session.ping_about(self.half.sender)
+        return await ping_half(self._session, self.half)
 
     def __repr__(self) -> str:
         return repr(self.half)
@@ -226,13 +225,23 @@ class Source(trio.abc.ReceiveChannel[bytes]):
 
     async def ping(self) -> float:
         """Wait for one round trip about this channel; return its seconds."""
-        if self.half.state is not Receiving.OPEN:
-            await trio.lowlevel.checkpoint()
-            raise self.half.end()
-        return await self._session.ping_about(self.half.receiver)
+        return await ping_half(self._session, self.half)
 
     def __repr__(self) -> str:
         return repr(self.half)
+
+
+async def ping_half(session: MuxSession, half: SendHalf | ReceiveHalf[Any]) -> float:
+    """Wait for one round trip about a half of a channel, and return its seconds; raises why the half is not open."""
+    if isinstance(half, SendHalf):
+        if half.state is not Sending.OPEN:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            await half.refuse()
+        return await session.ping_about(half.sender)
+    if half.state is not Receiving.OPEN:
+        await trio.lowlevel.checkpoint()
+        raise half.end()
+    return await session.ping_about(half.receiver)
 
 
 # Python prints the name of a coroutine that is never awaited. A program knows the channel by its public name.

@@ -319,46 +319,49 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
 
     def handle_event(self, event: object) -> None:
         """Act on any other event; a protocol that has events of its own handles them first."""
+        # The patterns name no fields: for a positional one, CPython makes a string and puts it into the cache of
+        # attributes, so each event would evict an entry that the next call needs.
         half: object
         match event:
-            case Writable(sender):
-                if isinstance(half := sender.owner, SendHalf):
+            case Writable():
+                if isinstance(half := event.sender.owner, SendHalf):
                     half.window_changed()
             case Opened():
                 self.handle_opened(event)
-            case Finished(receiver):
-                if isinstance(half := receiver.owner, ReceiveHalf):
+            case Finished():
+                if isinstance(half := event.receiver.owner, ReceiveHalf):
                     half.ended(trio.EndOfChannel)
-                self.half_ended(receiver)
-            case Cancelled(receiver, payload, breaks_off):
-                if breaks_off:
-                    self.drop_broken_off(receiver)
-                if isinstance(half := receiver.owner, ReceiveHalf):
-                    half.reason = payload[:REASON_MOST]  # kept as long as the half lives, so its size is bounded
-                    half.ended(partial(cancelled_by_peer, half))
-                self.half_ended(receiver)
-            case Stopped(sender, payload, breaks_off):
-                if breaks_off:
-                    self.drop_broken_off(sender)
-                if isinstance(half := sender.owner, SendHalf):
-                    beside = None if half.channel is None else half.channel.receiving  # the channel would be a cycle
-                    half.stopped(partial(stopped_by_peer, beside, payload[:REASON_MOST]))
-                self.half_ended(sender)
-            case Confirmed(end):
-                if isinstance(half := end.owner, SendHalf):
+                self.half_ended(event.receiver)
+            case Cancelled():
+                if event.breaks_off:
+                    self.drop_broken_off(event.receiver)
+                if isinstance(half := event.receiver.owner, ReceiveHalf):
+                    half.reason = event.payload[:REASON_MOST]  # kept as long as the half, so its size is bounded
+                    half.ended(partial(cancelled_by_peer, half.reason))
+                self.half_ended(event.receiver)
+            case Stopped():
+                if event.breaks_off:
+                    self.drop_broken_off(event.sender)
+                if isinstance(half := event.sender.owner, SendHalf):
+                    # The error holds the other half and not the channel, which would be a cycle of references.
+                    beside = None if half.channel is None else half.channel.receiving
+                    half.stopped(partial(stopped_by_peer, beside, event.payload[:REASON_MOST]))
+                self.half_ended(event.sender)
+            case Confirmed():
+                if isinstance(half := event.half.owner, SendHalf):
                     half.confirmed()
-                self.half_ended(end)
-            case Refused(end):
-                half = end.owner
+                self.half_ended(event.half)
+            case Refused():
+                half = event.half.owner
                 if isinstance(half, SendHalf):
                     half.stopped(refused_by_peer)
                 elif isinstance(half, ReceiveHalf):
                     half.ended(refused_by_peer)
-                self.half_ended(end)
-            case Pong(key):
-                self.pings.answered(key)
-            case Probed(key):
-                self.pings.sent(key)
+                self.half_ended(event.half)
+            case Pong():
+                self.pings.answered(event.key)
+            case Probed():
+                self.pings.sent(event.key)
             case GoingAway():
                 self.handle_going_away(event)
             case MayOpen():
@@ -370,9 +373,10 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
                     self.facts.limit(limit)
             case HungUp():
                 self.handle_hung_up(event)
-            case Silent(seconds):
-                self.lose(f"nothing was heard for {seconds:.0f} s", by="network")
-            case Failed(error):
+            case Silent():
+                self.lose(f"nothing was heard for {event.seconds:.0f} s", by="network")
+            case Failed():
+                error = event.error
                 what = f"{error}{self.pump.foreign}"
                 if may_log("peers that broke a rule"):
                     _log.warning("%s broke a rule, the session was closed: %s", self._info.peer or "a peer", what)
@@ -493,6 +497,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         self.stop_opening(None)
         for half in [*self.live_halves()]:
             half.close()
+        self.openers.wake_waiters()  # now that nothing may be opened on a half that was closed here
         self.request_write()
 
     def abort_all(self) -> None:
@@ -570,16 +575,16 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
 # --- the errors that halves raise
 
 
-def cancelled_by_peer(half: ReceiveHalf[Any]) -> Exception:
+def cancelled_by_peer(reason: bytes) -> Exception:
     """Make the error for a channel on which the peer gave up sending, with its reason."""
-    return ChannelCancelled("the peer gave up on this channel before it was done", payload=half.reason)
+    return ChannelCancelled("the peer gave up on this channel before it was done", payload=reason)
 
 
 def stopped_by_peer(beside: ReceiveHalf[Any] | None, payload: bytes) -> Exception:
     """Make the error for a channel on which the peer wants no more, with its reason.
 
-    An abort of a whole channel tells the reason to the half that receives, whose end may come later, since it waits for
-    what was sent before it.
+    An abort of a whole channel tells the reason to the half `beside` it, which receives. The end of that half may come
+    later, since it waits for what was sent before it.
     """
     told = payload or (b"" if beside is None else beside.reason)
     return ChannelStopped("the peer does not receive on this channel any more", payload=told)

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from muxkit import Limits
+from muxkit.core.events import Halves, Opened, Received
 from muxkit.pipeline import Capture, decode, decode_batches, spark_session
 from muxkit.pipeline.capture.decoding import read_raw
 from muxkit.protocols import bpmux
+from muxkit.protocols.bpmux import Sender
 from muxkit.testing import EnginePair
 
 if TYPE_CHECKING:
@@ -57,14 +59,14 @@ def record(folder: Path, connections: int, messages: int) -> None:
 def talk(capture: Capture, number: int, messages: int) -> None:
     dice = random.Random(number)
     engines = Tapped(capture, f"{number} here"), Tapped(capture, f"{number} there")
-    sinks: tuple[list[bpmux.Entity], list[bpmux.Entity]] = ([], [])
+    sinks: tuple[list[Sender], list[Sender]] = ([], [])
 
     def hear(side: int, event: bpmux.Event) -> None:
         match event:
-            case bpmux.Opened(entity):
-                sinks[side].append(entity)
-            case bpmux.Message(entity, payload):
-                engines[side].consumed(entity, len(payload))
+            case Opened(Halves(Sender() as sink)):
+                sinks[side].append(sink)
+            case Received(receiver, payloads):
+                receiver.consumed((), sum(map(len, payloads)))
             case _:
                 pass
 
@@ -74,7 +76,7 @@ def talk(capture: Capture, number: int, messages: int) -> None:
     pair.run_until_quiet()
     for turn in range(messages):
         for side in (0, 1):
-            engines[side].send(sinks[side][turn % CHANNELS], bytes(dice.randint(20, 400)))
+            sinks[side][turn % CHANNELS].send(bytes(dice.randint(20, 400)))
         if turn % 50 == 0:
             pair.run_until_quiet()
     pair.run_until_quiet()

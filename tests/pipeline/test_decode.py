@@ -89,12 +89,10 @@ class Recorded:
     It stands before the engine, whose class has no subclasses where it is compiled.
     """
 
-    def __init__(
-        self, config: bpmux.Config | None = None, *, limits: Limits | None = None, joins_messages: bool = False
-    ) -> None:
+    def __init__(self, config: bpmux.Config | None = None, *, limits: Limits | None = None) -> None:
         self.recording: Recording = []
         self.told: list[tuple[object, ...]] = []
-        self.engine = bpmux.Engine(config, limits=limits, observer=self, joins_messages=joins_messages)
+        self.engine = bpmux.Engine(config, limits=limits, observer=self)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.engine, name)

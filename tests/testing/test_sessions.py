@@ -13,7 +13,8 @@ import trio.testing
 
 from muxkit import Limits
 from muxkit.protocols import bpmux
-from muxkit.runtime import ReceiveHalf, SendHalf
+from muxkit.runtime.halves.receiving import ReceiveHalf
+from muxkit.runtime.halves.sending import SendHalf
 from muxkit.testing import SessionPair, check_session, weather_pair
 from muxkit_adapters import memory
 
@@ -31,7 +32,7 @@ async def over_memory() -> AsyncIterator[SessionPair]:
 
     def cut() -> None:
         for session in (one, other):
-            session._connection.pump.lose("the test cut it", by="network")
+            session.pump.lose("the test cut it", by="network")
 
     async with bpmux.session(here, linger=1) as one, bpmux.session(there, linger=1) as other:
         yield SessionPair(one, other, cut)
@@ -52,7 +53,7 @@ async def small_windows() -> AsyncIterator[SessionPair]:
         bpmux.session(here, linger=1, limits=limits) as one,
         bpmux.session(there, linger=1, limits=limits) as other,
     ):
-        yield SessionPair(one, other, lambda: one._connection.pump.lose("cut", by="network"))
+        yield SessionPair(one, other, lambda: one.pump.lose("cut", by="network"))
 
 
 @pytest.mark.requirement("R-07", "R-33", "R-36", "R-39", "R-41", "R-42")
@@ -91,17 +92,19 @@ async def test_a_receive_that_loses_messages_is_found(
 async def test_a_session_without_back_pressure_is_found(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    def deliver(self: bpmux.Source, message: bytes) -> None:
-        self._connection.engine.consumed(self._entity, len(message))  # on arrival, as a careless protocol would
-        ReceiveHalf._deliver(self, message)
+    lossless = ReceiveHalf.deliver
 
-    def deliver_all(self: bpmux.Source, messages: list[bytes]) -> None:
+    def deliver(self: ReceiveHalf[bytes], message: bytes) -> None:
+        self.receiver.consumed((), len(message))  # on arrival, as a careless protocol would
+        lossless(self, message)
+
+    def deliver_all(self: ReceiveHalf[bytes], messages: list[bytes]) -> None:
         for message in messages:
-            self._deliver(message)
+            self.deliver(message)
 
-    monkeypatch.setattr(bpmux.Source, "_deliver", deliver)
-    monkeypatch.setattr(bpmux.Source, "_deliver_all", deliver_all)
-    monkeypatch.setattr(bpmux.Source, "_taken", lambda self, messages, size: None)
+    monkeypatch.setattr(ReceiveHalf, "deliver", deliver)
+    monkeypatch.setattr(ReceiveHalf, "deliver_all", deliver_all)
+    monkeypatch.setattr(ReceiveHalf, "_took", lambda self, messages, size: None)
     with pytest.raises(AssertionError, match=r"an unread channel stops its sender only: \d+ bytes were taken"):
         await check_session(over_memory, largest=1000)
 

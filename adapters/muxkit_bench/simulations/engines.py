@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from muxkit import Limits
+from muxkit.core.events import Cancelled, Failed, Finished, Halves, Opened, Received, Writable
 from muxkit.protocols import bpmux, e3x, relink
 from muxkit.testing import EnginePair, Network, PathWeather
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from muxkit.core.halves import Receiver, Sender
 
     Simulation = Callable[[int], str]
 
@@ -54,9 +57,9 @@ class _Mux:
         self.pair: EnginePair[bpmux.Engine, bpmux.Event] = EnginePair(
             bpmux.Engine(config, limits=limits), bpmux.Engine(config, limits=limits), weather=dice, listener=self.hear
         )
-        self.to_send: dict[bpmux.Entity, list[bytes]] = {}
-        self.expected: dict[bpmux.Entity, list[bytes]] = {}
-        self.later: list[tuple[int, bpmux.Entity, int]] = []
+        self.to_send: dict[object, list[bytes]] = {}  # by the half to send on
+        self.expected: dict[object, list[bytes]] = {}  # by the half to receive from
+        self.later: list[tuple[Receiver[bytes], int]] = []
         self.messages = 0
 
     def run(self) -> str:
@@ -80,52 +83,56 @@ class _Mux:
     def open(self, side: int) -> None:
         sink, source = self.pair.engines[side].open_duplex(b"talk")
         self.expected[source] = self.told(1 - side, side, source.id)
-        self.begin(side, sink, self.told(side, side, sink.id))
+        self.begin(sink, self.told(side, side, sink.id))
 
     def told(self, teller: int, opener: int, id: int) -> list[bytes]:
         return contents(f"{self.seed}/{teller}/{opener}/{id}", 12)
 
-    def begin(self, side: int, sink: bpmux.Entity, messages: list[bytes]) -> None:
+    def begin(self, sink: Sender, messages: list[bytes]) -> None:
         self.to_send[sink] = messages
-        self.go_on(side, sink)
+        self.go_on(sink)
 
-    def go_on(self, side: int, sink: bpmux.Entity) -> None:
-        engine, messages = self.pair.engines[side], self.to_send[sink]
-        while messages and engine.admits(sink, len(messages[0])):
-            engine.send(sink, messages.pop(0))
+    def go_on(self, sink: Sender) -> None:
+        messages = self.to_send[sink]
+        while messages and sink.has_room(len(messages[0])):
+            sink.send(messages.pop(0))
         if messages:
-            engine.watch(sink, len(messages[0]))
+            sink.notify_when_room(len(messages[0]))
         else:
-            engine.end(sink)
+            sink.finish()
 
     def hear(self, side: int, event: bpmux.Event) -> None:
         match event:
-            case bpmux.Opened(entity, payload, source):
+            case Opened(Halves(bpmux.Sender() as sink, bpmux.Receiver() as source), payload):
                 demand(payload == b"talk", "an opening was changed")
                 self.pair.engines[side].consumed_opening(len(payload))
-                if source is not None:
-                    self.expected[source] = self.told(1 - side, 1 - side, source.id)
-                    self.begin(side, entity, self.told(side, 1 - side, entity.id))
-            case bpmux.Message(entity, payload):
-                waiting = self.expected[entity]
-                demand(bool(waiting) and waiting.pop(0) == payload, f"{entity.label}: not the message that was sent")
-                self.messages += 1
-                self.later.append((side, entity, len(payload)))
-                if self.dice.random() < 0.7:
-                    self.take(1)
-            case bpmux.Ended(entity, payload) if entity in self.expected:
-                demand(not self.expected[entity] and not payload, f"{entity.label}: its end overtook a message")
-            case bpmux.Writable(entity) if not entity.ending:
-                self.go_on(side, entity)
-            case bpmux.Failed(error):
+                self.expected[source] = self.told(1 - side, 1 - side, source.id)
+                self.begin(sink, self.told(side, 1 - side, sink.id))
+            case Received(source, payloads):
+                waiting = self.expected[source]
+                for payload in payloads:
+                    demand(
+                        bool(waiting) and waiting.pop(0) == payload, f"{source.label}: not the message that was sent"
+                    )
+                    self.messages += 1
+                    self.later.append((source, len(payload)))
+                    if self.dice.random() < 0.7:
+                        self.take(1)
+            case Finished(source) if source in self.expected:
+                demand(not self.expected[source], f"{source.label}: its end overtook a message")
+            case Cancelled(source) if source in self.expected:
+                raise NotAsPromised(f"{source.label}: its sender gave up")
+            case Writable(bpmux.Sender() as sink) if not sink.ending:
+                self.go_on(sink)
+            case Failed(error):
                 raise NotAsPromised(f"a correct peer was accused: {error}")
             case _:
                 pass
 
     def take(self, count: int) -> None:
         for _ in range(count):
-            side, entity, size = self.later.pop()
-            self.pair.engines[side].consumed(entity, size)
+            receiver, size = self.later.pop()
+            receiver.consumed((), size)
 
 
 def mux(seed: int) -> str:

@@ -6,75 +6,57 @@ from typing import TYPE_CHECKING
 
 from muxkit._lazy import lazily
 from muxkit.protocols.bpmux.config import Config as Config
-from muxkit.protocols.bpmux.engine.engine import Engine as Engine
-from muxkit.protocols.bpmux.engine.entities import Entity as Entity
-from muxkit.protocols.bpmux.engine.entities import Kind as Kind
-from muxkit.protocols.bpmux.engine.events import Confirmed as Confirmed
-from muxkit.protocols.bpmux.engine.events import Declined as Declined
-from muxkit.protocols.bpmux.engine.events import Ended as Ended
-from muxkit.protocols.bpmux.engine.events import Event as Event
-from muxkit.protocols.bpmux.engine.events import Failed as Failed
-from muxkit.protocols.bpmux.engine.events import HalfClosed as HalfClosed
-from muxkit.protocols.bpmux.engine.events import HungUp as HungUp
-from muxkit.protocols.bpmux.engine.events import Message as Message
-from muxkit.protocols.bpmux.engine.events import Messages as Messages
-from muxkit.protocols.bpmux.engine.events import Opened as Opened
-from muxkit.protocols.bpmux.engine.events import Pinged as Pinged
-from muxkit.protocols.bpmux.engine.events import Ponged as Ponged
-from muxkit.protocols.bpmux.engine.events import Probed as Probed
-from muxkit.protocols.bpmux.engine.events import Responded as Responded
-from muxkit.protocols.bpmux.engine.events import Silent as Silent
-from muxkit.protocols.bpmux.engine.events import Writable as Writable
+from muxkit.protocols.bpmux.engine import Engine as Engine
+from muxkit.protocols.bpmux.entities import Entity as Entity
+from muxkit.protocols.bpmux.entities import Kind as Kind
+from muxkit.protocols.bpmux.events import Event as Event
+from muxkit.protocols.bpmux.events import HalfClosed as HalfClosed
+from muxkit.protocols.bpmux.events import Pinged as Pinged
+from muxkit.protocols.bpmux.events import Requested as Requested
+from muxkit.protocols.bpmux.events import Responded as Responded
 from muxkit.protocols.bpmux.frames import Chunk as Chunk
 from muxkit.protocols.bpmux.frames import Partial as Partial
 from muxkit.protocols.bpmux.frames import Type as Type
 from muxkit.protocols.bpmux.frames import encode_chunk as encode_chunk
 from muxkit.protocols.bpmux.frames import encode_partial as encode_partial
 from muxkit.protocols.bpmux.frames import parse_chunk as parse_chunk
+from muxkit.protocols.bpmux.receive import Receiver as Receiver
+from muxkit.protocols.bpmux.send import Sender as Sender
 
 if TYPE_CHECKING:
-    from muxkit.protocols.bpmux._session.channels import Duplex as Duplex
-    from muxkit.protocols.bpmux._session.channels import IncomingRequest as IncomingRequest
-    from muxkit.protocols.bpmux._session.channels import Request as Request
-    from muxkit.protocols.bpmux._session.channels import Sink as Sink
-    from muxkit.protocols.bpmux._session.channels import Source as Source
-    from muxkit.protocols.bpmux._session.session import Session as Session
-    from muxkit.protocols.bpmux._session.session import connect as connect
-    from muxkit.protocols.bpmux._session.session import open_server as open_server
-    from muxkit.protocols.bpmux._session.session import protocol as protocol
-    from muxkit.protocols.bpmux._session.session import reconnecting as reconnecting
-    from muxkit.protocols.bpmux._session.session import session as session
+    from muxkit.protocols.bpmux._channels import Duplex as Duplex
+    from muxkit.protocols.bpmux._channels import IncomingRequest as IncomingRequest
+    from muxkit.protocols.bpmux._channels import Request as Request
+    from muxkit.protocols.bpmux._channels import Sink as Sink
+    from muxkit.protocols.bpmux._channels import Source as Source
+    from muxkit.protocols.bpmux._session import Session as Session
+    from muxkit.protocols.bpmux._session import connect as connect
+    from muxkit.protocols.bpmux._session import open_server as open_server
+    from muxkit.protocols.bpmux._session import protocol as protocol
+    from muxkit.protocols.bpmux._session import reconnecting as reconnecting
+    from muxkit.protocols.bpmux._session import session as session
 
 __all__ = [
     "Chunk",
     "Config",
-    "Confirmed",
-    "Declined",
     "Duplex",
-    "Ended",
     "Engine",
     "Entity",
     "Event",
-    "Failed",
     "HalfClosed",
-    "HungUp",
     "IncomingRequest",
     "Kind",
-    "Message",
-    "Messages",
-    "Opened",
     "Partial",
     "Pinged",
-    "Ponged",
-    "Probed",
+    "Receiver",
     "Request",
+    "Requested",
     "Responded",
+    "Sender",
     "Session",
-    "Silent",
     "Sink",
     "Source",
     "Type",
-    "Writable",
     "connect",
     "encode_chunk",
     "encode_partial",
@@ -87,15 +69,15 @@ __all__ = [
 
 # The engine works without Trio; what needs it is fetched when it is first asked for.
 _LAZY = {
-    "Duplex": "_session.channels",
-    "IncomingRequest": "_session.channels",
-    "Request": "_session.channels",
-    "Session": "_session.session",
-    "Sink": "_session.channels",
-    "Source": "_session.channels",
-    "protocol": "_session.session",
-    "session": "_session.session",
-    "connect open_server reconnecting": "_session.session",
+    "Duplex": "_channels",
+    "IncomingRequest": "_channels",
+    "Request": "_channels",
+    "Session": "_session",
+    "Sink": "_channels",
+    "Source": "_channels",
+    "protocol": "_session",
+    "session": "_session",
+    "connect open_server reconnecting": "_session",
 }
 
 if not TYPE_CHECKING:  # or type checkers would accept any name

@@ -65,6 +65,7 @@ class SendHalf:
         "_line",
         "_outcome",
         "_over",
+        "_scope",
         "_session",
         "_since_yield",
         "channel",
@@ -80,6 +81,7 @@ class SendHalf:
         self._line: deque[Waiter] = NO_QUEUE
         self._error: ErrorMaker | None = None
         self._over: trio.Event | None = None
+        self._scope: trio.CancelScope | None = None  # cancelled when the half is over
         self._since_yield = 0  # bytes
         self._outcome = Outcome.USUAL
         self.state: Sending = Sending.OPEN
@@ -254,6 +256,15 @@ class SendHalf:
             await trio.lowlevel.checkpoint()
         if self._error is not None:
             raise self._error()
+
+    def cancel_when_over(self, scope: trio.CancelScope) -> None:
+        """Cancel this scope when the half is over: the peer stopped it, or the end was confirmed, or all was lost.
+
+        For work that nobody wants any more once the peer gave up. It takes no task, unlike `wait_over`.
+        """
+        self._scope = scope
+        if self.state is Sending.CLOSED:
+            scope.cancel()
 
     @property
     def waiting_since(self) -> float | None:
@@ -470,7 +481,7 @@ class SendHalf:
             return
         self.state = advance(self.state, step)
         self._error = self._error or error
-        if step is Step.LOST and (self._line or self._over is not None):
+        if step is Step.LOST and (self._line or self._over is not None or self._scope is not None):
             turns().wake(partial(self._wake_all, error or closed))
         else:
             self._wake_all(error or closed)
@@ -479,6 +490,8 @@ class SendHalf:
         self._close_gate(error)
         if self._over is not None:
             self._over.set()
+        if self._scope is not None:
+            self._scope.cancel()
 
     def _close_gate(self, error: ErrorMaker) -> None:
         """Let every waiting sender raise; no further one may come."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muxkit.core import Cursor, Pieces
-from muxkit.protocols.bpmux import Chunk, Engine, Entity, Kind, Partial, Type, parse_chunk
+from muxkit.protocols.bpmux import Chunk, Engine, Entity, Kind, Partial, Receiver, Type, parse_chunk
 
 if TYPE_CHECKING:
-    from muxkit.protocols.bpmux.engine.state import State
+    from muxkit.protocols.bpmux.state import State
 
 OPENINGS = frozenset({Type.OUT_REQUEST, Type.OUT_STREAM, Type.DUPLEX})
 
@@ -69,7 +69,7 @@ class Wire:
             self.chunks.pop(0)
 
 
-def check_books(engine: Engine, inbox: dict[Entity, list[int]]) -> None:
+def check_books(engine: Engine, inbox: dict[Receiver, list[int]]) -> None:
     """Check the sums that an engine keeps against its entities; `inbox` holds what its application did not consume."""
     entities = [entity for kind in Kind for entity in engine.entities(kind).values()]
     _check_queues(engine, entities)

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
 from muxkit.core import Cursor, encode_varu64
+from muxkit.core.events import (
+    Cancelled,
+    Confirmed,
+    Failed,
+    Finished,
+    Halves,
+    Opened,
+    Pong,
+    Probed,
+    Received,
+    Refused,
+    Stopped,
+    Writable,
+)
 from muxkit.protocols.bpmux import (
     Chunk,
     Config,
-    Confirmed,
-    Declined,
-    Ended,
     Engine,
     Entity,
     Event,
-    Failed,
     Kind,
-    Message,
-    Messages,
-    Opened,
     Partial,
-    Probed,
+    Pinged,
+    Receiver,
+    Requested,
     Responded,
-    Writable,
+    Sender,
     parse_chunk,
 )
 from muxkit.testing._pair import EnginePair, drain, feed
@@ -34,7 +43,7 @@ if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError
     from muxkit._limits import Limits
     from muxkit._observer import Observer
-    from muxkit.protocols.bpmux.engine.entities import Parts
+    from muxkit.protocols.bpmux.entities import Parts
 
 U64_MAX = 2**64 - 1
 
@@ -57,12 +66,12 @@ def automatic(*, limits: Limits | None = None, letter: bool = False) -> Engine:
 def with_top_credit(credit: int = 1000, *, limits: Limits | None = None, letter: bool = False) -> Engine:
     """Make an engine with `by_hand` that has granted the peer top-level credit for openings."""
     engine = by_hand(limits=limits, letter=letter)
-    engine.give_credit(engine.top_stream, credit)
+    engine.top_stream.give_credit(credit)
     drain(engine)
     return engine
 
 
-def with_sink(credit: int = 0, *, limits: Limits | None = None) -> tuple[Engine, Entity]:
+def with_sink(credit: int = 0, *, limits: Limits | None = None) -> tuple[Engine, Sender]:
     """Make an engine whose sink 3 is announced and has so much credit."""
     engine = by_hand(limits=limits)
     sink = engine.open_sink(id=3)
@@ -126,23 +135,30 @@ def told(event: Event) -> tuple[object, ...]:
     """Return an event as a tuple: its name, the label of its entity, and the rest."""
     name = type(event).__name__
     match event:
-        case Message() | Ended() | Responded():
-            return name, event.entity.label, event.payload
-        case Messages():
-            return name, event.entity.label, event.payloads
-        case Opened():
-            source = () if event.source is None else (event.source.label,)
-            return (name, event.entity.label, event.payload, *source)
-        case Declined():
-            return (name, event.entity.label, *(() if event.twin is None else (event.twin.label,)))
-        case Failed():
-            error = event.error
+        case Received(receiver, items):
+            return name, entity_of(receiver).label, *items
+        case Opened(channel, opening):
+            first, *others = (entity_of(half).label for half in (channel.sender, channel.receiver) if half is not None)
+            return name, first, opening, *others
+        case Cancelled(half, payload) | Stopped(half, payload):
+            return name, entity_of(half).label, payload
+        case Requested(half, payload) | Responded(half, payload):
+            return name, half.label, payload
+        case Finished(half) | Confirmed(half) | Refused(half) | Writable(half):
+            return name, entity_of(half).label
+        case Pong(key) | Probed(key):
+            return name, key.label if isinstance(key, Entity) else repr(key)
+        case Pinged(entity):
+            return name, entity.label
+        case Failed(error):
             return name, str(error), error.rule, error.offset, error.limit
-        case Confirmed() | Writable() | Probed():
-            return name, event.entity.label
         case _:
-            entity = getattr(event, "entity", None)
-            return (name, entity.label) if isinstance(entity, Entity) else (name, repr(event))
+            return name, repr(event)
+
+
+def entity_of(half: object) -> Entity:
+    assert isinstance(half, Entity)  # as all halves of this engine are
+    return half
 
 
 def grant(engine: Engine, channel: str, credit: int) -> None:
@@ -154,8 +170,23 @@ def grant(engine: Engine, channel: str, credit: int) -> None:
     assert not any(isinstance(event, Failed) for event in engine.events())
 
 
+@overload
+def the(engine: Engine, kind: Literal[Kind.SINK_OUT, Kind.SINK_IN, Kind.REQUEST_IN], id: int) -> Sender: ...
+@overload
+def the(engine: Engine, kind: Literal[Kind.STREAM_OUT, Kind.STREAM_IN, Kind.REQUEST_OUT], id: int) -> Receiver: ...
+@overload
+def the(engine: Engine, kind: Kind, id: int) -> Entity: ...
 def the(engine: Engine, kind: Kind, id: int) -> Entity:
+    """Return the entity of this kind with this id."""
     return engine.entities(kind)[id]
+
+
+def channel_of(entity: Entity) -> Halves:
+    """Return the channel that an entity is the whole or one half of."""
+    halves = [half for half in (entity, entity.twin) if half is not None]
+    sender = next((half for half in halves if isinstance(half, Sender)), None)
+    receiver = next((half for half in halves if isinstance(half, Receiver)), None)
+    return Halves(sender, receiver)
 
 
 def ids(engine: Engine) -> dict[str, list[int]]:

@@ -65,7 +65,7 @@ async def rough_sessions(
 
 def cut(pair: Pair) -> None:
     for session in (pair.one, pair.other):
-        session._connection.pump.lose("the test cut it", by="network")
+        session.pump.lose("the test cut it", by="network")
 
 
 async def next_duplex(session: Session) -> Duplex:

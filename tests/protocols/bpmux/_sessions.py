@@ -39,7 +39,7 @@ class Watched(Generic[ResultT]):
 def check_agreement(pair: Pair) -> None:
     """Check that both sides know the same entities and the same credit for each; all tasks must be blocked."""
     for here, there in ((pair.one, pair.other), (pair.other, pair.one)):
-        ours, theirs = here._connection.engine, there._connection.engine
+        ours, theirs = here.engine, there.engine
         assert _credit(ours.top_sink, out=True) == _credit(theirs.top_stream, out=False)
         for kind, mirror in MIRROR.items():
             sends = kind is Kind.SINK_OUT

@@ -332,8 +332,8 @@ async def an_answer(pair: Pair) -> Steps:
 
         async def grant() -> None:
             await trio.sleep(LATER)
-            pair.one._connection.engine.give_credit(request._entity, 10)
-            pair.one._connection.request_write()
+            request._entity.give_credit(10)
+            pair.one.request_write()
 
         nursery.start_soon(grant)
         first = Watched(partial(asked.respond, b"first"))

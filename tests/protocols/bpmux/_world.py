@@ -10,24 +10,11 @@ import attrs
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.bpmux import (
-    Config,
-    Confirmed,
-    Declined,
-    Ended,
-    Engine,
-    Entity,
-    Event,
-    Failed,
-    Kind,
-    Message,
-    Messages,
-    Opened,
-    Responded,
-    Silent,
-)
+from muxkit.core.events import Cancelled, Confirmed, Failed, Finished, Opened, Received, Refused, Silent, Stopped
+from muxkit.protocols.bpmux import Config, Engine, Entity, Event, Kind, Receiver, Requested, Responded, Sender
 from muxkit.testing._pair import EnginePair
 from tests.protocols.bpmux._books import Wire, check_books
+from tests.protocols.bpmux._helpers import channel_of, entity_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,16 +52,16 @@ class World:
         config = config or Config(keepalive=None)
         self.pair: EnginePair[Engine, Event] = EnginePair(
             Engine(config, limits=limits),
-            Engine(other or config, limits=limits, joins_messages=True),
+            Engine(other or config, limits=limits),
             weather=self.dice,
             listener=self._hear,
         )
         self.engines = self.pair.engines
         self.wires = (Wire(), Wire())
-        self.lines: dict[Entity, Line] = {}  # by the sender's entity
+        self.lines: dict[Entity, Line] = {}  # by the entity to send on
         self.first: dict[Entity, bytes] = {}  # opening payloads, by each half of the opener
         self.known: tuple[list[Entity], list[Entity]] = ([], [])  # to the application of each side
-        self.inbox: tuple[dict[Entity, list[int]], ...] = (defaultdict(list), defaultdict(list))
+        self.inbox: tuple[dict[Receiver, list[int]], ...] = (defaultdict(list), defaultdict(list))
         self.openings: tuple[list[int], list[int]] = ([], [])
         self.announced: dict[tuple[int, Kind, int], Entity] = {}  # the sender's entity of each receiving one
         self.stops: set[Entity] = set()
@@ -100,44 +87,50 @@ class World:
         match event:
             case Failed() | Silent():
                 raise AssertionError(f"a legal peer was reported: {event}")
-            case Opened():
-                opener = self.announced[1 - side, MIRROR[event.entity.kind], event.entity.id]
-                assert event.payload == self.first[opener], "an opening payload was changed"
-                self.openings[side].append(len(event.payload))
-                for half in (event.entity, event.source):
-                    if half is not None:
-                        self.known[side].append(half)
-                        self.announced[side, half.kind, half.id] = half
-                        if not half.receives:
-                            reader = self.announced[1 - side, MIRROR[half.kind], half.id]
-                            self.lines[half] = Line(torn=reader in self.stops)
-            case Messages():
-                for payload in event.payloads:
-                    self._hear(side, Message(event.entity, payload))
-            case Message() | Responded():
-                line = self.lines[self._partner(side, event.entity)]
-                assert event.payload == line.sent[line.came], "a message was lost, changed or overtaken"
-                line.came += 1
-                self.inbox[side][event.entity].append(len(event.payload))
-                if isinstance(event, Responded):
-                    self._gone(side, event.entity)
-            case Ended():
-                entity = event.entity
-                if entity.receives and entity not in self.stops and not event.payload:
+            case Opened(channel, payload):
+                self._hear_opening(side, payload, channel.sender, channel.receiver)
+            case Requested(request, payload):
+                self._hear_opening(side, payload, request)
+            case Received(receiver, payloads):
+                for payload in payloads:
+                    self._hear_message(side, receiver, payload)
+            case Responded(receiver, payload):
+                self._hear_message(side, receiver, payload)
+                self._gone(side, receiver)
+            case Finished(half):
+                entity = entity_of(half)
+                if entity not in self.stops:
                     line = self.lines[self._partner(side, entity)]
                     assert line.torn or line.came == len(line.sent), "an end overtook a message"
                 self._gone(side, entity)
-            case Confirmed():
-                if event.entity in self.lines and not event.entity.receives and not self.lines[event.entity].torn:
-                    line = self.lines[event.entity]
+            case Confirmed(half):
+                entity = entity_of(half)
+                if entity in self.lines and not self.lines[entity].torn:
+                    line = self.lines[entity]
                     assert line.came == len(line.sent), "confirmed, and not everything had come"
-                self._gone(side, event.entity)
-            case Declined():
-                for half in (event.entity, event.twin):
-                    if half is not None:
-                        self._gone(side, half)
+                self._gone(side, entity)
+            case Cancelled(half) | Stopped(half) | Refused(half):
+                self._gone(side, entity_of(half))
             case _:
                 pass
+
+    def _hear_opening(self, side: int, payload: bytes, *halves: object) -> None:
+        for half in halves:
+            if isinstance(half, Entity):
+                opener = self.announced[1 - side, MIRROR[half.kind], half.id]
+                assert payload == self.first[opener], "an opening payload was changed"
+                self.known[side].append(half)
+                self.announced[side, half.kind, half.id] = half
+                if not half.receives:
+                    self.lines[half] = Line(torn=opener in self.stops)
+        self.openings[side].append(len(payload))
+
+    def _hear_message(self, side: int, receiver: object, payload: bytes) -> None:
+        assert isinstance(receiver, Receiver)  # as all of this engine are
+        line = self.lines[self._partner(side, receiver)]
+        assert payload == line.sent[line.came], "a message was lost, changed or overtaken"
+        line.came += 1
+        self.inbox[side][receiver].append(len(payload))
 
     def _gone(self, side: int, entity: Entity) -> None:
         self.known[side].remove(entity)
@@ -172,11 +165,16 @@ class World:
             raise LocalProtocolError("nothing to choose from")
         return self.dice.choice(choices)
 
+    def _pick_sender(self, side: int) -> Sender:
+        sender = self._pick(side, lambda entity: not entity.receives)
+        assert isinstance(sender, Sender)
+        return sender
+
     def _open(self, side: int) -> None:
         engine, payload = self.engines[side], self._payload()
         credit = self.dice.choice((None, None, 0, 7, 3000))
         kind = self.dice.randrange(4)
-        halves: tuple[Entity, ...]
+        halves: tuple[Sender | Receiver, ...]
         if kind == 0:
             halves = (engine.open_sink(payload),)
         elif kind == 1:
@@ -193,25 +191,31 @@ class World:
             self.lines[halves[0]] = Line()
 
     def _send(self, side: int) -> None:
-        entity = self._pick(side, lambda entity: not entity.receives)
+        entity = self._pick_sender(side)
         payload = self._payload()
         end = self.dice.choice((None, None, None, b"", b"bye")) if entity.kind is not Kind.REQUEST_IN else None
         if entity.is_top:
             end = None
-        self.engines[side].send(entity, payload, end=end)
+        entity.send(payload, end=end)
         self.lines[entity].sent.append(payload)
 
     def _send_many(self, side: int) -> None:
-        entity = self._pick(side, lambda entity: not entity.receives and entity.kind is not Kind.REQUEST_IN)
+        entity = self._pick_sender(side)
         payloads = [self._payload() for _ in range(5)]
-        count = self.engines[side].send_many(entity, payloads)
-        self.lines[entity].sent.extend(payloads[:count])
+        if entity.try_send_all(payloads):
+            self.lines[entity].sent.extend(payloads)
+
+    def _try_send(self, side: int) -> None:
+        entity = self._pick_sender(side)
+        payload = self._payload()
+        if entity.try_send(payload) is not None:
+            self.lines[entity].sent.append(payload)
 
     def _end(self, side: int) -> None:
         entity = self._pick(side)
         if entity.is_top and self.dice.random() < 0.9:
             return
-        self.engines[side].end(entity, self.dice.choice((b"", b"", b"over", self._payload())))
+        entity.end(self.dice.choice((b"", b"", b"over", self._payload())))
         if entity.receives:
             self.stops.add(entity)
             self._tear_other(side, entity)
@@ -220,7 +224,7 @@ class World:
         entity = self._pick(side)
         if entity.is_top and self.dice.random() < 0.9:
             return
-        self.engines[side].abort(entity)
+        entity.abort()
         if entity.receives:
             self.stops.add(entity)
             self._tear_other(side, entity)
@@ -237,13 +241,13 @@ class World:
                     self.lines[line_of].torn = True
 
     def _credit(self, side: int) -> None:
-        self.engines[side].give_credit(self._pick(side), self.dice.choice((0, 1, 3, 600)))
+        self._pick(side).give_credit(self.dice.choice((0, 1, 3, 600)))
 
     def _ping(self, side: int) -> None:
-        self.engines[side].ping(self._pick(side))
+        self._pick(side).ping()
 
     def _watch(self, side: int) -> None:
-        self.engines[side].watch(self._pick(side, lambda entity: not entity.receives))
+        self._pick_sender(side).notify_when_room(1)
 
     def _refuse(self, side: int) -> None:
         entity = self._pick(side, lambda entity: entity.kind in (Kind.STREAM_IN, Kind.SINK_IN, Kind.REQUEST_IN))
@@ -251,13 +255,13 @@ class World:
             if half is not None and half.receives:
                 self.stops.add(half)
                 self._tear_other(side, half)
-        self.engines[side].refuse(entity)
+        self.engines[side].refuse(channel_of(entity))
 
     def _consume(self, side: int) -> None:
         boxes = [entity for entity, sizes in self.inbox[side].items() if sizes]
         if boxes:
             entity = self.dice.choice(boxes)
-            self.engines[side].consumed(entity, self.inbox[side][entity].pop(0))
+            entity.consumed((), self.inbox[side][entity].pop(0))
         if self.openings[side]:
             self.engines[side].consumed_opening(self.openings[side].pop(0))
 
@@ -266,7 +270,7 @@ class World:
             self.pair.step()
 
     _commands = (
-        _open, _open, _send, _send, _send, _send_many, _end, _abort, _credit, _ping, _watch,
+        _open, _open, _send, _send, _send, _try_send, _send_many, _end, _abort, _credit, _ping, _watch,
         _refuse, _consume, _consume, _consume, _move, _move, _move, _move,
     )  # fmt: skip
 
@@ -331,12 +335,12 @@ class World:
                     if entity.receives:
                         self.stops.add(entity)
                         self._tear_other(side, entity)
-                    engine.end(entity)
+                    entity.end()
                 elif not entity.gone and not entity.credit_out:
                     # An end with a payload may wait for credit that is never granted.
                     other = self._other(side, entity)
                     if other is not None and not other.ending:
-                        self.engines[1 - side].give_credit(other, 3000)
+                        other.give_credit(3000)
         self._consume_everything()
         for engine in self.engines:
             assert engine.live == 0, [entity for kind in Kind for entity in engine.entities(kind).values()]

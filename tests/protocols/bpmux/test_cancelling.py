@@ -7,9 +7,10 @@ import tracemalloc
 import pytest
 
 from muxkit._limits import Limits
-from muxkit.protocols.bpmux import Ended, Engine, Failed, Kind
+from muxkit.core.events import Failed, Stopped
+from muxkit.protocols.bpmux import Engine, Kind
 from muxkit.testing._pair import drain
-from tests.protocols.bpmux._helpers import by_hand, fed, the, written
+from tests.protocols.bpmux._helpers import by_hand, channel_of, fed, the, written
 
 
 def churn(engine: Engine, chunks: str, count: int, *, now: float = 0.0) -> int:
@@ -52,8 +53,8 @@ def test_a_cancellation_in_parts_counts_once() -> None:
     engine = by_hand(limits=Limits(resets_burst=2, resets_per_second=1))
     for id in (1, 3):
         fed(engine, f"90 {id:02x} 00")
-        engine.give_credit(the(engine, Kind.SINK_IN, id), 3)
-        assert fed(engine, f"e0 03 82 {id:02x} 01 61", f"82 {id:02x} 02 62 63")[-1][0] == "Ended"
+        the(engine, Kind.SINK_IN, id).give_credit(3)
+        assert fed(engine, f"e0 03 82 {id:02x} 01 61", f"82 {id:02x} 02 62 63")[-1][0] == "Stopped"
     fed(engine, "90 05 00")
     assert engine.starts.pause(0.0) > 0
 
@@ -64,8 +65,8 @@ def test_orderly_ends_are_not_limited() -> None:
     assert churn(engine, "52 09 00 00", 500) == 500
     for _ in range(100):
         fed(engine, "90 09 00", "10 09 00")
-        engine.end(the(engine, Kind.SINK_IN, 9))
-        engine.send(the(engine, Kind.REQUEST_IN, 9), b"")
+        the(engine, Kind.SINK_IN, 9).end()
+        the(engine, Kind.REQUEST_IN, 9).send(b"")
         written(engine)
         fed(engine, "81 09", "01 09")
     assert not engine.over
@@ -76,9 +77,9 @@ def test_ends_that_cross_are_not_limited() -> None:
     engine = by_hand(limits=Limits(resets_burst=1, resets_per_second=1))
     for _ in range(100):
         fed(engine, "90 09 00")
-        engine.end(the(engine, Kind.SINK_IN, 9))
+        the(engine, Kind.SINK_IN, 9).end()
         written(engine)
-        assert [event[0] for event in fed(engine, "82 09 00")] == ["Ended"]
+        assert [event[0] for event in fed(engine, "82 09 00")] == ["Stopped"]
 
 
 @pytest.mark.requirement("R-10", "R-42")
@@ -103,7 +104,7 @@ def test_channels_that_have_to_be_refused_are_limited() -> None:
     refused = 0
     for id in range(1, 20):
         fed(engine, f"50 {id:02x} 00")
-        engine.refuse(the(engine, Kind.STREAM_IN, id))
+        engine.refuse(channel_of(the(engine, Kind.STREAM_IN, id)))
         if engine.over:
             break
         refused += 1
@@ -124,7 +125,7 @@ def test_ten_thousand_opens_and_cancels_leave_no_memory() -> None:
     try:
         for _ in range(100):
             engine.receive_bytes(chunk * 100, 0.0)
-            assert sum(isinstance(event, Ended) for event in engine.events()) == 100
+            assert sum(isinstance(event, Stopped) for event in engine.events()) == 100
             drain(engine)
         assert tracemalloc.get_traced_memory()[0] < 16 * 1024
     finally:

@@ -36,10 +36,10 @@ def test_data_reaches_the_entity_of_its_id_only(id: int) -> None:
     here = pair.engines[0]
     sink, other = here.open_sink(id=id), here.open_sink(id=7)
     pair.run_until_quiet()
-    here.send(sink, b"mine")
-    here.send(other, b"not mine")
+    sink.send(b"mine")
+    other.send(b"not mine")
     pair.run_until_quiet()
-    assert seen(pair, 1)[2:] == [("Message", f"in-stream {id}", b"mine"), ("Message", "in-stream 7", b"not mine")]
+    assert seen(pair, 1)[2:] == [("Received", f"in-stream {id}", b"mine"), ("Received", "in-stream 7", b"not mine")]
 
 
 @pytest.mark.clause("bpmux-G02")
@@ -48,10 +48,10 @@ def test_both_sides_may_use_the_same_id_at_once() -> None:
     sinks = [engine.open_sink(id=5) for engine in pair.engines]
     pair.run_until_quiet()
     for side, message in ((0, b"from 0"), (1, b"from 1")):
-        pair.engines[side].send(sinks[side], message)
+        sinks[side].send(message)
     pair.run_until_quiet()
-    assert seen(pair, 0)[-1] == ("Message", "in-stream 5", b"from 1")
-    assert seen(pair, 1)[-1] == ("Message", "in-stream 5", b"from 0")
+    assert seen(pair, 0)[-1] == ("Received", "in-stream 5", b"from 1")
+    assert seen(pair, 1)[-1] == ("Received", "in-stream 5", b"from 0")
 
 
 @pytest.mark.clause("bpmux-G03")
@@ -60,7 +60,7 @@ def test_a_chunk_is_a_tag_and_then_the_id(id: int, wire: str) -> None:
     engine = by_hand()
     sink = engine.open_sink(id=id)
     written(engine)
-    engine.ping(sink)
+    sink.ping()
     assert written(engine) == wire
 
 
@@ -92,14 +92,14 @@ def test_the_flag_of_a_payload_is_0x10() -> None:
 @pytest.mark.clause("bpmux-G07")
 def test_the_flag_of_credit_is_0x08() -> None:
     engine = by_hand()
-    engine.give_credit(engine.top_stream, 100)
+    engine.top_stream.give_credit(100)
     assert written(engine) == "a80064"
 
 
 @pytest.mark.clause("bpmux-G08")
 def test_the_flag_of_a_ping_is_0x04() -> None:
     engine = by_hand()
-    engine.ping(engine.top_sink)
+    engine.top_sink.ping()
     assert written(engine) == "6400"
 
 
@@ -108,7 +108,7 @@ def test_the_flag_of_an_end_is_0x02() -> None:
     engine = by_hand()
     sink = engine.open_sink(id=7)
     written(engine)
-    engine.end(sink)
+    sink.end()
     assert written(engine) == "420700"
 
 
@@ -167,7 +167,7 @@ def test_a_chunk_that_comes_byte_by_byte_is_one_chunk() -> None:
         return engine
 
     events = check_every_split(engine_with_stream, bytes.fromhex("7a05026869f9012c0178"), normalise=told)
-    assert events == [("Message", "out-stream 5", b"hi"), ("Ended", "out-stream 5", b"x")]
+    assert events == [("Received", "out-stream 5", b"hi"), ("Cancelled", "out-stream 5", b"x")]
 
 
 @pytest.mark.clause("bpmux-G14")
@@ -175,9 +175,9 @@ def test_a_payload_is_its_length_and_its_bytes() -> None:
     engine = by_hand()
     fed(engine, "98 05 00 f8 ff")
     sink = the(engine, Kind.SINK_IN, 5)
-    engine.send(sink, b"hi")
+    sink.send(b"hi")
     assert written(engine) == "7005026869"
-    engine.send(sink, b"x" * 248)
+    sink.send(b"x" * 248)
     assert written(engine) == "7005f8f8" + "78" * 248
 
 
@@ -209,7 +209,7 @@ def test_a_length_above_the_credit_is_refused_before_its_bytes_come() -> None:
 @pytest.mark.clause("bpmux-G16")
 def test_credit_travels_as_varu64() -> None:
     engine = by_hand()
-    engine.give_credit(engine.top_stream, 300)
+    engine.top_stream.give_credit(300)
     assert written(engine) == "a800f9012c"
 
 
@@ -224,7 +224,7 @@ def test_credit_of_0_changes_nothing() -> None:
 def test_an_end_payload_looks_like_a_payload() -> None:
     engine = by_hand()
     fed(engine, "98 05 00 01")
-    engine.end(the(engine, Kind.SINK_IN, 5), b"x")
+    the(engine, Kind.SINK_IN, 5).end(b"x")
     assert written(engine) == "62050178"
 
 
@@ -241,9 +241,9 @@ def test_the_parts_of_a_chunk_take_effect_in_this_order() -> None:
     stream = engine.open_stream(id=5, credit=3)
     written(engine)
     assert fed(engine, "7e 05 02 68 69 f9 01 2c 01 78") == [
-        ("Message", "out-stream 5", b"hi"),
+        ("Received", "out-stream 5", b"hi"),
         ("Pinged", "out-stream 5"),
-        ("Ended", "out-stream 5", b"x"),
+        ("Cancelled", "out-stream 5", b"x"),
     ]
     assert stream.credit_out == 300
 
@@ -261,7 +261,7 @@ def test_pings_and_acknowledgements_have_no_data() -> None:
 def test_after_a_violation_nothing_is_taken_in_and_nothing_goes_out() -> None:
     engine = with_top_credit()
     engine.open_sink()
-    engine.ping(engine.top_sink)
+    engine.top_sink.ping()
     error = violation(engine, "50 09 00", "30 09 00 50 0a 00")
     assert error.rule == "bpmux-R10"
     assert ids(engine)["stream_in"] == [9]
@@ -293,4 +293,4 @@ def test_every_number_of_64_bits_is_good_as_credit(number: int) -> None:
 def test_every_number_of_64_bits_is_good_as_an_id(number: int) -> None:
     engine = with_top_credit()
     events = feed(engine, [b"\x10" + encode_varu64(number) + b"\x00"])
-    assert [told(event) for event in events] == [("Opened", f"in-request {number}", b"")]
+    assert [told(event) for event in events] == [("Requested", f"in-request {number}", b"")]

@@ -43,7 +43,7 @@ def test_an_out_sink_is_a_stream_for_us() -> None:
 def test_an_in_sink_is_a_stream_of_ours() -> None:
     engine = by_hand()
     engine.open_stream(id=3, credit=2)
-    assert fed(engine, "70 03 02 68 69") == [("Message", "out-stream 3", b"hi")]
+    assert fed(engine, "70 03 02 68 69") == [("Received", "out-stream 3", b"hi")]
 
 
 @pytest.mark.clause("bpmux-R06")
@@ -74,7 +74,7 @@ def test_a_duplex_is_a_sink_and_a_stream() -> None:
 @pytest.mark.clause("bpmux-R09")
 def test_the_top_level_cannot_be_reopened() -> None:
     engine = by_hand()
-    assert fed(engine, "62 00 00") == [("Ended", "top-level in-stream", b"")]
+    assert fed(engine, "62 00 00") == [("Finished", "top-level in-stream")]
     assert written(engine) == "a100"
     assert violation(engine, "70 00 00").rule == "bpmux-R09"
 
@@ -131,8 +131,7 @@ def test_an_opening_needs_a_payload(chunk: str) -> None:
 def test_an_opening_payload_is_paid_from_the_top_level(tag: str) -> None:
     engine = with_top_credit(3)
     events = fed(engine, f"{tag} 09 03 61 62 63")
-    assert [event[0] for event in events] == ["Opened"]
-    assert events[0][2] == b"abc"
+    assert [(event[0], event[2]) for event in events] == [("Requested" if tag == "10" else "Opened", b"abc")]
     assert (engine.top_stream.credit_in, engine.top_stream.window.held) == (0, 3)
 
 
@@ -147,7 +146,7 @@ def test_an_opening_payload_above_the_top_level_credit_is_a_violation(tag: str) 
 @pytest.mark.clause("bpmux-R15")
 @pytest.mark.parametrize("tag", ["10", "50", "90", "d0"])
 def test_by_the_letter_an_opening_payload_is_empty(tag: str) -> None:
-    assert fed(with_top_credit(letter=True), f"{tag} 09 00")[0][:1] == ("Opened",)
+    assert fed(with_top_credit(letter=True), f"{tag} 09 00")[0][0] == ("Requested" if tag == "10" else "Opened")
     assert violation(with_top_credit(letter=True), f"{tag} 09 01 61").rule == "bpmux-R15"
 
 
@@ -176,7 +175,7 @@ def test_a_ping_of_an_opening_is_told_after_it() -> None:
 @pytest.mark.clause("bpmux-R18", "bpmux-R19")
 def test_an_opening_may_be_the_end_at_once() -> None:
     engine = by_hand()
-    assert fed(engine, "52 09 00 00") == [("Opened", "in-stream 9", b""), ("Ended", "in-stream 9", b"")]
+    assert fed(engine, "52 09 00 00") == [("Opened", "in-stream 9", b""), ("Finished", "in-stream 9")]
     assert written(engine) == "a109"
     assert ids(engine).get("stream_in") is None
 
@@ -189,7 +188,7 @@ def test_an_end_payload_in_an_opening_is_not_paid_from_the_top_level() -> None:
 @pytest.mark.clause("bpmux-R18")
 def test_an_opening_payload_beside_an_end_is_paid_from_the_top_level() -> None:
     engine = with_top_credit(2)
-    assert fed(engine, "52 09 02 68 69 00") == [("Opened", "in-stream 9", b"hi"), ("Ended", "in-stream 9", b"")]
+    assert fed(engine, "52 09 02 68 69 00") == [("Opened", "in-stream 9", b"hi"), ("Finished", "in-stream 9")]
     assert engine.top_stream.credit_in == 0
 
 
@@ -204,7 +203,7 @@ def test_an_end_in_an_opening_is_acknowledged(chunk: str, ack: str) -> None:
 @pytest.mark.clause("bpmux-R19")
 def test_an_end_in_a_duplex_opening_leaves_the_stream_half_open() -> None:
     engine = by_hand()
-    assert fed(engine, "d2 09 00 00") == [("Opened", "in-sink 9", b"", "in-stream 9"), ("Ended", "in-sink 9", b"")]
+    assert fed(engine, "d2 09 00 00") == [("Opened", "in-sink 9", b"", "in-stream 9"), ("Stopped", "in-sink 9", b"")]
     assert ids(engine)["stream_in"] == [9]
     assert "sink_in" not in ids(engine)
     assert engine.channels == 1

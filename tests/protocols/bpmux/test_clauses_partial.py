@@ -35,7 +35,7 @@ def reading(credit: int, *, limits: Limits | None = None) -> Engine:
 @pytest.mark.clause("bpmux-P01")
 def test_a_partial_is_followed_by_the_next_chunk_directly() -> None:
     engine = allowed_to_open(2)
-    engine.send(engine.top_sink, b"abc")
+    engine.top_sink.send(b"abc")
     assert written(engine) == "e003 7000026162"
 
 
@@ -44,7 +44,7 @@ def test_a_partial_is_followed_by_the_next_chunk_directly() -> None:
 @pytest.mark.parametrize("tag", ["e0", "e8", "f0", "f8"])
 def test_the_two_middle_bits_mean_nothing(tag: str) -> None:
     engine = reading(5)
-    assert fed(engine, f"{tag} 02", "70 05 01 61", "70 05 01 62") == [("Message", "out-stream 5", b"ab")]
+    assert fed(engine, f"{tag} 02", "70 05 01 61", "70 05 01 62") == [("Received", "out-stream 5", b"ab")]
 
 
 @pytest.mark.clause("bpmux-P03")
@@ -87,7 +87,7 @@ def test_every_opening_may_come_in_parts_of_its_own_type(tag: str) -> None:
     engine = with_top_credit(5)
     assert fed(engine, "e0 05", f"{tag} 09 02 68 65", "64 00", f"{tag} 09 00")[1:] == []
     events = fed(engine, f"{tag} 09 03 6c 6c 6f")
-    assert [(event[0], event[2]) for event in events] == [("Opened", b"hello")]
+    assert [(event[0], event[2]) for event in events] == [("Requested" if tag == "10" else "Opened", b"hello")]
     assert engine.top_stream.credit_in == 0
     assert engine.channels == 1
 
@@ -137,14 +137,14 @@ def test_parts_are_kept_until_the_last_has_come() -> None:
     engine = reading(10)
     assert fed(engine, "e0 05", "70 05 02 68 65", "70 05 02 6c 6c") == []
     assert the(engine, Kind.STREAM_OUT, 5).partial == 1
-    assert fed(engine, "70 05 01 6f") == [("Message", "out-stream 5", b"hello")]
+    assert fed(engine, "70 05 01 6f") == [("Received", "out-stream 5", b"hello")]
     assert the(engine, Kind.STREAM_OUT, 5).partial == 0
-    assert fed(engine, "70 05 01 21") == [("Message", "out-stream 5", b"!")]
+    assert fed(engine, "70 05 01 21") == [("Received", "out-stream 5", b"!")]
 
 
 @pytest.mark.clause("bpmux-P10")
 def test_a_message_in_parts_may_come_in_one() -> None:
-    assert fed(reading(10), "e0 02", "70 05 02 68 69") == [("Message", "out-stream 5", b"hi")]
+    assert fed(reading(10), "e0 02", "70 05 02 68 69") == [("Received", "out-stream 5", b"hi")]
 
 
 @pytest.mark.clause("bpmux-P11")
@@ -156,7 +156,7 @@ def test_a_part_larger_than_what_is_left_is_a_violation(chunks: tuple[str, ...])
 @pytest.mark.clause("bpmux-P12")
 def test_a_part_needs_credit_like_any_payload() -> None:
     assert violation(reading(2), "e0 05", "70 05 03 61 62 63").rule == "bpmux-R23"
-    assert fed(reading(5), "e0 05", "70 05 03 61 62 63", "70 05 02 64 65") == [("Message", "out-stream 5", b"abcde")]
+    assert fed(reading(5), "e0 05", "70 05 03 61 62 63", "70 05 02 64 65") == [("Received", "out-stream 5", b"abcde")]
 
 
 @pytest.mark.clause("bpmux-P12")
@@ -165,8 +165,8 @@ def test_what_a_message_in_parts_needs_beyond_the_window_is_lent_at_its_first_pa
     engine = reading(2)
     fed(engine, "e0 05", "70 05 02 61 62")
     assert written(engine) == "880503"
-    assert fed(engine, "70 05 03 63 64 65") == [("Message", "out-stream 5", b"abcde")]
-    engine.consumed(the(engine, Kind.STREAM_OUT, 5), 5)
+    assert fed(engine, "70 05 03 63 64 65") == [("Received", "out-stream 5", b"abcde")]
+    the(engine, Kind.STREAM_OUT, 5).consumed((), 5)
     assert engine._state.reassembly.left == engine.limits.reassembly
     assert written(engine) == ""
 
@@ -178,9 +178,9 @@ def test_other_chunks_may_come_between_the_parts() -> None:
     engine.open_sink(id=3)
     written(engine)
     assert fed(engine, "e0 04", "70 05 02 61 62", "70 06 01 21", "64 05", "a8 03 01", "70 05 02 63 64") == [
-        ("Message", "out-stream 6", b"!"),
+        ("Received", "out-stream 6", b"!"),
         ("Pinged", "out-stream 5"),
-        ("Message", "out-stream 5", b"abcd"),
+        ("Received", "out-stream 5", b"abcd"),
     ]
 
 
@@ -188,7 +188,7 @@ def test_other_chunks_may_come_between_the_parts() -> None:
 def test_an_empty_part_is_legal_and_gets_nowhere() -> None:
     engine = reading(10)
     assert fed(engine, "e0 01", "70 05 00", "70 05 00") == []
-    assert fed(engine, "70 05 01 61") == [("Message", "out-stream 5", b"a")]
+    assert fed(engine, "70 05 01 61") == [("Received", "out-stream 5", b"a")]
 
 
 @pytest.mark.clause("bpmux-P14")
@@ -216,7 +216,7 @@ def test_an_end_in_parts_is_one_end_with_one_acknowledgement() -> None:
     engine = reading(4)
     assert fed(engine, "e0 04", "62 05 02 61 62") == []
     assert written(engine) == ""
-    assert fed(engine, "62 05 02 63 64") == [("Ended", "out-stream 5", b"abcd")]
+    assert fed(engine, "62 05 02 63 64") == [("Cancelled", "out-stream 5", b"abcd")]
     assert written(engine) == "8105"
 
 
@@ -233,11 +233,11 @@ def test_an_answer_in_parts_is_acknowledged_once() -> None:
 def test_an_explanation_in_parts_of_who_stops_us_is_lent_what_it_needs() -> None:
     engine = by_hand()
     sink = engine.open_sink(id=3)
-    engine.give_credit(sink, 1)
+    sink.give_credit(1)
     written(engine)
     assert fed(engine, "e0 03", "a2 03 01 61") == []
     assert written(engine) == "480302"
-    assert fed(engine, "a2 03 02 62 63") == [("Ended", "out-sink 3", b"abc")]
+    assert fed(engine, "a2 03 02 62 63") == [("Stopped", "out-sink 3", b"abc")]
     assert engine._state.reassembly.left == engine.limits.reassembly
 
 
@@ -246,7 +246,7 @@ def test_we_send_an_end_in_parts_when_the_credit_does_not_cover_it() -> None:
     engine = by_hand()
     fed(engine, "98 05 00 02")
     sink = the(engine, Kind.SINK_IN, 5)
-    engine.end(sink, b"abc")
+    sink.end(b"abc")
     assert written(engine) == "e003 6205026162"
     assert not sink.end_out
     grant(engine, "out-stream 5", 1)
@@ -259,13 +259,13 @@ def test_a_partial_before_a_chunk_without_payload_counts() -> None:
     engine = reading(10)
     assert fed(engine, "e0 03", "64 05") == [("Pinged", "out-stream 5")]
     assert the(engine, Kind.STREAM_OUT, 5).partial == 3
-    assert fed(engine, "70 05 01 61", "70 05 02 62 63") == [("Message", "out-stream 5", b"abc")]
+    assert fed(engine, "70 05 01 61", "70 05 02 62 63") == [("Received", "out-stream 5", b"abc")]
 
 
 @pytest.mark.clause("bpmux-P16")
 def test_a_partial_before_the_acknowledgement_of_our_end_leaves_nothing_behind() -> None:
     engine = reading(0)
-    engine.end(the(engine, Kind.STREAM_OUT, 5))
+    the(engine, Kind.STREAM_OUT, 5).end()
     written(engine)
     assert fed(engine, "e0 03", "61 05") == [("Confirmed", "out-stream 5")]
     assert (engine._state.unfinished, engine._state.reassembly.left) == (0, engine.limits.reassembly)
@@ -331,8 +331,8 @@ def test_nothing_is_said_about_an_entity_before_its_opening_is_complete(opener: 
     engine = allowed_to_open(1)
     made = getattr(engine, opener)(b"abc", id=3)
     for entity in made if isinstance(made, tuple) else (made,):
-        engine.ping(entity)
-        engine.give_credit(entity, 5)
+        entity.ping()
+        entity.give_credit(5)
     assert len(written(engine).split()) == 2
     grant(engine, "in-stream 0", 2)
     assert bytes.fromhex(written(engine).split()[0])[2:] == b"\x02bc"
@@ -344,7 +344,7 @@ def test_what_came_of_a_message_is_dropped_when_its_entity_ends() -> None:
     engine = reading(10)
     fed(engine, "e0 05", "70 05 02 68 65")
     stream = the(engine, Kind.STREAM_OUT, 5)
-    engine.end(stream)
+    stream.end()
     assert written(engine) == "820500"
     assert fed(engine, "70 05 02 6c 6c") == []
     assert fed(engine, "70 05 01 6f", "70 05 01 21") == []
@@ -360,16 +360,16 @@ def test_an_answer_in_parts_that_crosses_a_cancellation_ends_without_an_acknowle
     request = engine.open_request(id=3, credit=4)
     written(engine)
     fed(engine, "e0 04", "30 03 02 61 62")
-    engine.end(request)
+    request.end()
     assert written(engine) == "020300"
-    assert fed(engine, "30 03 02 63 64") == [("Ended", "out-request 3", b"")]
+    assert fed(engine, "30 03 02 63 64") == [("Cancelled", "out-request 3", b"")]
     assert written(engine) == ""
 
 
 @pytest.mark.clause("bpmux-P15", "bpmux-R31")
 def test_an_end_in_parts_of_something_we_have_cancelled_is_only_counted() -> None:
     engine = reading(4)
-    engine.end(the(engine, Kind.STREAM_OUT, 5))
+    the(engine, Kind.STREAM_OUT, 5).end()
     written(engine)
-    assert fed(engine, "e0 04", "62 05 02 61 62", "62 05 02 63 64") == [("Ended", "out-stream 5", b"")]
+    assert fed(engine, "e0 04", "62 05 02 61 62", "62 05 02 63 64") == [("Finished", "out-stream 5")]
     assert written(engine) == ""

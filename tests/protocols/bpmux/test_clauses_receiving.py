@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muxkit.protocols.bpmux import Config, Engine, Failed, Kind
+from muxkit.core.events import Failed
+from muxkit.protocols.bpmux import Config, Engine, Kind
 from tests.protocols.bpmux._helpers import (
     U64_MAX,
     allowed_to_open,
@@ -45,10 +46,10 @@ def test_payloads_use_up_credit() -> None:
     engine = by_hand()
     fed(engine, "50 09 00")
     stream = the(engine, Kind.STREAM_IN, 9)
-    engine.give_credit(stream, 3)
-    assert fed(engine, "50 09 03 61 62 63") == [("Message", "in-stream 9", b"abc")]
+    stream.give_credit(3)
+    assert fed(engine, "50 09 03 61 62 63") == [("Received", "in-stream 9", b"abc")]
     assert stream.credit_in == 0
-    assert fed(engine, "50 09 00") == [("Message", "in-stream 9", b"")]
+    assert fed(engine, "50 09 00") == [("Received", "in-stream 9", b"")]
     error = violation(engine, "50 09 01 64")
     assert error.rule == "bpmux-R23"
     assert "1 bytes sent against 0 granted" in str(error)
@@ -71,14 +72,14 @@ def test_an_answer_that_crosses_a_cancellation_is_not_acknowledged() -> None:
     here, there = pair.engines
     request = here.open_request(b"?")
     pair.run_until_quiet()
-    here.end(request)
-    there.send(the(there, Kind.REQUEST_IN, request.id), b"ok")
+    request.end()
+    the(there, Kind.REQUEST_IN, request.id).send(b"ok")
     before = [len(sent) for sent in pair.sent]
     pair.take_events(0), pair.take_events(1)
     pair.run_until_quiet()
     assert [bytes(pair.sent[side][before[side] :]).hex() for side in (0, 1)] == ["020100", "3001026f6b"]
-    assert seen(pair, 0) == [("Ended", "out-request 1", b"")]
-    assert seen(pair, 1) == [("Ended", "in-request 1", b"")]
+    assert seen(pair, 0) == [("Cancelled", "out-request 1", b"")]
+    assert seen(pair, 1) == [("Stopped", "in-request 1", b"")]
     assert here.channels == there.channels == 0
 
 
@@ -113,7 +114,7 @@ def test_pings_may_be_answered_by_hand() -> None:
     engine = by_hand(pongs=False)
     fed(engine, "64 00")
     assert written(engine) == ""
-    engine.pong(engine.top_stream)
+    engine.top_stream.pong()
     assert written(engine) == "a000"
 
 
@@ -121,7 +122,7 @@ def test_pings_may_be_answered_by_hand() -> None:
 def test_a_ping_after_our_end_is_told_and_not_answered() -> None:
     engine = by_hand()
     fed(engine, "50 09 00")
-    engine.end(the(engine, Kind.STREAM_IN, 9))
+    the(engine, Kind.STREAM_IN, 9).end()
     written(engine)
     assert fed(engine, "44 09") == [("Pinged", "in-stream 9")]
     assert written(engine) == ""
@@ -131,8 +132,8 @@ def test_a_ping_after_our_end_is_told_and_not_answered() -> None:
 def test_a_ping_is_answered_as_long_as_our_end_waits_for_credit() -> None:
     engine = by_hand()
     grant(engine, "in-stream 0", 1)
-    engine.send(engine.top_sink, b"ab")
-    engine.end(engine.top_sink)
+    engine.top_sink.send(b"ab")
+    engine.top_sink.end()
     written(engine)
     assert fed(engine, "a4 00") == [("Pinged", "top-level in-sink")]
     assert written(engine) == "6000"
@@ -148,20 +149,22 @@ def test_an_answer_and_an_end_in_one_chunk_are_a_violation() -> None:
 @pytest.mark.clause("bpmux-R28")
 @pytest.mark.parametrize("is_acked", [False, True], ids=["before the ack is written", "after it"])
 @pytest.mark.parametrize(
-    ("opening", "end"),
+    ("opening", "end", "events"),
     [
-        ("50 09 00", "42 09 00"),  # Out-Sink
-        ("90 09 00", "82 09 00"),  # Out-Stream, cancelled by its reader
-        ("10 09 00", "02 09 00"),  # Out-Request, cancelled
-        ("d0 09 00", "42 09 00"),  # the half of a Duplex that the peer sends on; the other one is alive
-        ("d0 09 00", "82 09 00"),  # the half that it reads
+        ("50 09 00", "42 09 00", ["Opened", "Finished"]),  # Out-Sink
+        ("90 09 00", "82 09 00", ["Opened", "Stopped"]),  # Out-Stream, cancelled by its reader
+        ("10 09 00", "02 09 00", ["Requested", "Stopped"]),  # Out-Request, cancelled
+        ("d0 09 00", "42 09 00", ["Opened", "Finished"]),  # the half that the peer sends on; the other one is alive
+        ("d0 09 00", "82 09 00", ["Opened", "Stopped"]),  # the half that it reads
     ],
     ids=["sink", "stream", "request", "duplex, sending", "duplex, reading"],
 )
-def test_a_second_end_is_a_violation_and_the_first_one_counts_once(opening: str, end: str, is_acked: bool) -> None:
+def test_a_second_end_is_a_violation_and_the_first_one_counts_once(
+    opening: str, end: str, events: list[str], is_acked: bool
+) -> None:
     """The entity is forgotten with the first end, so the second one would create an entity without a payload."""
     engine = by_hand()
-    assert [event[0] for event in fed(engine, opening, end)] == ["Opened", "Ended"]
+    assert [event[0] for event in fed(engine, opening, end)] == events
     if is_acked:
         assert written(engine)
     engine.receive_bytes(bytes.fromhex(end), 0.0)
@@ -173,12 +176,15 @@ def test_a_second_end_is_a_violation_and_the_first_one_counts_once(opening: str,
 
 
 @pytest.mark.clause("bpmux-R28")
-@pytest.mark.parametrize(("opened", "tag"), [("sink", "a2"), ("stream", "62"), ("request", "22")])
-def test_a_second_end_of_what_this_side_opened_is_a_violation(opened: str, tag: str) -> None:
+@pytest.mark.parametrize(
+    ("opener", "tag", "event"),
+    [("open_sink", "a2", "Stopped"), ("open_stream", "62", "Finished"), ("open_request", "22", "Cancelled")],
+)
+def test_a_second_end_of_what_this_side_opened_is_a_violation(opener: str, tag: str, event: str) -> None:
     engine = by_hand()
-    {"sink": engine.open_sink, "stream": engine.open_stream, "request": engine.open_request}[opened](id=9)
+    getattr(engine, opener)(id=9)
     written(engine)
-    assert [event[0] for event in fed(engine, f"{tag} 09 00")] == ["Ended"]
+    assert [told[0] for told in fed(engine, f"{tag} 09 00")] == [event]
     violation(engine, f"{tag} 09 00")
 
 
@@ -186,8 +192,8 @@ def test_a_second_end_of_what_this_side_opened_is_a_violation(opened: str, tag: 
 def test_an_end_payload_uses_up_credit() -> None:
     engine = by_hand()
     fed(engine, "50 09 00", "50 0a 00")
-    engine.give_credit(the(engine, Kind.STREAM_IN, 9), 1)
-    assert fed(engine, "42 09 01 78") == [("Ended", "in-stream 9", b"x")]
+    the(engine, Kind.STREAM_IN, 9).give_credit(1)
+    assert fed(engine, "42 09 01 78") == [("Cancelled", "in-stream 9", b"x")]
     error = violation(engine, "42 0a 01 78")
     assert error.rule == "bpmux-R29"
     assert "1 bytes against 0 granted" in str(error)
@@ -211,12 +217,13 @@ def test_ends_that_cross_remove_the_entity_without_an_acknowledgement(opener: st
     pair.take_events(0), pair.take_events(1)
     other = the(there, Kind.STREAM_IN if opener == "open_sink" else Kind.SINK_IN, 9)
     before = [len(sent) for sent in pair.sent]
-    here.end(entity)
-    there.end(other)
+    entity.end()
+    other.end()
     pair.run_until_quiet()
     assert [len(pair.sent[side]) - before[side] for side in (0, 1)] == [3, 3]
-    assert [event[0] for event in seen(pair, 0)] == ["Ended"]
-    assert [event[0] for event in seen(pair, 1)] == ["Ended"]
+    stopped, finished = [["Stopped"], ["Finished"]]
+    assert [event[0] for event in seen(pair, 0)] == (stopped if opener == "open_sink" else finished)
+    assert [event[0] for event in seen(pair, 1)] == (finished if opener == "open_sink" else stopped)
     assert entity.gone
     assert other.gone
 
@@ -225,7 +232,7 @@ def test_ends_that_cross_remove_the_entity_without_an_acknowledgement(opener: st
 def test_an_end_is_acknowledged_and_the_entity_forgotten() -> None:
     engine = by_hand()
     fed(engine, "50 09 00")
-    assert fed(engine, "42 09 00") == [("Ended", "in-stream 9", b"")]
+    assert fed(engine, "42 09 00") == [("Finished", "in-stream 9")]
     assert written(engine) == "a109"
     assert "stream_in" not in ids(engine)
     assert engine.channels == 0
@@ -235,7 +242,7 @@ def test_an_end_is_acknowledged_and_the_entity_forgotten() -> None:
 @pytest.mark.parametrize("chunk", ["a5 03", "a9 03 01", "a3 03 00", "b1 03 00"])
 def test_an_acknowledgement_stands_alone(chunk: str) -> None:
     engine = by_hand()
-    engine.end(engine.open_sink(id=3))
+    engine.open_sink(id=3).end()
     written(engine)
     assert violation(engine, chunk).rule == "bpmux-R32"
 
@@ -253,14 +260,14 @@ def test_an_end_that_is_only_queued_cannot_be_acknowledged() -> None:
     engine = by_hand()
     sink = engine.open_sink(id=3)
     written(engine)
-    engine.end(sink)
+    sink.end()
     assert violation(engine, "a1 03").rule == "bpmux-R33"
 
 
 @pytest.mark.clause("bpmux-R34")
 def test_an_acknowledgement_frees_the_id() -> None:
     engine = by_hand()
-    engine.end(engine.open_sink(id=3))
+    engine.open_sink(id=3).end()
     written(engine)
     assert fed(engine, "a1 03") == [("Confirmed", "out-sink 3")]
     assert ids(engine)["sink_out"] == [0]
@@ -296,7 +303,7 @@ def test_a_response_to_a_request_that_is_over_is_a_violation() -> None:
 def test_a_chunk_without_flags_is_told_and_changes_nothing() -> None:
     engine = by_hand()
     before = state_of(engine)
-    assert fed(engine, "60 00") == [("Ponged", "top-level in-stream")]
+    assert fed(engine, "60 00") == [("Pong", "top-level in-stream")]
     assert state_of(engine) == before
     assert written(engine) == ""
 
@@ -308,9 +315,9 @@ def test_an_in_request_may_also_end_grant_ping_and_pong() -> None:
     request = engine.open_request(id=3, credit=2)
     written(engine)
     assert fed(engine, "20 03", "28 03 07", "24 03", "22 03 02 6e 6f") == [
-        ("Ponged", "out-request 3"),
+        ("Pong", "out-request 3"),
         ("Pinged", "out-request 3"),
-        ("Ended", "out-request 3", b"no"),
+        ("Cancelled", "out-request 3", b"no"),
     ]
     assert request.credit_out == 7
     assert written(engine) == "0103"
@@ -353,7 +360,7 @@ def test_the_top_level_is_acknowledged_as_the_peers(end: str, ack: str, left: st
 def test_the_top_level_ends_in_order_on_both_sides() -> None:
     pair = pair_of()
     for engine in pair.engines:
-        engine.end(engine.top_sink)
+        engine.top_sink.end()
         pair.run_until_quiet()
     assert all(engine.live == 0 for engine in pair.engines)
     assert allowed_to_open().live > 0

@@ -8,11 +8,12 @@ import pytest
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.bpmux import Engine, Kind
+from muxkit.protocols.bpmux import Engine, Kind, Sender
 from tests.protocols.bpmux._helpers import (
     U64_MAX,
     allowed_to_open,
     by_hand,
+    channel_of,
     fed,
     grant,
     ids,
@@ -43,34 +44,33 @@ def test_both_sides_agree_about_credit_when_they_are_quiet() -> None:
     here, there = pair.engines
     sink = here.open_sink()
     pair.run_until_quiet()
-    here.send(sink, b"x" * 1000)
+    sink.send(b"x" * 1000)
     pair.run_until_quiet()
-    there.consumed(the(there, Kind.STREAM_IN, sink.id), 1000)
+    the(there, Kind.STREAM_IN, sink.id).consumed((), 1000)
     pair.run_until_quiet()
     assert sink.credit_out == the(there, Kind.STREAM_IN, sink.id).credit_in == 64 * 1024 - 1000
 
 
 @pytest.mark.clause("bpmux-T02", "bpmux-R22")
-def test_a_payload_on_what_we_read_is_refused() -> None:
-    engine = by_hand()
-    stream = engine.open_stream()
-    written(engine)
-    refused(engine, lambda: engine.send(stream, b""), "messages on it come from the peer")
+def test_what_we_read_has_no_command_that_sends() -> None:
+    stream = by_hand().open_stream()
+    assert not isinstance(stream, Sender)
+    assert not hasattr(stream, "send")
 
 
 @pytest.mark.clause("bpmux-T02", "bpmux-T10", "bpmux-R28")
 def test_a_second_end_is_refused() -> None:
     engine, sink = with_sink()
-    engine.end(sink)
+    sink.end()
     written(engine)
-    refused(engine, lambda: engine.end(sink), "it was ended")
+    refused(engine, lambda: sink.end(), "it was ended")
 
 
 @pytest.mark.clause("bpmux-T02", "bpmux-R27")
 def test_an_answer_together_with_an_end_is_refused() -> None:
     engine = by_hand()
     fed(engine, "10 03 00")
-    refused(engine, lambda: engine.send(the(engine, Kind.REQUEST_IN, 3), b"", end=b""), "its request, and has no other")
+    refused(engine, lambda: the(engine, Kind.REQUEST_IN, 3).send(b"", end=b""), "its request, and has no other")
 
 
 @pytest.mark.clause("bpmux-T02", "bpmux-R24")
@@ -78,10 +78,10 @@ def test_a_second_answer_and_an_end_after_one_are_refused() -> None:
     engine = by_hand()
     fed(engine, "10 03 00")
     request = the(engine, Kind.REQUEST_IN, 3)
-    engine.send(request, b"")
+    request.send(b"")
     assert written(engine) == "300300"
-    refused(engine, lambda: engine.send(request, b""), "it was ended")
-    refused(engine, lambda: engine.end(request), "it was ended")
+    refused(engine, lambda: request.send(b""), "it was ended")
+    refused(engine, lambda: request.end(), "it was ended")
 
 
 @pytest.mark.clause("bpmux-T02")
@@ -90,15 +90,16 @@ def test_everything_about_an_entity_that_is_gone_is_refused() -> None:
     fed(engine, "a2 03 00")
     written(engine)
     for command in (
-        lambda: engine.send(sink, b""),
-        lambda: engine.send_many(sink, [b""]),
-        lambda: engine.end(sink),
-        lambda: engine.abort(sink),
-        lambda: engine.give_credit(sink, 1),
-        lambda: engine.ping(sink),
-        lambda: engine.pong(sink),
+        lambda: sink.send(b""),
+        lambda: sink.end(),
+        lambda: sink.abort(),
+        lambda: sink.give_credit(1),
+        lambda: sink.ping(),
+        lambda: sink.pong(),
     ):
         refused(engine, command, "gone")
+    assert sink.try_send(b"") is None
+    assert not sink.try_send_all([b""])
 
 
 @pytest.mark.clause("bpmux-T02", "bpmux-G20")
@@ -106,17 +107,18 @@ def test_everything_is_refused_once_the_connection_is_over() -> None:
     engine, sink = with_sink(5)
     violation(engine, "30 09 00")
     for command in (
-        lambda: engine.send(sink, b""),
-        lambda: engine.send_many(sink, [b""]),
-        lambda: engine.end(sink),
-        lambda: engine.abort(sink),
-        lambda: engine.give_credit(sink, 1),
-        lambda: engine.ping(sink),
-        lambda: engine.pong(sink),
+        lambda: sink.send(b""),
+        lambda: sink.end(),
+        lambda: sink.abort(),
+        lambda: sink.give_credit(1),
+        lambda: sink.ping(),
+        lambda: sink.pong(),
         engine.open_sink,
         engine.open_request,
     ):
         refused(engine, command, "the connection is over")
+    assert sink.try_send(b"") is None
+    assert not sink.try_send_all([b""])
 
 
 @pytest.mark.clause("bpmux-T02")
@@ -124,11 +126,11 @@ def test_what_comes_after_the_end_of_the_connection_harms_nobody() -> None:
     engine = by_hand()
     fed(engine, "50 09 00")
     entity = the(engine, Kind.STREAM_IN, 9)
-    engine.give_credit(entity, 5)
+    entity.give_credit(5)
     fed(engine, "50 09 01 61")
     violation(engine, "30 09 00")
-    engine.consumed(entity, 1)
-    engine.refuse(entity)
+    entity.consumed((), 1)
+    engine.refuse(channel_of(entity))
     assert not engine.events()
 
 
@@ -155,7 +157,7 @@ def test_a_first_credit_outside_64_bits_is_refused(credit: int) -> None:
 @pytest.mark.clause("bpmux-T02")
 def test_nothing_can_be_opened_after_the_top_level_was_closed() -> None:
     engine = by_hand()
-    engine.end(engine.top_sink)
+    engine.top_sink.end()
     written(engine)
     refused(engine, engine.open_sink, "after the top level was closed")
 
@@ -181,7 +183,7 @@ def test_a_duplex_is_two_entities_here() -> None:
 def test_credit_for_a_stream_of_the_peer_counts_in_its_map() -> None:
     engine = by_hand()
     fed(engine, "50 09 00")
-    engine.give_credit(the(engine, Kind.STREAM_IN, 9), 7)
+    the(engine, Kind.STREAM_IN, 9).give_credit(7)
     assert written(engine) == "a80907"
     assert the(engine, Kind.STREAM_IN, 9).credit_in == 7
 
@@ -189,7 +191,7 @@ def test_credit_for_a_stream_of_the_peer_counts_in_its_map() -> None:
 @pytest.mark.clause("bpmux-T04")
 def test_a_payload_takes_its_length_off_the_credit() -> None:
     engine, sink = with_sink(5)
-    engine.send(sink, b"abc")
+    sink.send(b"abc")
     assert written(engine) == "500303616263"
     assert sink.credit_out == 2
 
@@ -197,7 +199,7 @@ def test_a_payload_takes_its_length_off_the_credit() -> None:
 @pytest.mark.clause("bpmux-T05")
 def test_a_payload_above_the_credit_goes_out_in_parts_and_never_beyond_it() -> None:
     engine, sink = with_sink(2)
-    engine.send(sink, b"abc")
+    sink.send(b"abc")
     assert written(engine) == "e003 5003026162"
     assert sink.credit_out == 0
     grant(engine, "in-stream 3", 5)
@@ -208,18 +210,18 @@ def test_a_payload_above_the_credit_goes_out_in_parts_and_never_beyond_it() -> N
 @pytest.mark.clause("bpmux-T05")
 def test_a_payload_without_any_credit_is_refused() -> None:
     engine, sink = with_sink(0)
-    refused(engine, lambda: engine.send(sink, b"abc"), "3 bytes to send against 0")
+    refused(engine, lambda: sink.send(b"abc"), "3 bytes to send against 0")
 
 
 @pytest.mark.clause("bpmux-T05")
 def test_behind_a_queue_only_what_the_credit_covers_is_admitted() -> None:
     engine, sink = with_sink(5)
-    engine.send(sink, b"abc")
-    assert engine.admits(sink, 2)
-    assert not engine.admits(sink, 3)
+    sink.send(b"abc")
+    assert sink.has_room(2)
+    assert not sink.has_room(3)
     refused_engine_state = state_of(engine)
     with pytest.raises(LocalProtocolError):
-        engine.send(sink, b"def")
+        sink.send(b"def")
     assert state_of(engine) == refused_engine_state
 
 
@@ -228,7 +230,7 @@ def test_given_credit_goes_out_and_counts() -> None:
     engine = by_hand()
     stream = engine.open_stream(id=3, credit=0)
     written(engine)
-    engine.give_credit(stream, 10)
+    stream.give_credit(10)
     assert stream.credit_in == 10
     assert written(engine) == "88030a"
 
@@ -237,7 +239,7 @@ def test_given_credit_goes_out_and_counts() -> None:
 def test_credit_given_before_the_opening_is_out_travels_with_it() -> None:
     engine = by_hand()
     stream = engine.open_stream(id=3, credit=5)
-    engine.give_credit(stream, 10)
+    stream.give_credit(10)
     assert written(engine) == "9803000f"
 
 
@@ -247,14 +249,14 @@ def test_credit_that_would_pass_64_bits_is_refused() -> None:
     engine = by_hand()
     stream = engine.open_stream(id=3, credit=U64_MAX)
     written(engine)
-    refused(engine, lambda: engine.give_credit(stream, 1), str(U64_MAX))
-    refused(engine, lambda: engine.give_credit(stream, -1), "credit of -1")
+    refused(engine, lambda: stream.give_credit(1), str(U64_MAX))
+    refused(engine, lambda: stream.give_credit(-1), "credit of -1")
 
 
 @pytest.mark.clause("bpmux-T08")
 def test_an_end_payload_takes_its_length_off_the_credit() -> None:
     engine, sink = with_sink(1)
-    engine.end(sink, b"x")
+    sink.end(b"x")
     assert written(engine) == "42030178"
     assert sink.credit_out == 0
 
@@ -262,26 +264,21 @@ def test_an_end_payload_takes_its_length_off_the_credit() -> None:
 @pytest.mark.clause("bpmux-T09")
 def test_an_end_payload_without_credit_is_refused_and_an_empty_one_works() -> None:
     engine, sink = with_sink(0)
-    refused(engine, lambda: engine.end(sink, b"x"), "1 bytes against 0")
+    refused(engine, lambda: sink.end(b"x"), "1 bytes against 0")
     assert not sink.end_out
-    engine.end(sink)
+    sink.end()
     assert written(engine) == "420300"
 
 
 @pytest.mark.clause("bpmux-T10")
 def test_after_the_end_nothing_more_is_sent() -> None:
     engine, sink = with_sink(5)
-    engine.end(sink)
+    sink.end()
     assert written(engine) == "420300"
     assert sink.end_out
-    for command in (
-        lambda: engine.send(sink, b""),
-        lambda: engine.give_credit(sink, 1),
-        lambda: engine.ping(sink),
-        lambda: engine.pong(sink),
-    ):
+    for command in (lambda: sink.send(b""), lambda: sink.give_credit(1), lambda: sink.ping(), lambda: sink.pong()):
         refused(engine, command, "it was ended")
-    engine.abort(sink)
+    sink.abort()
     assert written(engine) == ""
 
 
@@ -289,26 +286,26 @@ def test_after_the_end_nothing_more_is_sent() -> None:
 def test_a_ping_that_waits_for_the_opening_ends_with_the_entity() -> None:
     engine = by_hand()
     sink = engine.open_sink(id=3)
-    engine.ping(sink)
-    engine.give_credit(sink, 5)
-    engine.end(sink)
+    sink.ping()
+    sink.give_credit(5)
+    sink.end()
     assert written(engine) == "500300 420300"
 
 
 @pytest.mark.clause("bpmux-T10")
 def test_what_was_asked_before_the_end_goes_out_before_it() -> None:
     engine, sink = with_sink()
-    engine.ping(sink)
-    engine.give_credit(sink, 5)
-    engine.end(sink)
+    sink.ping()
+    sink.give_credit(5)
+    sink.end()
     assert written(engine) == "4c0305 420300"
 
 
 @pytest.mark.clause("bpmux-T11")
 def test_a_message_and_an_end_are_taken_together_or_not_at_all() -> None:
     engine, sink = with_sink(3)
-    refused(engine, lambda: engine.send(sink, b"ab", end=b"xy"), r"2 \+ 2 bytes to send against 3")
-    engine.send(sink, b"ab", end=b"x")
+    refused(engine, lambda: sink.send(b"ab", end=b"xy"), r"2 \+ 2 bytes to send against 3")
+    sink.send(b"ab", end=b"x")
     assert written(engine) == "5003026162 42030178"
     assert (sink.credit_out, sink.end_out) == (0, True)
 
@@ -318,7 +315,7 @@ def test_an_end_beside_a_message_counts_what_openings_have_claimed() -> None:
     engine = allowed_to_open(10)
     engine.open_sink(b"x" * 6)
     with pytest.raises(LocalProtocolError, match=r"2 \+ 3 bytes to send against 10"):
-        engine.send(engine.top_sink, b"ab", end=b"xyz")
+        engine.top_sink.send(b"ab", end=b"xyz")
 
 
 @pytest.mark.clause("bpmux-T02")
@@ -328,9 +325,9 @@ def test_nothing_above_the_limit_on_messages_is_sent() -> None:
     engine, sink = with_sink(1000, limits=limits)
     grant(engine, "in-stream 0", 1000)
     for command in (
-        lambda: engine.send(sink, b"x" * 11),
-        lambda: engine.send(sink, b"", end=b"x" * 11),
-        lambda: engine.end(sink, b"x" * 11),
+        lambda: sink.send(b"x" * 11),
+        lambda: sink.send(b"", end=b"x" * 11),
+        lambda: sink.end(b"x" * 11),
         lambda: engine.open_sink(b"x" * 11),
     ):
         refused(engine, command, r"11 bytes against Limits\(message=10\)")

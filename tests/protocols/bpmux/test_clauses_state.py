@@ -43,10 +43,10 @@ def test_the_top_level_starts_without_credit() -> None:
     for top in (engine.top_sink, engine.top_stream):
         assert (top.credit_out, top.credit_in, top.end_out, top.end_in) == (0, 0, False, False)
     with pytest.raises(LocalProtocolError, match="1 bytes to send against 0"):
-        engine.send(engine.top_sink, b"a")
+        engine.top_sink.send(b"a")
     assert written(engine) == ""
     fed(engine, "a8 00 01")
-    engine.send(engine.top_sink, b"a")
+    engine.top_sink.send(b"a")
     assert written(engine) == "70000161"
 
 
@@ -69,8 +69,8 @@ def test_id_0_cannot_be_opened_by_the_peer_either(chunk: str) -> None:
 @pytest.mark.clause("bpmux-S05")
 def test_request_0_of_the_peer_is_an_ordinary_request() -> None:
     engine = by_hand()
-    assert fed(engine, "10 00 00") == [("Opened", "in-request 0", b"")]
-    engine.send(the(engine, Kind.REQUEST_IN, 0), b"")
+    assert fed(engine, "10 00 00") == [("Requested", "in-request 0", b"")]
+    the(engine, Kind.REQUEST_IN, 0).send(b"")
     assert written(engine) == "300000"
 
 
@@ -95,7 +95,7 @@ def test_an_entity_holds_two_credits_the_rest_of_a_partial_message_and_two_ends(
     engine = by_hand()
     fed(engine, "50 09 00")
     stream = the(engine, Kind.STREAM_IN, 9)
-    engine.give_credit(stream, 2**64 - 1)
+    stream.give_credit(2**64 - 1)
     fed(engine, "48 09 07")
     assert (stream.credit_out, stream.credit_in) == (7, 2**64 - 1)
     fed(engine, "e0 05", "50 09 02 68 65")
@@ -103,7 +103,7 @@ def test_an_entity_holds_two_credits_the_rest_of_a_partial_message_and_two_ends(
     fed(engine, "50 09 03 6c 6c 6f")
     assert (stream.credit_in, stream.partial) == (2**64 - 6, 0)
     assert (stream.end_out, stream.end_in) == (False, False)
-    engine.end(stream)
+    stream.end()
     written(engine)
     assert (stream.end_out, stream.end_in) == (True, False)
     other = by_hand()
@@ -117,6 +117,6 @@ def test_an_entity_shows_both_credits() -> None:
     engine = allowed_to_open()
     sink = engine.open_sink(id=3)
     grant(engine, "in-stream 3", 12)
-    engine.give_credit(sink, 5)
+    sink.give_credit(5)
     assert repr(sink) == "<out-sink 3 credit_out=12 credit_in=5>"
     assert repr(engine.top_sink) == "<top-level in-sink credit_out=1000 credit_in=0>"

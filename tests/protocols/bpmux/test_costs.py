@@ -10,7 +10,8 @@ import pytest
 
 from muxkit._limits import Limits
 from muxkit.core import encode_varu64
-from muxkit.protocols.bpmux import Engine, Failed, Kind
+from muxkit.core.events import Failed
+from muxkit.protocols.bpmux import Engine, Kind
 from muxkit.testing._pair import drain
 from tests.protocols.bpmux._helpers import (
     allowed_to_open,
@@ -93,7 +94,7 @@ def test_pongs_owed_to_a_channel_that_ends_are_forgotten() -> None:
 @pytest.mark.parametrize("chunk", ["60 00", "a8 00 00", "64 00", "52 09 00 00", "e0 01 70 00 01 61", "70 00 00"])
 def test_an_honest_storm_of_control_is_served_and_costs_little(chunk: str) -> None:
     engine = by_hand()
-    engine.give_credit(engine.top_stream, 1_000_000)
+    engine.top_stream.give_credit(1_000_000)
     drain(engine)
     before = time.process_time()
     for _ in range(100):
@@ -208,9 +209,9 @@ def test_a_small_message_beside_a_large_one_waits_for_one_quantum_at_most() -> N
     for channel in ("in-stream 1", "in-stream 2"):
         grant(engine, channel, 100_000_000)
     for _ in range(100):
-        engine.send(bulk, b"x" * 100_000)
+        bulk.send(b"x" * 100_000)
     engine.buffers_to_send(256 * KIB)
-    engine.send(small, b"small")
+    small.send(b"small")
     ahead = 0
     while b"small" not in (data := b"".join(engine.buffers_to_send(256 * KIB))):
         ahead += len(data)
@@ -225,7 +226,7 @@ def test_ids_near_the_end_of_their_range_go_on(first: int) -> None:
     engine._next_id = first
     for _ in range(6):
         sink = engine.open_sink(b"hello")
-        engine.end(sink)
+        sink.end()
         pair.run_until_quiet()
         pair.engines[1].consumed_opening(5)
         assert sink.gone

@@ -8,7 +8,8 @@ import pytest
 
 from muxkit import Limits, LocalProtocolError
 from muxkit.core import encode_varu64
-from muxkit.protocols.bpmux import Config, Engine, Failed, Kind
+from muxkit.core.events import Failed
+from muxkit.protocols.bpmux import Config, Engine, Kind
 from muxkit.protocols.bpmux.frames import encode_announcement
 from muxkit.testing._pair import EnginePair, drain, feed
 from muxkit_adapters import memory
@@ -78,7 +79,7 @@ def test_a_message_travels_with_the_opening() -> None:
     engine = heard(early())
     sink, _ = engine.open_duplex(id=1)
     assert sink.credit_out == CREDIT
-    engine.send(sink, b"first")
+    sink.send(b"first")
     assert written(engine).split(" ")[-1] == "50010566697273" + "74"
 
 
@@ -86,8 +87,8 @@ def test_channels_that_were_open_before_it_was_heard_have_it_too() -> None:
     engine = early()
     sink = engine.open_sink(id=1)
     drain(engine)
-    assert not engine.admits(sink, 1)
-    engine.watch(sink)
+    assert not sink.has_room(1)
+    sink.notify_when_room(1)
     assert [told(event) for event in feed(engine, [encode_announcement(20)])] == [("Writable", "out-sink 1")]
     assert (sink.credit_out, engine.open_sink().credit_out, engine.top_sink.credit_out) == (20, 20, 20)
 
@@ -116,7 +117,7 @@ def test_unless_both_ends_say_so_all_credit_is_granted(one: Config, other: Confi
         sink = engine.open_sink(id=9)
         assert sink.credit_out == 0
         with pytest.raises(LocalProtocolError, match="1 bytes to send against 0 of credit"):
-            engine.send(sink, b"x")
+            sink.send(b"x")
         pair.run_until_quiet()
         assert sink.credit_out == peer.entities(Kind.STREAM_IN)[9].credit_in == peer.limits.channel_first
 
@@ -174,7 +175,7 @@ def test_channels_that_nobody_takes_hold_no_more_than_the_limits_say() -> None:
     for id in range(1, 21):
         payload = bytes(CREDIT).hex()
         events = fed(engine, f"50 {id:02x} 00", f"50 {id:02x} {CREDIT:02x} {payload}")
-        assert [event[0] for event in events] == ["Opened", "Message"]
+        assert [event[0] for event in events] == ["Opened", "Received"]
     drain(engine)
     windows = [entity.window for entity in engine.entities(Kind.STREAM_IN).values()]
     assert sum(window.credit + window.held for window in windows) <= 200 + 20 * 50

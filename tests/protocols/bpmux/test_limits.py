@@ -11,7 +11,8 @@ import pytest
 
 from muxkit._limits import Limits
 from muxkit.core import encode_varu64
-from muxkit.protocols.bpmux import Failed, Kind, Opened
+from muxkit.core.events import Failed, Opened
+from muxkit.protocols.bpmux import Kind, Requested
 from muxkit.testing._pair import drain, feed
 from tests.protocols.bpmux._helpers import automatic, by_hand, fed, grant, the, violation, written
 
@@ -38,7 +39,7 @@ MET_HERE = {
     "stall": "test_dribbling_is_over_at_the_limit",
     "stall_bytes": "test_dribbling_is_over_at_the_limit",
 }
-MET_ELSEWHERE = {"connections", "half_open", "half_open_per_address", "handshake", "tombstones"}
+MET_ELSEWHERE = {"connections", "headers", "half_open", "half_open_per_address", "handshake", "tombstones"}
 
 
 @pytest.mark.requirement("R-01")
@@ -101,7 +102,7 @@ def test_channels_that_ended_count_until_the_peer_could_know(chunk: str) -> None
     events = feed(engine, [bytes.fromhex(chunk.format("09"))] * 200)
     assert isinstance(events[-1], Failed)
     assert events[-1].error.limit == "channels"
-    assert sum(isinstance(event, Opened) for event in events) == 20
+    assert sum(isinstance(event, Opened | Requested) for event in events) == 20
 
 
 @pytest.mark.requirement("R-02", "R-12")
@@ -162,7 +163,7 @@ def test_a_channel_begins_with_a_smaller_window_and_grows() -> None:
     stream = the(engine, Kind.STREAM_IN, 9)
     assert stream.credit_in == 100
     fed(engine, "50 09 64" + "00" * 100)
-    engine.consumed(stream, 100)
+    stream.consumed((), 100)
     assert stream.credit_in == 200
 
 
@@ -193,7 +194,7 @@ def test_a_channel_at_the_floor_goes_on_as_it_is_consumed() -> None:
         size = stream.credit_in
         assert 0 < size <= 10
         fed(engine, f"50 09 {size:02x}" + "00" * size)
-        engine.consumed(stream, size)
+        stream.consumed((), size)
     assert engine._state.budget.used == 0
 
 
@@ -213,7 +214,7 @@ def test_loans_never_pass_the_limit() -> None:
     engine = by_hand(limits=Limits(message=100, reassembly=250))
     for id in range(1, 20):
         fed(engine, f"50 {id:02x} 00")
-        engine.give_credit(the(engine, Kind.STREAM_IN, id), 10)
+        the(engine, Kind.STREAM_IN, id).give_credit(10)
         fed(engine, f"e0 64 50 {id:02x} 0a" + "00" * 10)
         assert engine._state.reassembly.left >= 0
     assert sum(entity.window.lent for entity in engine.entities(Kind.STREAM_IN).values()) == 180
@@ -247,7 +248,7 @@ def test_a_channel_that_waits_for_credit_takes_no_room_in_the_outbox() -> None:
     grant(engine, "in-stream 0", 100)
     drain(engine)
     grant(engine, "in-stream 3", 100_000)
-    engine.send(sink, b"x" * 1_000_000)
+    sink.send(b"x" * 1_000_000)
     assert 100_000 <= engine.outbox <= 100_100
     drain(engine)
     assert engine.outbox == 0
@@ -262,7 +263,7 @@ def test_the_outbox_counts_what_the_transport_alone_holds_up() -> None:
     drain(engine)
     grant(engine, "in-stream 3", 10_000)
     for _ in range(10):
-        engine.send(sink, b"x" * 1000)
+        sink.send(b"x" * 1000)
     assert engine.outbox == 10 * 1016
     engine.buffers_to_send(2000)
     assert engine.outbox == 8 * 1016

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from muxkit._limits import Limits
-from muxkit.protocols.bpmux import Config, Engine, Event, Failed, Kind, Probed, Silent
+from muxkit.core.events import Failed, Probed, Silent
+from muxkit.protocols.bpmux import Config, Engine, Event, Kind
 from muxkit.testing._pair import EnginePair, drain, feed
-from tests.protocols.bpmux._helpers import fed, told, written
+from tests.protocols.bpmux._helpers import fed, the, told, written
 
 
 def keeping_alive(interval: float = 20.0, timeout: float = 20.0, *, limits: Limits | None = None) -> Engine:
@@ -104,7 +105,7 @@ def test_the_ping_is_about_whoever_is_left() -> None:
     sink = engine.open_sink(id=3)
     other = engine.open_sink(id=4)
     for entity in (engine.top_stream, engine.top_sink, sink):
-        engine.end(entity)
+        entity.end()
     assert "440300" not in written(engine)
     engine.handle_deadline(120.0)
     assert written(engine) == "4404"
@@ -114,8 +115,8 @@ def test_the_ping_is_about_whoever_is_left() -> None:
 @pytest.mark.requirement("R-46")
 def test_with_nobody_left_to_ask_about_there_is_no_ping() -> None:
     engine = keeping_alive()
-    engine.end(engine.top_stream)
-    engine.end(engine.top_sink)
+    engine.top_stream.end()
+    engine.top_sink.end()
     drain(engine)
     engine.handle_deadline(120.0)
     assert written(engine) == ""
@@ -212,7 +213,7 @@ def test_who_waits_for_a_loan_is_not_blamed() -> None:
     engine.handle_deadline(60.0)
     assert not engine.over
     # Once lent, the second stream has a whole interval from the next check on.
-    engine.consumed(engine.entities(Kind.STREAM_IN)[1], 2000)
+    the(engine, Kind.STREAM_IN, 1).consumed((), 2000)
     engine.handle_deadline(90.0)
     assert not engine.over
     fed(engine, "50", now=91.0)
@@ -224,7 +225,7 @@ def test_who_waits_for_a_loan_is_not_blamed() -> None:
 def test_a_message_that_nobody_wants_is_not_watched() -> None:
     engine = stalling()
     fed(engine, "e1 04 00", "50 09 01 61", now=0.0)
-    engine.end(engine.entities(Kind.STREAM_IN)[9])
+    engine.entities(Kind.STREAM_IN)[9].end()
     engine.handle_deadline(30.0)
     assert not engine.over
     assert engine.next_deadline() is None
@@ -249,7 +250,7 @@ def test_the_peers_hang_up_is_clean_when_nothing_was_open_or_half_said(before: s
     feed(engine, [bytes.fromhex(before)])
     engine.receive_eof(1.0)
     (event,) = engine.events()
-    assert told(event) == ("HungUp", f"HungUp(clean={clean})")
+    assert told(event) == ("HungUp", f"HungUp(is_clean={clean})")
     assert engine.hung_up_cleanly is clean
     assert engine.over
     engine.receive_eof(2.0)

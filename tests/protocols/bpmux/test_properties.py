@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from muxkit._limits import Limits
 from muxkit.core import encode_varu64
-from muxkit.protocols.bpmux import Config, Engine, Failed, Message, Messages
-from muxkit.protocols.bpmux.engine.entities import Kind
-from muxkit.testing._pair import EngineCase, check_every_split, check_stream_engine, drain, feed
+from muxkit.core.events import Failed
+from muxkit.protocols.bpmux import Config, Engine
+from muxkit.protocols.bpmux.entities import Kind
+from muxkit.testing._pair import EngineCase, check_every_split, check_stream_engine, drain, feed, one_by_one
 from tests.protocols.bpmux._helpers import automatic, by_hand, fed, grant, state_of, the, told
 from tests.protocols.bpmux._world import TIGHT, World
 from tests.protocols.bpmux.test_observer import Diary
@@ -67,7 +68,7 @@ def test_a_million_random_inputs_are_at_most_one_failure_each(seed: int) -> None
 def _survive(dice: random.Random, count: int) -> None:
     for _ in range(count):
         engine = by_hand()
-        engine.give_credit(engine.top_stream, 30)
+        engine.top_stream.give_credit(30)
         data = _nearly_right(dice) if dice.random() < 0.7 else dice.randbytes(dice.randrange(1, 80))
         cut = dice.randrange(len(data) + 1)
         events = feed(engine, [data[:cut], data[cut:]])
@@ -96,14 +97,14 @@ def _nearly_right(dice: random.Random) -> bytes:
     return bytes(data)
 
 
-def streams(*, joins_messages: bool = False, observer: Observer | None = None) -> Engine:
+def streams(*, observer: Observer | None = None) -> Engine:
     """Make an engine with two streams of the peer and a local one, little credit and small messages only."""
     config, limits = Config(grants=False, keepalive=None), Limits(message=50, reassembly=50)
-    engine = Engine(config, limits=limits, joins_messages=joins_messages, observer=observer)
-    engine.give_credit(engine.top_stream, 200)
+    engine = Engine(config, limits=limits, observer=observer)
+    engine.top_stream.give_credit(200)
     fed(engine, "50 01 00", "50 f9 01 00 00")
     for id in (1, 256):
-        engine.give_credit(engine.entities(Kind.STREAM_IN)[id], 120)
+        engine.entities(Kind.STREAM_IN)[id].give_credit(120)
     engine.open_stream(id=2, credit=70)
     drain(engine)
     return engine
@@ -122,7 +123,7 @@ RUNS = st.lists(st.one_of(st.tuples(CHANNELS, PAYLOADS).map(b"".join), OTHERS), 
 def test_the_short_way_for_payloads_gives_what_the_long_way_gives(data: bytes) -> None:
     """Fed byte by byte, every chunk takes the general path."""
     whole, bytewise = streams(), streams()
-    events = [told(event) for event in feed(whole, [data])]
+    events = [told(event) for event in one_by_one(feed(whole, [data]))]
     assert events == [told(event) for event in feed(bytewise, [data[i : i + 1] for i in range(len(data))])]
     assert state_of(whole) == state_of(bytewise)
     assert drain(whole) == drain(bytewise)
@@ -132,15 +133,15 @@ def duplexes(*, observer: Observer | None = None) -> Engine:
     """Make an engine with a duplex of its own, one of the peer, a request each way, and some of them ended."""
     engine = by_hand(observer=observer)
     grant(engine, "in-stream 0", 100)
-    engine.give_credit(engine.top_stream, 200)
+    engine.top_stream.give_credit(200)
     for id in (2, 255, 256):
         engine.open_duplex(id=id)
     engine.open_request(id=3, credit=9)
     fed(engine, "d0 01 00", "d0 f9 01 00 00", "10 07 00")
-    engine.end(the(engine, Kind.SINK_OUT, 2))
-    engine.end(the(engine, Kind.STREAM_IN, 1))
+    the(engine, Kind.SINK_OUT, 2).end()
+    the(engine, Kind.STREAM_IN, 1).end()
     drain(engine)
-    engine.end(the(engine, Kind.SINK_IN, 1))  # not written yet
+    the(engine, Kind.SINK_IN, 1).end()  # not written yet
     return engine
 
 
@@ -166,41 +167,27 @@ def test_the_short_way_for_credit_and_ends_gives_what_the_long_way_gives(data: b
     """Under the eyes of an observer every chunk takes the general path."""
     short, general = duplexes(), duplexes(observer=Diary())
     pieces = [data[:cut], data[cut:]]
-    assert [told(event) for event in feed(short, pieces)] == [told(event) for event in feed(general, pieces)]
+    assert [*map(told, one_by_one(feed(short, pieces)))] == [*map(told, one_by_one(feed(general, pieces)))]
     assert state_of(short) == state_of(general)
     assert drain(short) == drain(general)
 
 
-@given(RUNS)
-def test_messages_that_are_joined_are_those_that_are_told_one_by_one(data: bytes) -> None:
-    joined, single = streams(joins_messages=True), streams()
-    events: list[tuple[object, ...]] = []
-    for event in feed(joined, [data]):
-        if isinstance(event, Messages):
-            assert len(event.payloads) > 1
-            events += [told(Message(event.entity, payload)) for payload in event.payloads]
-        else:
-            events.append(told(event))
-    assert events == [told(event) for event in feed(single, [data])]
-    assert state_of(joined) == state_of(single)
-
-
 def test_messages_are_joined_only_where_they_come_one_behind_the_other() -> None:
-    engine = streams(joins_messages=True)
+    engine = streams()
     data = "50 01 01 61  50 01 01 62  70 02 01 63  50 01 01 64  64 00  50 01 01 65  50 01 02 66 67" + "64 00" * 10
     assert [one for one in fed(engine, data) if one[0] != "Pinged"] == [
-        ("Messages", "in-stream 1", [b"a", b"b"]),
-        ("Message", "out-stream 2", b"c"),
-        ("Message", "in-stream 1", b"d"),
-        ("Messages", "in-stream 1", [b"e", b"fg"]),
+        ("Received", "in-stream 1", b"a", b"b"),
+        ("Received", "out-stream 2", b"c"),
+        ("Received", "in-stream 1", b"d"),
+        ("Received", "in-stream 1", b"e", b"fg"),
     ]
 
 
 def test_no_more_messages_are_joined_than_may_be_parsed_at_once() -> None:
-    engine = streams(joins_messages=True)
+    engine = streams()
     engine.frames_at_once = 3
     engine.receive_bytes(bytes.fromhex("50 01 00" * 20), 0.0)
-    assert [told(event) for event in engine.events()] == [("Messages", "in-stream 1", [b""] * 3)]
+    assert [told(event) for event in engine.events()] == [("Received", "in-stream 1", b"", b"", b"")]
     assert engine.unparsed == 17 * 3
 
 

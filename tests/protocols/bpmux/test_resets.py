@@ -6,7 +6,8 @@ import pytest
 import trio
 
 import muxkit
-from muxkit.protocols.bpmux import Config, Engine, Failed, Kind
+from muxkit.core.events import Failed
+from muxkit.protocols.bpmux import Config, Engine, Kind
 
 LIMITS = muxkit.Limits(resets_burst=3, resets_per_second=1)
 QUIET = Config(keepalive=None)
@@ -35,11 +36,11 @@ def test_closing_a_duplex_in_order_is_no_reset() -> None:
     pair = Pair()
     for _ in range(20):
         sink, stream = pair.client.open_duplex()
-        pair.client.end(sink)
-        pair.client.end(stream)
+        sink.end()
+        stream.end()
         pair.deliver()
         for server_sink in [*pair.server.entities(Kind.SINK_IN).values()]:
-            pair.server.end(server_sink)
+            server_sink.end()
     assert pair.server.starts.pause(1.0) == 0
     assert pair.failure is None
 
@@ -50,7 +51,7 @@ def test_stopping_the_answer_on_a_duplex_that_goes_on_is_a_reset() -> None:
     for number in range(4):
         assert (pair.server.starts.pause(1.0) > 0) == (number == 3)
         _, stream = pair.client.open_duplex()
-        pair.client.end(stream)
+        stream.end()
         pair.deliver()
     assert pair.server.starts.pause(1.0) > 0
     assert pair.failure is None
@@ -62,10 +63,10 @@ def test_an_end_with_an_error_does_not_make_the_stop_orderly() -> None:
     for _ in range(4):
         sink, stream = pair.client.open_duplex()
         pair.deliver()
-        pair.server.give_credit(pair.server.entities(Kind.STREAM_IN)[sink.id], 1)
+        pair.server.entities(Kind.STREAM_IN)[sink.id].give_credit(1)
         pair.deliver()
-        pair.client.end(sink, b"\x01")
-        pair.client.end(stream)
+        sink.end(b"\x01")
+        stream.end()
         pair.deliver()
     assert pair.server.starts.pause(1.0) > 0
     assert pair.failure is None

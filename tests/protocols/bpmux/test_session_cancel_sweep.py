@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 CLASSES = (Session, Sink, Source, Duplex, Request, IncomingRequest, Opening, Backlog, ByteStream, muxkit.Server)
 FUNCTIONS = {"bpmux.session", "muxkit.connect"}
-FOR_THE_SESSION = {"Sink.wait_turn"}  # public for the session that owns the half, not for applications
+STEPS = ("leave", "open_channel", "ping_about", "say_goodbye", "wait_to_open", "wait_until_heard")
+# These are public for the session and its halves, and not for applications.
+FOR_THE_SESSION = {"Sink.wait_turn", *(f"Session.{step}" for step in STEPS)}
 GIVES = (
     "AbstractAsyncContextManager",
     "Opening",
@@ -67,7 +69,7 @@ async def pings_of_every_kind(pair: Pair) -> Steps:
         for one in all_kinds:
             assert await one.ping() >= 0
         await at_rest()
-        assert len(pair.one._connection.pings) == len(pair.other._connection.pings) == 0
+        assert len(pair.one.pings) == len(pair.other.pings) == 0
         await asked.respond(b"")
         await there.aclose()
 
@@ -96,7 +98,7 @@ async def openings(pair: Pair) -> Steps:
         nursery.start_soon(close_what_comes, pair.other)
         yield open_each
         await at_rest()
-        assert pair.one._connection.engine.channels == pair.other._connection.engine.channels == 1  # the spare channel
+        assert pair.one.engine.channels == pair.other.engine.channels == 1  # the spare channel
         nursery.cancel_scope.cancel()
 
 

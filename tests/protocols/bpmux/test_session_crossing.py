@@ -123,7 +123,7 @@ class Race:
             for may_leave in leaving:
                 may_leave.set()
         for session in self._sessions:
-            assert session._connection.engine.live == 0
+            assert session.engine.live == 0
 
     async def _live(self, link: trio.abc.Stream, may_leave: trio.Event, task_status: trio.TaskStatus[None]) -> None:
         async with bpmux.session(link) as session:

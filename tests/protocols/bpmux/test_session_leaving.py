@@ -79,7 +79,7 @@ async def test_leaving_after_the_peer_hung_up_in_order_is_no_error(autojump_cloc
         async with bpmux.session(there):
             pass
         await at_rest()
-        assert session._connection.pump.is_lost
+        assert session.pump.is_lost
         assert [item async for item in session.incoming()] == []
         with pytest.raises(trio.EndOfChannel):
             await session.receive()
@@ -95,7 +95,7 @@ async def test_leaving_with_openings_that_were_heard_is_no_error_when_the_link_b
         cut(pair)
         unheard = None
         try:
-            await pair.one._leave(1)
+            await pair.one.leave(1)
         except LinkLost as error:
             unheard = error
         assert unheard is None

@@ -121,9 +121,9 @@ async def test_nothing_is_left_of_channels_that_ended(cycle: Cycle) -> None:
         assert held() == before
         for session in (pair.one, pair.other):
             assert session.stats().channels == 0
-            assert session._halves() == [session._top, session._messages]
-            assert not session._connection.pings
-            assert session._connection.engine.outbox == 0
+            assert [*session.live_halves()] == [session._top, session._messages]
+            assert not session.pings
+            assert session.engine.outbox == 0
         nursery.cancel_scope.cancel()
 
 
@@ -240,8 +240,7 @@ async def test_a_session_that_was_left_dies() -> None:
             nursery.start_soon(echo_each, pair.other)
             await echo(pair)
             for session in (pair.one, pair.other):
-                connection = session._connection
-                kept = (session, connection, connection.engine, connection.pump)
+                kept = (session, session.engine, session.pump)
                 # An engine that was compiled takes no weak references.
                 references.extend(weakref.ref(one) for one in kept if type(one).__weakrefoffset__)
             nursery.cancel_scope.cancel()

@@ -97,8 +97,8 @@ async def test_an_observer_is_told_of_a_broken_link() -> None:
 async def test_without_an_observer_nothing_is_called() -> None:
     async with rough_sessions() as pair, pair.one.open() as here:
         for session in (pair.one, pair.other):
-            assert session._connection.pump._observer is None
-            assert session._connection.engine._observer is None
+            assert session.pump._observer is None
+            assert session.engine._observer is None
         there = await next_duplex(pair.other)
         await here.send(b"x")
         assert await there.receive() == b"x"

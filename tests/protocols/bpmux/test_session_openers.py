@@ -142,7 +142,7 @@ async def test_all_who_wait_hear_that_nothing_can_be_opened_any_more(how: str, e
             if how == "cut":
                 cut(pair)
             elif how == "peer leaves":
-                nursery.start_soon(pair.other._leave, 5.0)
+                nursery.start_soon(pair.other.leave, 5.0)
             else:
                 pair.one._top.close()
                 await visit()  # a later opener fails, too

@@ -13,6 +13,7 @@ from muxkit import Limits, LinkLost
 from muxkit.protocols import bpmux
 from muxkit.protocols.bpmux import Config
 from muxkit.runtime import Mailbox
+from muxkit.runtime.halves.receiving import ReceiveHalf
 from muxkit_adapters import memory
 
 from ._pairs import (
@@ -155,7 +156,7 @@ async def test_a_sender_waits_when_the_transport_takes_nothing() -> None:
     here, _there = memory.pair()  # the other side does not read
     config = Config(grants=True)
     async with rough_sessions((here, memory.pair()[0]), config=config) as pair:
-        engine = pair.one._connection.engine
+        engine = pair.one.engine
         # The peer granted a lot before it stopped reading.
         async with pair.one.open_sink() as sink:
             sink._entity.credit.grant(1 << 40)
@@ -196,7 +197,7 @@ async def test_the_windows_of_unread_channels_bound_the_memory() -> None:
         await at_rest()
         before = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        held = sum(half._entity.window.held for half in pair.other._halves() if isinstance(half, bpmux.Source))
+        held = sum(half.receiver.held for half in pair.other.live_halves() if isinstance(half, ReceiveHalf))
         assert held >= MIB / 8
         # both ends are in this process: the sender's queue is bounded, with one message a channel beside it
         assert before <= 2 * limits.connection_bytes * 1.5 + limits.outbox + 100 * 64 * 1024
@@ -213,8 +214,8 @@ async def test_a_million_unread_empty_messages_cost_nothing(others: int) -> None
         source = await next_source(pair.one)
         await flooder.send_all(short * others + empty * 1_000_000)
         await _arrived(source, others + 1_000_000)
-        assert isinstance(source._stored, Mailbox)
-        assert len(source._stored._items) <= 1024
+        assert isinstance(source.half._stored, Mailbox)
+        assert len(source.half._stored._items) <= 1024
         assert await source.receive_many(limit=others + 2) == [bytes(1)] * others + [b""] * 2
 
 
@@ -236,11 +237,11 @@ async def test_a_flood_of_tiny_frames_leaves_the_other_connections_their_turns()
             self.before = 0
 
         def before_task_step(self, task: trio.lowlevel.Task) -> None:
-            self.before = self.session._messages_received
+            self.before = self.session.messages_received
 
         def after_task_step(self, task: trio.lowlevel.Task) -> None:
             nonlocal most
-            most = max(most, self.session._messages_received - self.before)
+            most = max(most, self.session.messages_received - self.before)
 
     async with sessions() as calm:
         async with rough_sessions((victim, memory.pair()[0])) as pair:
@@ -250,7 +251,7 @@ async def test_a_flood_of_tiny_frames_leaves_the_other_connections_their_turns()
                 instrument = Longest(pair.one)
                 trio.lowlevel.add_instrument(instrument)
                 async with calm.one.open() as channel:
-                    while pair.one._messages_received < 199_999:
+                    while pair.one.messages_received < 199_999:
                         await channel.send(b"ping")
                         await channel.receive()
                         steps += 1

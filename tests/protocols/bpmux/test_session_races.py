@@ -104,7 +104,7 @@ async def check_agreement(pair: Pair) -> None:
     await trio.sleep(2)
     await at_rest()
     assert pair.one.stats().channels == pair.other.stats().channels
-    assert not pair.one._connection.pump.is_lost
+    assert not pair.one.pump.is_lost
     await canary(pair)
     await trio.sleep(2)
     assert pair.one.stats().channels == pair.other.stats().channels

@@ -160,19 +160,19 @@ def abort(pair: Pair, channel: bpmux.Duplex) -> None:
 
 
 def abort_all_of_the_peers(pair: Pair, channel: bpmux.Duplex) -> None:
-    pair.other._abort_all()
+    pair.other.abort_all()
 
 
 def lose(pair: Pair, channel: bpmux.Duplex) -> None:
-    pair.one._connection.pump.lose("by the test", by="local")
+    pair.one.pump.lose("by the test", by="local")
 
 
 def lose_the_peer(pair: Pair, channel: bpmux.Duplex) -> None:
-    pair.other._connection.pump.lose("by the test", by="local")
+    pair.other.pump.lose("by the test", by="local")
 
 
 def say_goodbye(pair: Pair, channel: bpmux.Duplex) -> None:
-    pair.one._close_all()
+    pair.one.close_all()
 
 
 ENDS = (close, abort, abort_all_of_the_peers, lose, lose_the_peer, say_goodbye)

@@ -195,7 +195,7 @@ async def test_what_crosses_the_news_is_not_counted_against_the_peer(autojump_cl
             async with pair.one.open_sink():
                 pass
         await trio.sleep(10)
-        assert not pair.one._connection.pump.is_lost
+        assert not pair.one.pump.is_lost
 
 
 async def test_a_peer_that_breaks_a_rule_meanwhile_loses_the_link_and_nothing_else() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Cursor, NeedMore, encode_varu64
-from muxkit.protocols.bpmux import Chunk, Engine, Failed, Kind, Partial, encode_chunk, encode_partial, parse_chunk
+from muxkit.core.events import Failed
+from muxkit.protocols.bpmux import Chunk, Engine, Kind, Partial, encode_chunk, encode_partial, parse_chunk
 from tests.protocols import _vectors as vectors
 from tests.protocols.bpmux._helpers import by_hand, fed, grant, violation, with_top_credit, written
 
@@ -156,23 +157,23 @@ def test_a_row_of_an_unknown_kind_fails(expect: str) -> None:
 def test_a_message_in_parts_is_one_message() -> None:
     engine = with_top_credit()
     fed(engine, "50 01 00")
-    engine.give_credit(engine.entities(Kind.STREAM_IN)[1], 5)
-    assert fed(engine, "e005 5001026865 5001036c6c6f") == [("Message", "in-stream 1", b"hello")]
+    engine.entities(Kind.STREAM_IN)[1].give_credit(5)
+    assert fed(engine, "e005 5001026865 5001036c6c6f") == [("Received", "in-stream 1", b"hello")]
 
 
 @pytest.mark.clause("bpmux-S03", "bpmux-T03")
 def test_the_top_level_is_addressed_as_the_peers_instead() -> None:
     engine = by_hand()
     grant(engine, "in-stream 0", 2)
-    engine.send(engine.top_sink, b"yo")
+    engine.top_sink.send(b"yo")
     assert written(engine) == "700002796f"
-    engine.give_credit(engine.top_stream, 100)
+    engine.top_stream.give_credit(100)
     assert written(engine) == "a80064"
-    engine.pong(engine.top_sink)
+    engine.top_sink.pong()
     assert written(engine) == "6000"
-    engine.end(engine.top_sink)
+    engine.top_sink.end()
     assert written(engine) == "620000"
-    engine.end(engine.top_stream)
+    engine.top_stream.end()
     assert written(engine) == "a20000"
     other: Engine = by_hand()
     assert not any(isinstance(event, Failed) for event in fed(other, "a20000"))

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from muxkit._limits import Limits
 from muxkit.core import encode_varu64
-from muxkit.protocols.bpmux import Chunk, Engine, Failed, Type, encode_chunk, encode_partial
-from muxkit.protocols.bpmux.engine.entities import Kind
+from muxkit.core.events import Failed
+from muxkit.protocols.bpmux import Chunk, Engine, Type, encode_chunk, encode_partial
+from muxkit.protocols.bpmux.entities import Kind
 from muxkit.testing._pair import check_every_split, feed
 from tests.protocols.bpmux._helpers import by_hand, fed, state_of, told, violation, written
 
@@ -31,16 +32,16 @@ LIMITS = Limits(
 def rich(*, letter: bool = False) -> Engine:
     """Make an engine with entities of every kind: local ones with even ids, the peer's with odd ones, some in parts."""
     engine = by_hand(limits=LIMITS, letter=letter)
-    engine.give_credit(engine.top_stream, 20)
+    engine.top_stream.give_credit(20)
     feed(engine, [bytes.fromhex("a8 00 10")])
     engine.open_sink(id=2)
     engine.open_stream(id=4, credit=10)
     engine.open_request(id=6, credit=500)
-    engine.end(engine.open_sink(id=8))
+    engine.open_sink(id=8).end()
     written(engine)
     for opening in ("50 01 00", "90 03 00", "10 05 00", "d0 07 00"):
         fed(engine, opening)
-    engine.give_credit(engine.entities(Kind.STREAM_IN)[1], 10)
+    engine.entities(Kind.STREAM_IN)[1].give_credit(10)
     written(engine)
     return engine
 
@@ -122,7 +123,7 @@ def test_a_violation_is_told_exactly_and_changes_nothing(case: Case) -> None:
 @pytest.mark.requirement("R-01", "R-17", "R-26")
 def test_what_could_never_be_lent_is_refused_before_anything_is_granted() -> None:
     engine = by_hand(limits=Limits(message=300, reassembly=300))
-    engine.give_credit(engine.top_stream, 2)
+    engine.top_stream.give_credit(2)
     fed(engine, "e1 01 2c 50 09 01 61")
     assert written(engine) == "a800f9012c"
     # A message of the top level uses up the loan, then another opening in parts wants as much again.

@@ -11,6 +11,7 @@ import attrs
 from muxkit import Limits, LocalProtocolError, RemoteProtocolError
 from muxkit._observer import Direction
 from muxkit.core import Cursor, NeedMore, encode_varu64
+from muxkit.core.events import Failed, Opened, Received
 from muxkit.pipeline.capture.decoding.decoder import LARGEST, SEARCHED, Decoder
 from muxkit.pipeline.capture.files import Found, row
 from muxkit.protocols import bpmux
@@ -159,11 +160,13 @@ class EngineDecoder(BpmuxDecoder):
         while events := engine.events():
             for event in events:
                 match event:
-                    case bpmux.Message(entity, payload) | bpmux.Responded(entity, payload):
-                        engine.consumed(entity, len(payload))
-                    case bpmux.Opened(payload=payload):
+                    case Received(receiver, payloads):
+                        receiver.consumed(payloads, sum(map(len, payloads)))
+                    case bpmux.Responded(request, payload):
+                        request.consumed((), len(payload))
+                    case Opened(opening=payload) | bpmux.Requested(payload=payload):
                         engine.consumed_opening(len(payload))
-                    case bpmux.Failed():
+                    case Failed():
                         self.halves["in"].lost = True
                     case _:
                         pass
@@ -191,7 +194,7 @@ class EngineDecoder(BpmuxDecoder):
         size = len(chunk.payload if chunk.payload is not None else chunk.end or b"")
         entity = self._entity(chunk)
         if entity is not None and chunk.credit and not (chunk.ack_end or entity.gone):
-            self._engine.give_credit(entity, chunk.credit)
+            entity.give_credit(chunk.credit)
             self._drain()
         if key in self._parts:  # the rest of a message that the engine has sent as a whole, or something in between
             self._parts[key] -= size
@@ -207,10 +210,10 @@ class EngineDecoder(BpmuxDecoder):
         elif chunk.ack_end or entity.gone:
             return
         else:
-            if chunk.payload is not None and (total == 0 or chunk.end is None):
-                self._engine.send(entity, bytes(whole))
+            if isinstance(entity, bpmux.Sender) and chunk.payload is not None and (total == 0 or chunk.end is None):
+                entity.send(bytes(whole))
             if chunk.end is not None:
-                self._engine.end(entity, bytes(whole if chunk.payload is None else len(chunk.end)))
+                entity.end(bytes(whole if chunk.payload is None else len(chunk.end)))
         self._drain()
 
     def _entity(self, chunk: bpmux.Chunk) -> bpmux.Entity | None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import chain
-from typing import Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import NO_QUEUE, U64_MAX, Buffer, Deadlines, Keepalive, Outbox, Reason, StallWatch, StartPace
+from muxkit.core import U64_MAX, Buffer, Deadlines, Keepalive, Outbox, Reason, StallWatch, StartPace
+from muxkit.core.events import Failed, Halves, HungUp, Probed, Silent
+from muxkit.core.mux_engine import MuxEngine
 from muxkit.protocols.bpmux.config import Config
-from muxkit.protocols.bpmux.engine.entities import OURS, OVERHEAD, Entity, Kind
-from muxkit.protocols.bpmux.engine.events import Event, Failed, HalfClosed, HungUp, Probed, Silent
-from muxkit.protocols.bpmux.engine.receiving import HEAD_MOST, ChunkReader
-from muxkit.protocols.bpmux.engine.state import State
+from muxkit.protocols.bpmux.entities import NO_REASON, Entity, Kind
+from muxkit.protocols.bpmux.events import Event, HalfClosed
 from muxkit.protocols.bpmux.frames import (
     ANNOUNCEMENT_MOST,
     Chunk,
@@ -26,12 +24,14 @@ from muxkit.protocols.bpmux.frames import (
     find_announcement,
     observe_written,
 )
+from muxkit.protocols.bpmux.reader import HEAD_MOST, ChunkReader
+from muxkit.protocols.bpmux.receive import Receiver
+from muxkit.protocols.bpmux.send import Sender
+from muxkit.protocols.bpmux.state import State
 
 CHANNEL_PRICE = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
-NO_REASON = Reason()
 FIRST_PROOF_SECONDS = 0.05  # until the first pong to a half-closed peer; each later pause is twice as long
 PROOF_SECONDS = 20.0  # between pongs to a half-closed peer without `Config.keepalive`: that setting's default
-ABORTED = b"\x01"  # end payload of an abort: any payload but an empty one means that messages are missing
 
 
 class Timer(Enum):
@@ -42,21 +42,16 @@ class Timer(Enum):
     STALL = "stall"  # to check that an incomplete message made progress
 
 
-class Engine:
+class Engine(MuxEngine):
     """One end of a bpmux/rel connection; a `StreamEngine`.
 
-    Commands take and return `Entity` objects. A command either does all of its work, or raises `LocalProtocolError`
-    and changes nothing. Call `consumed` for every `Message` that the application has taken, or the peer's credit is
-    never renewed. With `joins_messages` those that came one behind the other for an entity are one `Messages` event.
+    It opens entities, and what is done with one is a method of that `Sender` or `Receiver`. A command either does all
+    of its work, or raises `LocalProtocolError` and changes nothing. Call `Receiver.consumed` for every message that the
+    application has taken, or the peer's credit is never renewed.
     """
 
     def __init__(
-        self,
-        config: Config | None = None,
-        *,
-        limits: Limits | None = None,
-        observer: Observer | None = None,
-        joins_messages: bool = False,
+        self, config: Config | None = None, *, limits: Limits | None = None, observer: Observer | None = None
     ) -> None:
         self.config: Config = config or Config()
         self.limits: Limits = (limits or Limits()).at_price(CHANNEL_PRICE)
@@ -68,7 +63,7 @@ class Engine:
                 f"Limits(channel_floor={self.limits.channel_floor}, channel_first={self.limits.channel_first})"
             )
         self._state = State(self.config, self.limits, observer)
-        self._reader = ChunkReader(self._state, joins_messages=joins_messages)
+        self._reader = ChunkReader(self._state)
         self._deadlines: Deadlines[Timer] = Deadlines()
         self._keepalive = Keepalive(
             self._deadlines,
@@ -87,31 +82,28 @@ class Engine:
         self._owed: list[Entity] = []  # of these, `_first_owed` drops those that are owed nothing any more
         self._is_unfinished = False  # a chunk or a message was, when bytes came the last time
         self._next_id = self.config.first_id
-        self._largest = self.limits.message
         self.frames_at_once: int = sys.maxsize
         """The most chunks that one call of `receive_bytes` parses."""
         self.unparsed: int = 0
         """Received bytes behind the first `frames_at_once` chunks; `receive_bytes(b"", now)` parses more of them."""
         self.bytes_received: int = 0
-        self.over: bool = False
         self.is_half_closed: bool = False
         """True once the peer has ended its direction of the stream: no credit, answer or acknowledgement can come."""
         self.hung_up_cleanly: bool = False
-        self.top_sink: Entity = self._state.top_sink
+        self.top_sink: Sender = self._state.top_sink
         """The entity for top-level messages to the peer."""
-        self.top_stream: Entity = self._state.top_stream
+        self.top_stream: Receiver = self._state.top_stream
         """The entity for top-level messages of the peer."""
         self.starts: StartPace = self._state.starts
-        """Says when work on the next channel of the peer may begin; to be told what began, and what need not."""
         self.waiting: Outbox = self._state.outbox
         """The counter behind `outbox`, for frequent reads."""
-        self.consumed: Final = self._state.consume
-        """Count bytes of an entity's messages as taken by the application; harmless after the entity is gone.
-
-        Returns whether there may be something to write because of it.
-        """
 
     # --- state
+
+    @property
+    def over(self) -> bool:
+        """True once the connection is over: nothing is written, and what comes is ignored."""
+        return self._state.over
 
     def entities(self, kind: Kind) -> dict[int, Entity]:
         """One of the six maps of the document, read-only."""
@@ -131,6 +123,10 @@ class Engine:
     def outbox(self) -> int:
         """Queued bytes that wait only for the transport."""
         return self._state.outbox.used
+
+    @property
+    def peer_takes_no_channels(self) -> bool:
+        return self.top_sink.gone
 
     @property
     def messages_sent(self) -> int:
@@ -387,42 +383,49 @@ class Engine:
         self._state.events.append(last)
         if self._observer is not None and isinstance(last, Failed):
             self._observer.error(last.error)
-        self.over = True
+        self._state.over = True
         self.unparsed = 0
 
     # --- opening
 
-    def open_sink(self, payload: bytes = b"", *, id: int | None = None) -> Entity:
+    def open_sink(self, payload: bytes = b"", *, id: int | None = None) -> Sender:
         """Open an entity that this side sends messages on. The opening is queued at once."""
         self._check_opening(payload, None)
         sink = self._add_sink(self._take_id(id, Kind.SINK_OUT))
-        return self._announce(sink, Type.OUT_SINK, payload)
+        self._announce(sink, Type.OUT_SINK, payload)
+        return sink
 
-    def open_stream(self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None) -> Entity:
+    def open_stream(self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None) -> Receiver:
         """Open an entity that the peer sends messages on. With `credit` all further grants are made by hand."""
         self._check_opening(payload, credit)
         stream = self._add_receiving(Kind.STREAM_OUT, self._take_id(id, Kind.STREAM_OUT), credit)
-        return self._announce(stream, Type.OUT_STREAM, payload)
+        self._announce(stream, Type.OUT_STREAM, payload)
+        return stream
 
     def open_duplex(
         self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None
-    ) -> tuple[Entity, Entity]:
+    ) -> tuple[Sender, Receiver]:
         """Open a sink and a stream with one id."""
         self._check_opening(payload, credit)
         id = self._take_id(id, Kind.SINK_OUT, Kind.STREAM_OUT)
         sink = self._add_sink(id)
         stream = self._add_receiving(Kind.STREAM_OUT, id, credit)
         sink.twin, stream.twin = stream, sink
-        return self._announce(sink, Type.DUPLEX, payload), stream
+        self._announce(sink, Type.DUPLEX, payload)
+        return sink, stream
 
-    def open_request(self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None) -> Entity:
+    def open_channel(self, opening: bytes) -> Halves:
+        return Halves(*self.open_duplex(opening))
+
+    def open_request(self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None) -> Receiver:
         """Send a request that the peer answers once. `credit` is the largest response, in bytes."""
         self._check_opening(payload, credit)
         request = self._add_receiving(Kind.REQUEST_OUT, self._take_id(id, Kind.REQUEST_OUT, lowest=0), credit)
-        return self._announce(request, Type.OUT_REQUEST, payload)
+        self._announce(request, Type.OUT_REQUEST, payload)
+        return request
 
     def _check_opening(self, payload: bytes, credit: int | None) -> None:
-        self._check_alive()
+        self._state.check_alive()
         state = self._state
         if state.top_sink.gone or state.top_sink.ending:
             raise LocalProtocolError("nothing can be opened after the top level was closed")
@@ -434,7 +437,7 @@ class Engine:
             size = len(payload)
             if self.config.letter:
                 raise LocalProtocolError(f"an opening payload of {size} bytes; with letter=True it must be empty")
-            self._check_size(size, "an opening payload")
+            self._state.check_size(size, "an opening payload")
             if not state.outgoing(state.top_sink).admits(size):
                 raise LocalProtocolError(
                     f"an opening payload of {size} bytes against {state.top_sink.credit_out} of top-level credit"
@@ -454,13 +457,13 @@ class Engine:
         self._next_id = id + 1 if id < U64_MAX else 1
         return id
 
-    def _add_sink(self, id: int) -> Entity:
-        sink = self._state.add(Kind.SINK_OUT, id)
+    def _add_sink(self, id: int) -> Sender:
+        sink = self._state.add_sender(Kind.SINK_OUT, id)
         sink.credit.available = self._state.got
         return sink
 
-    def _add_receiving(self, kind: Kind, id: int, credit: int | None) -> Entity:
-        entity = self._state.add(kind, id, window=None if credit is None else 0)
+    def _add_receiving(self, kind: Kind, id: int, credit: int | None) -> Receiver:
+        entity = self._state.add_receiver(kind, id, by_hand=credit is not None)
         if credit is None:
             credit = entity.window.start(self._state.now)
         else:
@@ -469,7 +472,7 @@ class Engine:
         self._state.grant(entity, credit)
         return entity
 
-    def _announce(self, entity: Entity, type: Type, payload: bytes) -> Entity:
+    def _announce(self, entity: Entity, type: Type, payload: bytes) -> None:
         self._state.count_channel(entity)
         entity.announced = False
         if payload:
@@ -477,155 +480,13 @@ class Engine:
             self._state.opening_queued(entity)
         else:
             self._state.control.openings.append((entity, type))
-        return entity
 
-    # --- sending
+    # --- refusing
 
-    def admits(self, entity: Entity, size: int) -> bool:
-        """Whether a message of `size` bytes may be sent now.
+    def refuse(self, channel: Halves, reason: Reason = NO_REASON) -> None:
+        """End both halves of a channel that the peer has just opened; too many of these end the connection.
 
-        It may if credit covers it beside what is queued, or if nothing is queued and there is some credit: then the
-        engine keeps the rest and sends it in parts as credit arrives.
-        """
-        outgoing = entity.outgoing
-        if outgoing is None:
-            return entity.credit.available > 0 or size == 0
-        return outgoing.admits(size)
-
-    def watch(self, entity: Entity, size: int = 1) -> None:
-        """Report `Writable` when a message of `size` bytes may fit; an empty one needs no credit."""
-        self._state.outgoing(entity).watch(size)
-
-    def send(self, entity: Entity, payload: bytes, *, end: bytes | None = None) -> None:
-        """Queue a message, and with `end` also the end of the entity; both or nothing."""
-        self._check_sending(entity, "send on")
-        answers = entity.kind is Kind.REQUEST_IN
-        if answers and end is not None:
-            raise LocalProtocolError(f"{entity.label}: an answer is the end of its request, and has no other")
-        if entity.receives:
-            raise LocalProtocolError(f"{entity.label}: messages on it come from the peer")
-        size = len(payload)
-        if size > self.limits.message:
-            self._check_size(size, entity.label)
-        if not self.admits(entity, size):
-            raise LocalProtocolError(f"{entity.label}: {size} bytes to send against {entity.credit_out} of credit")
-        outgoing = self._state.outgoing(entity)
-        if end:
-            self._check_size(len(end), entity.label)
-            if outgoing.queued + outgoing.claimed + size + len(end) > entity.credit_out:
-                raise LocalProtocolError(
-                    f"{entity.label}: {size} + {len(end)} bytes to send against {entity.credit_out} of credit"
-                )
-        outgoing.push(payload)
-        self._state.messages_sent += 1
-        if end is not None:
-            outgoing.close(end)
-        if answers or end is not None:
-            self._state.end_queued(entity)
-        else:
-            self._state.schedule(entity)
-
-    def try_send(self, entity: Entity, payload: bytes) -> bool | None:
-        """Queue a message that credit covers as a whole; otherwise do nothing and return None. Faster than `send`.
-
-        Returns True if the entity was not in line for writing before.
-        """
-        outgoing, size = entity.outgoing, len(payload)
-        if outgoing is None:
-            if entity.gone or size > entity.credit.available:
-                return None
-            outgoing = self._state.outgoing(entity)
-        if not outgoing.accepts or size > self._largest or self.over:
-            return None
-        if size > entity.credit.available - outgoing.queued - outgoing.claimed:
-            return None
-        state, queue = self._state, outgoing.queue  # `Outgoing.push_covered` inlined: this runs for each message
-        if not queue:
-            outgoing.has_sent = True
-            if queue is NO_QUEUE:
-                queue = outgoing.queue = deque()
-        queue.append(payload)
-        outgoing.queued += size
-        outgoing.counted += size + OVERHEAD
-        state.outbox.used += size + OVERHEAD
-        state.messages_sent += 1
-        if outgoing.scheduled or not (entity.announced or outgoing.is_ready()):
-            return False
-        state.scheduler.add(outgoing)
-        return True
-
-    def try_send_all(self, entity: Entity, payloads: list[bytes]) -> bool:
-        """Queue messages that credit covers as a whole; otherwise do nothing and return False."""
-        outgoing = entity.outgoing
-        if outgoing is None or not outgoing.accepts or self.over:
-            return False
-        sizes = [*map(len, payloads)]
-        size = sum(sizes)
-        if size > entity.credit.available - outgoing.queued - outgoing.claimed or max(sizes) > self._largest:
-            return False
-        outgoing.push_covered(payloads, size)
-        self._state.messages_sent += len(payloads)
-        self._state.schedule(entity)
-        return True
-
-    def send_many(self, entity: Entity, payloads: Iterable[bytes]) -> int:
-        """Queue messages as long as they are admitted; return their number. Raises only if the first is illegal."""
-        self._check_sending(entity, "send on")
-        count = 0
-        for payload in payloads:
-            if not self.admits(entity, len(payload)):
-                break
-            if count and (entity.ending or len(payload) > self.limits.message):
-                break
-            self.send(entity, payload)
-            count += 1
-        return count
-
-    def end(self, entity: Entity, payload: bytes = b"") -> None:
-        """End an entity: close one that this side sends on, or cancel one that the peer sends on.
-
-        A payload uses the entity's credit. Messages queued before are sent first, and before the end of the top level
-        all openings.
-        """
-        self._check_sending(entity, "end")
-        if payload:
-            self._check_size(len(payload), entity.label)
-        if payload and not self.admits(entity, len(payload)):
-            raise LocalProtocolError(
-                f"{entity.label}: an end payload of {len(payload)} bytes against {entity.credit_out} of credit"
-            )
-        if payload or not self._state.end_at_once(entity):
-            self._state.outgoing(entity).close(payload)
-            self._state.end_queued(entity)
-
-    def abort(self, entity: Entity, reason: Reason = NO_REASON) -> None:
-        """Drop the messages of which nothing was written, then end the entity; harmless once the end was written.
-
-        On a sink, and for a request without a response, the end has a payload, which by convention means an error: as
-        much of the reason as credit covers. It may wait for a byte of credit, because without it the peer would take
-        the messages for complete.
-        """
-        self._check_alive()
-        if entity.gone:
-            raise LocalProtocolError(f"{entity.label}: cannot abort an entity that is gone")
-        if entity.end_out:
-            return
-        if entity is self.top_sink:
-            self._state.decline_openings(begun=False)
-        outgoing = self._state.outgoing(entity)
-        outgoing.drop_unbegun()
-        if not entity.ending:
-            # The end of a request cannot be taken for a response, so it need not wait for credit.
-            can_explain = entity.kind is not Kind.REQUEST_IN or entity.credit_out > 0
-            told = reason.encode(max(1, entity.credit_out - outgoing.queued)) or ABORTED
-            outgoing.close(b"" if entity.receives or not can_explain else told)
-        outgoing.count(outgoing.waits_for_transport())
-        self._state.end_queued(entity)
-
-    def refuse(self, entity: Entity, reason: Reason = NO_REASON) -> None:
-        """End both halves of an entity that the peer has just opened; too many of these end the connection.
-
-        The peer reads the reason if it gave credit for one with the opening. Harmless when the entity, or the
+        The peer reads the reason if it gave credit for one with the opening. Harmless when the channel, or the
         connection, is over already.
         """
         if self.over:
@@ -633,22 +494,21 @@ class Engine:
         if not self._state.refusals.take(self._state.now):
             self._stop(Failed(RemoteProtocolError("too many channels opened to be refused", limit="backlog")))
             return
-        self.decline(entity, reason)
+        self.decline(channel, reason)
 
-    def decline(self, entity: Entity, reason: Reason = NO_REASON) -> None:
+    def decline(self, channel: Halves, reason: Reason = NO_REASON) -> None:
         """`refuse` for an opening that is no fault of the peer, so it is not counted."""
-        for half in (entity, entity.twin):
-            if half is not None and not self.over and not half.gone and not half.ending:
-                # An abort would wait for credit, and what was refused must not stay.
-                if reason and not half.receives and half.credit_out > 0:
-                    self.abort(half, reason)
-                else:
-                    self.end(half)
+        sender, receiver = channel.sender, channel.receiver
+        if isinstance(sender, Sender) and not (self.over or sender.gone or sender.ending):
+            # An abort would wait for credit, and what was refused must not stay.
+            if reason and sender.credit_out > 0:
+                sender.abort(reason)
+            else:
+                sender.end()
+        if isinstance(receiver, Receiver) and not (self.over or receiver.gone or receiver.ending):
+            receiver.end()
 
-    def blame(self, entity: Entity) -> None:
-        """Count a failure of local work on a channel that the peer opened, as if the peer had cancelled it."""
-        if entity.kind not in OURS:
-            self._state.starts.broken_off(self._state.now)
+    # --- the end
 
     def farewell(self, reason: Reason) -> bytes:
         """Return the last bytes to write on a connection that ends early: the end of the top level, with the reason.
@@ -676,40 +536,20 @@ class Engine:
             if entity.twin is None or entity.twin.ending
         )
 
-    def _check_sending(self, entity: Entity, what: str) -> None:
-        self._check_alive()
-        if entity.gone:
-            raise LocalProtocolError(f"{entity.label}: cannot {what} an entity that is gone")
-        if entity.ending:
-            raise LocalProtocolError(f"{entity.label}: cannot {what} it, it was ended")
-
-    def _check_size(self, size: int, what: str) -> None:
-        if size > self.limits.message:
-            raise LocalProtocolError(f"{what}: {size} bytes against Limits(message={self.limits.message})")
-
-    def _check_alive(self) -> None:
-        if self.over:
-            raise LocalProtocolError("the connection is over")
-
-    # --- control
-
-    def give_credit(self, entity: Entity, amount: int) -> None:
-        """Grant credit beside the automatic grants."""
-        self._check_sending(entity, "give credit for")
-        entity.own_window().grant(amount)
-        self._state.grant(entity, amount)
-        self._state.lend_shortfall(entity)
+    # --- the common form
 
     def consumed_opening(self, size: int) -> None:
         """Count an opening payload as taken by the application."""
         self._state.consume(self.top_stream, size)
 
-    def ping(self, entity: Entity) -> None:
-        """Send a ping; the pong is reported as `Ponged`."""
-        self._check_sending(entity, "ping")
-        self._state.control.owe(entity, pings=1)
+    def ping(self, key: object) -> None:
+        """Send a ping about an entity, or about the top level while there is one."""
+        entity = self._pingable_entity() if key is None else key
+        if not isinstance(entity, Entity):
+            raise LocalProtocolError("nothing is open that a ping could be about")
+        entity.ping()
 
-    def pong(self, entity: Entity) -> None:
-        """Send a pong, for `Config(pongs=False)`."""
-        self._check_sending(entity, "pong")
-        self._state.control.owe(entity, pongs=1)
+    def go_away(self, reason: Reason) -> None:
+        """Take no new channels: end the stream of the top level, which tells the peer so."""
+        if not (self.top_stream.gone or self.top_stream.ending):
+            self.top_stream.end()

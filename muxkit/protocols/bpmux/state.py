@@ -1,30 +1,40 @@
-"""The state of one end of a connection, with the steps that receiving and sending share."""
+"""The state of one end of a connection, and the steps that receiving and sending share.
+
+Theory of operation. The document has six maps, one for each kind of entity (`Kind`): requests, sinks and streams, each
+once for those that we opened and once for those of the peer. A two-way channel, a duplex, is a sink and a stream with
+the same id, which are `twin` to each other while both live. Two entities with id 0 are the top level: they carry the
+connection's own messages, pay for the payloads of openings, and end when nothing more will be opened.
+
+    opening     the chunk that opens it is queued; behind credit of the top level if it has a payload   (`announced`)
+      |
+    open        messages one way, credit, pings and pongs both ways
+      |  our end is queued: `ending`             |  the peer's end came: it is gone at once,
+      |  it was written: `end_out`               |  and we acknowledge it, unless ours was written before
+      |  the peer acknowledges it, or ends too   |
+      +------------------- gone -----------------+
+
+Invariants:
+- An entity is in its map until it is gone. Nothing is written about an entity that is gone but the acknowledgement.
+- What we have granted and what was not consumed is in the entity's window, and all windows share `budget`.
+- A message in parts beyond the window borrows the whole rest of its size from `reassembly`, or waits in line for it.
+- `outbox` counts the queued bytes that wait for nothing but the transport, so not those that wait for credit.
+- Replies that we owe (acknowledgements, grants, pongs) are merged into a bounded state in `control`, so that reading
+  never has to wait for writing.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-
+from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import (
-    U64_MAX,
-    Buffer,
-    Outbox,
-    Reassembly,
-    ReceiveBudget,
-    ReceiveWindow,
-    Scheduler,
-    StartPace,
-    TokenBucket,
-    encode_varu64,
-)
+from muxkit.core import U64_MAX, Outbox, Reassembly, ReceiveBudget, ReceiveWindow, Scheduler, StartPace, TokenBucket
+from muxkit.core.events import Refused, Writable
 from muxkit.protocols.bpmux.config import Config
-from muxkit.protocols.bpmux.engine.entities import NO_WINDOW, OURS, RECEIVERS, Entity, Kind, Outgoing, Parts
-from muxkit.protocols.bpmux.engine.events import Declined, Event, Writable
-from muxkit.protocols.bpmux.frames import ACK_END, CREDIT, END, PAYLOAD, PING, Type, encode_announcement, head
-
-NOTHING = b"\x00"  # the size of an empty payload
+from muxkit.protocols.bpmux.control import Control
+from muxkit.protocols.bpmux.entities import NO_WINDOW, OURS, RECEIVERS, Entity, Kind, Parts
+from muxkit.protocols.bpmux.events import Event
+from muxkit.protocols.bpmux.receive import Receiver
+from muxkit.protocols.bpmux.send import Outgoing, Sender
 
 
 class State:
@@ -36,9 +46,7 @@ class State:
         self.observer = observer
         self.events: list[Event] = []
         self.maps: tuple[dict[int, Entity], ...] = tuple({} for _ in Kind)
-        self.control: Control = Control(
-            on_opened=self._announced, on_ended=self._ended, on_announced=self._use_promised
-        )
+        self.control: Control = Control(self)
         self.scheduler: Scheduler = Scheduler()
         self.budget: ReceiveBudget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.channel_first)
         self.reassembly: Reassembly[Entity] = Reassembly(limits.reassembly)
@@ -46,6 +54,10 @@ class State:
         self.refusals: TokenBucket = TokenBucket(limits.resets_per_second, limits.resets_burst)
         self.outbox: Outbox = Outbox()
         self.messages_sent = 0
+        self.largest: int = limits.message
+        """The largest message, looked up for each one that is sent."""
+        self.over: bool = False
+        """The connection is over: nothing is sent, and what comes is ignored."""
         self.ours: int = 0  # live channels that this side opened
         self.theirs: int = 0  # live channels that the peer opened
         self.unread: set[Entity] = set()  # gone, opened by the peer, with messages not consumed
@@ -53,9 +65,8 @@ class State:
         self.now: float = 0.0
         self._openings: dict[Entity, int] = {}  # openings not written completely, with the top-level credit they claim
         self._starved: dict[Entity, None] = {}  # of these, the ones without top-level credit
-        self._on_written = self._written  # one object for all queues
-        self.top_sink: Entity = self.add(Kind.SINK_OUT, 0)
-        self.top_stream: Entity = self.add(Kind.STREAM_OUT, 0)
+        self.top_sink: Sender = self.add_sender(Kind.SINK_OUT, 0)
+        self.top_stream: Receiver = self.add_receiver(Kind.STREAM_OUT, 0)
         self.grant(self.top_stream, self.top_stream.window.start(self.now))
         # The first credit of new channels, see `Config.initial_credit`; each is 0 while it is not agreed.
         self.given: int = 0  # what this side gives those that the peer opens
@@ -66,12 +77,33 @@ class State:
 
     # --- entities
 
-    def add(self, kind: Kind, id: int, *, window: int | None = None) -> Entity:
-        """Add an entity to its map. `window` None makes an automatic window, 0 one with grants by hand."""
-        size = self.limits.channel_bytes if window is None and self.config.grants else window or 0
-        entity = Entity(kind, id, ReceiveWindow(size, self.budget) if kind in RECEIVERS else None)
-        self.maps[kind][id] = entity
-        return entity
+    def add(self, kind: Kind, id: int) -> Entity:
+        """Add an entity to its map."""
+        return self.add_receiver(kind, id) if kind in RECEIVERS else self.add_sender(kind, id)
+
+    def add_sender(self, kind: Kind, id: int) -> Sender:
+        """Add an entity that we send on."""
+        sender = Sender(self, kind, id, None)
+        self.maps[kind][id] = sender
+        return sender
+
+    def add_receiver(self, kind: Kind, id: int, *, by_hand: bool = False) -> Receiver:
+        """Add an entity that the peer sends on, with an automatic window unless grants are made `by_hand`."""
+        size = self.limits.channel_bytes if self.config.grants and not by_hand else 0
+        receiver = Receiver(self, kind, id, ReceiveWindow(size, self.budget))
+        self.maps[kind][id] = receiver
+        return receiver
+
+    # --- checks of commands
+
+    def check_alive(self) -> None:
+        if self.over:
+            raise LocalProtocolError("the connection is over")
+
+    def check_size(self, size: int, what: str) -> None:
+        """Raise `LocalProtocolError` for a payload of a size that is not allowed."""
+        if size > self.limits.message:
+            raise LocalProtocolError(f"{what}: {size} bytes against Limits(message={self.limits.message})")
 
     def peer_ended(self, entity: Entity) -> None:
         """Remove an entity that the peer ended, and acknowledge that unless both ends crossed."""
@@ -169,9 +201,9 @@ class State:
         self._promised = credit
         self.given = self.config.initial_credit
         if self.control.announces is None:
-            self._use_promised()
+            self.use_promised()
 
-    def _use_promised(self) -> None:
+    def use_promised(self) -> None:
         """Use what the peer announced, on the channels that are open already as well."""
         self.got = self._promised
         for sink in [*self.maps[Kind.SINK_OUT].values()] if self.got else ():
@@ -296,7 +328,7 @@ class State:
     def outgoing(self, entity: Entity) -> Outgoing:
         """Return the queue of an entity, made at the first call."""
         if entity.outgoing is None:
-            entity.outgoing = Outgoing(entity, self.top_sink.credit, self.outbox, self._on_written)
+            entity.outgoing = Outgoing(entity, self)
             entity.outgoing.accepts &= not entity.ending
         return entity.outgoing
 
@@ -324,7 +356,7 @@ class State:
         self.control.ends.append(entity)
         return True
 
-    def _ended(self, entity: Entity) -> None:
+    def ended(self, entity: Entity) -> None:
         """Act on an end that was written."""
         self.control.forget(entity)
         self.lend_shortfall(entity)
@@ -339,15 +371,16 @@ class State:
         """Report `Writable` if it was asked for and a message fits."""
         if outgoing.watched and outgoing.admits(outgoing.wanted):
             outgoing.watched = False
-            self.events.append(Writable(outgoing.entity))
+            if isinstance(outgoing.entity, Sender):
+                self.events.append(Writable(outgoing.entity))
 
-    def _written(self, outgoing: Outgoing) -> None:
+    def written(self, outgoing: Outgoing) -> None:
         """Act on a turn of writing: of an opening, behind an end, or of messages beside which another may fit."""
         entity = outgoing.entity
         if entity in self._openings:
             self._opening_written(entity, outgoing)
         if entity.end_out:
-            self._ended(entity)
+            self.ended(entity)
         self.report_writable(outgoing)
 
     # --- openings that are not written completely
@@ -374,9 +407,9 @@ class State:
             entity for entity in self._openings if begun or (entity.outgoing is not None and entity.outgoing.is_untold)
         ]
         for entity in declined:
-            twin = entity.twin
+            halves = [half for half in (entity, entity.twin) if isinstance(half, Sender | Receiver)]
             self.remove_channel(entity)
-            self.events.append(Declined(entity, twin))
+            self.events.extend(map(Refused, halves))
 
     def _opening_written(self, entity: Entity, outgoing: Outgoing) -> None:
         self._claim(entity, outgoing.opening_left)
@@ -385,9 +418,9 @@ class State:
                 self._starved[entity] = None
             return
         self._remove_opening(entity)
-        self._announced(entity)
+        self.announced(entity)
 
-    def _announced(self, entity: Entity) -> None:
+    def announced(self, entity: Entity) -> None:
         """Act on an opening that was written completely."""
         for half in (entity, entity.twin):
             if half is not None:
@@ -410,141 +443,3 @@ class State:
         self._starved.pop(entity, None)
         self.outgoing(self.top_sink).openings -= 1
         self.schedule(self.top_sink)
-
-
-class Control:
-    """The control chunks to write before any payload: acknowledgements, openings, grants, pings, pongs and ends.
-
-    They are merged until they are written: a grant is one integer an entity, pings and pongs are counters, an
-    acknowledgement is the two to ten bytes of its chunk. So reading never waits for writing, whatever the peer sends.
-    Openings and ends are here if they have no payload and nothing has to be written before them; `on_opened` and
-    `on_ended` are called when one was written. `announces` is written before anything else. There is something to write
-    while `acks`, `openings`, `dirty` or `ends` hold anything.
-    """
-
-    __slots__ = (
-        "_on_announced",
-        "_on_ended",
-        "_on_opened",
-        "acks",
-        "announces",
-        "dirty",
-        "ends",
-        "leaving",
-        "openings",
-        "pongs_owed",
-    )
-
-    def __init__(
-        self,
-        *,
-        on_opened: Callable[[Entity], None],
-        on_ended: Callable[[Entity], None],
-        on_announced: Callable[[], None],
-    ) -> None:
-        self._on_opened = on_opened
-        self._on_ended = on_ended
-        self._on_announced = on_announced
-        self.announces: tuple[Entity, int] | None = None  # the top level, and the first credit of channels
-        self.openings: deque[tuple[Entity, Type]] = deque()  # those of entities that are gone are not written
-        self.ends: deque[Entity] = deque()  # the same
-        self.dirty: dict[Entity, None] = {}  # announced entities with something to write
-        self.acks: bytearray = bytearray()
-        self.leaving: int = 0  # channels of the peer that ended and whose acknowledgement was not written yet
-        self.pongs_owed: int = 0  # pongs to write, on all entities
-
-    def acknowledge(self, entity: Entity) -> None:
-        """Queue the acknowledgement of the peer's end, the last chunk about that entity."""
-        self.acks += head(entity.type, entity.id, ACK_END)
-        if entity.kind not in OURS and entity.twin is None:
-            self.leaving += 1
-
-    def owe(self, entity: Entity, *, grant: int = 0, pings: int = 0, pongs: int = 0) -> None:
-        """Queue a grant of credit, pings or pongs about an entity."""
-        entity.grant += grant
-        entity.pings += pings
-        entity.pongs += pongs
-        self.pongs_owed += pongs
-        self.touch(entity)
-
-    def touch(self, entity: Entity) -> None:
-        """Put an entity with control chunks in line, once its opening is written."""
-        if entity.announced and (entity.grant or entity.pings or entity.pongs):
-            self.dirty.setdefault(entity)
-
-    def forget(self, entity: Entity) -> None:
-        """Drop the control chunks of an entity."""
-        self.pongs_owed -= entity.pongs
-        entity.grant = entity.pings = entity.pongs = 0
-        entity.end_due = False
-
-    def write(self, limit: int, out: list[Buffer]) -> int:
-        """Append control chunks to `out`, about `limit` bytes; return their size."""
-        written = 0 if self.announces is None else self._write_announcement(*self.announces, out)
-        if self.acks:
-            written += len(self.acks)
-            out.append(bytes(self.acks))
-            self.acks.clear()
-            self.leaving = 0
-        while self.dirty and written < limit:
-            entity = next(iter(self.dirty))
-            written += self._write_entity(entity, limit - written, out)
-            if not (entity.grant or entity.pings or entity.pongs):
-                del self.dirty[entity]
-        while self.openings and written < limit:
-            entity, type = self.openings.popleft()
-            if not entity.gone:
-                written += self._write_opening(entity, type, out)
-        while self.ends and written < limit:  # behind what was to be written about these entities
-            entity = self.ends.popleft()
-            if entity.end_due:
-                chunk = head(entity.type, entity.id, END) + NOTHING
-                out.append(chunk)
-                written += len(chunk)
-                entity.end_out = True
-                self._on_ended(entity)
-        return written
-
-    def _write_announcement(self, top: Entity, credit: int, out: list[Buffer]) -> int:
-        """Write a part of the first top-level grant in the form that announces the first credit of channels."""
-        self.announces = None
-        top.grant -= credit
-        if not top.grant and not (top.pings or top.pongs):
-            del self.dirty[top]
-        chunk = encode_announcement(credit)
-        out.append(chunk)
-        self._on_announced()
-        return len(chunk)
-
-    def _write_opening(self, entity: Entity, type: Type, out: list[Buffer]) -> int:
-        """Write the chunk that opens an entity, with the first grant."""
-        receiver, grant = entity.receiver, 0
-        if receiver is not None:
-            grant, receiver.grant = receiver.grant, 0
-        if grant:
-            chunk = head(type, entity.id, PAYLOAD | CREDIT) + NOTHING + encode_varu64(grant)
-        else:
-            chunk = head(type, entity.id, PAYLOAD) + NOTHING
-        out.append(chunk)
-        self._on_opened(entity)
-        return len(chunk)
-
-    def _write_entity(self, entity: Entity, limit: int, out: list[Buffer]) -> int:
-        written = 0
-        if entity.grant:
-            flags = CREDIT | PING if entity.pings else CREDIT
-            chunk = head(entity.type, entity.id, flags) + encode_varu64(entity.grant)
-            entity.grant = 0
-            entity.pings -= 1 if entity.pings else 0
-            out.append(chunk)
-            written += len(chunk)
-        if entity.pings or entity.pongs:
-            ping, pong = head(entity.type, entity.id, PING), head(entity.type, entity.id, 0)
-            pings = min(entity.pings, limit // len(ping) + 1)
-            pongs = min(entity.pongs, limit // len(pong) + 1)
-            entity.pings -= pings
-            entity.pongs -= pongs
-            self.pongs_owed -= pongs
-            out.append(ping * pings + pong * pongs)
-            written += len(ping) * pings + len(pong) * pongs
-        return written

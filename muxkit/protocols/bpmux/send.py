@@ -1,174 +1,27 @@
-"""The entities of a connection, each with its credit, its window and its queue of what waits to be sent."""
+"""What we send on one entity: its queue, and the rules by which messages may enter it and leave it.
+
+A message may be queued if the peer's credit covers it, or if the queue is empty and there is some credit. In the second
+case the rest of the message waits here and leaves in parts, as credit arrives. The scheduler calls `Outgoing.write`
+when it is this entity's turn:
+
+    the opening     with the first grant; its payload uses the credit of the top level
+    messages        whole, while credit and the turn last; larger ones in parts
+    the end         behind all messages, and on the top level behind all openings
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from enum import IntEnum
+from typing import TYPE_CHECKING
 
-from muxkit.core import NO_QUEUE, Buffer, Credit, Outbox, Pieces, ReceiveWindow, encode_varu64, queue_of
-from muxkit.protocols.bpmux.frames import CREDIT, END, PAYLOAD, Type, encode_partial, head, label
+from muxkit._errors import LocalProtocolError
+from muxkit.core import NO_QUEUE, Buffer, Credit, Reason, encode_varu64, queue_of
+from muxkit.core import halves as core
+from muxkit.protocols.bpmux.entities import Entity, Kind
+from muxkit.protocols.bpmux.frames import CREDIT, END, PAYLOAD, Type, encode_partial, head
 
-
-class Kind(IntEnum):
-    """The six maps of the document; the number is the type of the chunks that this side sends about such an entity."""
-
-    REQUEST_OUT = 0
-    REQUEST_IN = 1
-    SINK_OUT = 2
-    SINK_IN = 3
-    STREAM_OUT = 4
-    STREAM_IN = 5
-
-
-# The table under "Receiving Chunks": the map that a received chunk type addresses.
-ADDRESSED = (
-    Kind.REQUEST_IN,  # Out-Request
-    Kind.REQUEST_OUT,  # In-Request
-    Kind.STREAM_IN,  # Out-Sink
-    Kind.STREAM_OUT,  # In-Sink
-    Kind.SINK_IN,  # Out-Stream
-    Kind.SINK_OUT,  # In-Stream
-    Kind.SINK_IN,  # Duplex: this map and STREAM_IN
-)
-
-RECEIVERS = frozenset({Kind.REQUEST_OUT, Kind.STREAM_OUT, Kind.STREAM_IN})  # the peer sends the payload
-OURS = frozenset({Kind.REQUEST_OUT, Kind.SINK_OUT, Kind.STREAM_OUT})  # opened by this side
-TOP = frozenset({Kind.SINK_OUT, Kind.STREAM_OUT})  # the maps whose id 0 is the top level
-OF_OTHERS = tuple(Type(kind) for kind in Kind)
-OF_TOP = tuple(Type(kind + 1) if kind in TOP else Type(kind) for kind in Kind)
-
-# Shared by all entities that need no credit, or no window, against their direction; these two never change.
-NO_CREDIT = Credit()
-NO_WINDOW = ReceiveWindow()
-
-
-class Parts:
-    """A message that arrives in parts."""
-
-    __slots__ = ("is_end", "left", "pieces", "pinged")
-
-    def __init__(self, total: int, *, is_wanted: bool) -> None:
-        self.left: int = total
-        self.pieces: Pieces | None = Pieces() if is_wanted else None  # None: the parts are discarded
-        self.is_end: bool | None = None  # whether these are parts of an end payload; None before the first part
-        self.pinged: list[Entity] = []  # pings to report when the opening is complete
-
-
-class Entity:
-    """One half of a channel, or a request: payload in one direction, credit and ends in both."""
-
-    __slots__ = (
-        "announced",
-        "credit",
-        "direct",
-        "end_due",
-        "end_in",
-        "end_out",
-        "gone",
-        "grant",
-        "half",
-        "id",
-        "is_rest_of_reset",
-        "is_wanted",
-        "kind",
-        "late",
-        "opening",
-        "orderly",
-        "outgoing",
-        "parts",
-        "pings",
-        "pongs",
-        "twin",
-        "window",
-    )
-
-    def __init__(self, kind: Kind, id: int, window: ReceiveWindow | None) -> None:
-        self.kind: Kind = kind
-        self.id: int = id
-        # The state that the document names: credit_out, credit_in and the end flags.
-        self.credit: Credit = NO_CREDIT if kind in RECEIVERS else Credit()
-        self.window: ReceiveWindow = window or NO_WINDOW
-        self.end_out: bool = False
-        self.end_in: bool = False
-        # Receiving.
-        self.is_wanted: bool = True  # the application receives what arrives; otherwise it is discarded
-        self.direct: bool = True  # payloads need no check beside credit: wanted, and nothing in parts on its window
-        self.opening: bool = False  # its opening payload arrives in parts and is incomplete
-        self.parts: Parts | None = None
-        # Sending.
-        self.announced: bool = True  # its opening has been written completely
-        self.outgoing: Outgoing | None = None
-        # Control chunks to write, merged: a grant in bytes, numbers of pings and pongs, and the end.
-        self.grant: int = 0
-        self.pings: int = 0
-        self.pongs: int = 0
-        self.end_due: bool = False  # an end without payload, which nothing on its queue comes before
-        # Life.
-        self.half: object = None  # the session's object for it; the engine does not use it
-        self.gone: bool = False
-        self.orderly: bool = False  # the peer ended the other half of this duplex without an error
-        self.is_rest_of_reset: bool = False  # the peer cancelled the other half of this duplex
-        self.late: bool = False  # the peer opened it after it had closed its top level
-        self.twin: Entity | None = None  # the other half of a duplex, while both are alive
-
-    def own_credit(self) -> Credit:
-        """Return credit that may be changed; a receiving entity uses some only for an end payload."""
-        if self.credit is NO_CREDIT:
-            self.credit = Credit()
-        return self.credit
-
-    def own_window(self) -> ReceiveWindow:
-        """Return a window that may be changed; a sending entity uses one only for the peer's end payload."""
-        if self.window is NO_WINDOW:
-            self.window = ReceiveWindow()
-        return self.window
-
-    @property
-    def receiver(self) -> Entity | None:
-        """The half of its channel that the peer sends payload on."""
-        return self if self.receives else self.twin
-
-    @property
-    def type(self) -> Type:
-        """The type of chunks about it. Both sides have the top level as an out-entity and address it as the peer's."""
-        return OF_TOP[self.kind] if self.id == 0 else OF_OTHERS[self.kind]
-
-    @property
-    def receives(self) -> bool:
-        """Whether the peer sends its payload."""
-        return self.kind in RECEIVERS
-
-    @property
-    def credit_out(self) -> int:
-        return self.credit.available
-
-    @property
-    def credit_in(self) -> int:
-        return self.window.credit
-
-    @property
-    def partial(self) -> int:
-        """Bytes missing of a message in parts."""
-        return 0 if self.parts is None else self.parts.left
-
-    @property
-    def ending(self) -> bool:
-        """Whether this side has ended it: the end was written or is queued."""
-        return self.end_out or self.end_due or (self.outgoing is not None and self.outgoing.closing)
-
-    @property
-    def is_top(self) -> bool:
-        return self.id == 0 and self.kind in TOP
-
-    @property
-    def label(self) -> str:
-        """Its name in logs and errors, as this side addresses it: `out-sink 7`."""
-        return label(self.type, self.id)
-
-    def __repr__(self) -> str:
-        return f"<{self.label} credit_out={self.credit_out} credit_in={self.credit_in}>"
-
+if TYPE_CHECKING:
+    from muxkit.protocols.bpmux.state import State
 
 BYTES = tuple(bytes((number,)) for number in range(248))  # the VarU64 of small numbers
 OVERHEAD = 16  # bytes that a queued message counts in the outbox beside its payload
@@ -177,16 +30,16 @@ OVERHEAD = 16  # bytes that a queued message counts in the outbox beside its pay
 class Outgoing:
     """The queue of one entity: its opening, its messages and its end, encoded when the scheduler calls `write`.
 
-    A payload larger than a piece, or than the available credit, is written in parts. `on_written` is called after each
-    turn that wrote of an opening or behind an end, and after each turn while a `Writable` event is wanted.
+    A payload larger than a piece, or than the available credit, is written in parts. The state hears of each turn that
+    wrote of an opening or behind an end, and of each turn while a `Writable` event is wanted (`State.written`).
     """
 
     __slots__ = (
         "_begun",
         "_head",
-        "_on_written",
         "_opening",
         "_outbox",
+        "_state",
         "_top",
         "accepts",
         "claimed",
@@ -203,11 +56,11 @@ class Outgoing:
         "watched",
     )
 
-    def __init__(self, entity: Entity, top: Credit, outbox: Outbox, on_written: Callable[[Outgoing], None]) -> None:
+    def __init__(self, entity: Entity, state: State) -> None:
         self.entity: Entity = entity
-        self._top = top  # the credit that openings use
-        self._outbox = outbox
-        self._on_written = on_written
+        self._state = state
+        self._top: Credit = state.top_sink.credit  # the credit that openings use
+        self._outbox = state.outbox
         self._head = head(entity.type, entity.id, PAYLOAD)
         self._opening: tuple[Type, bytes] | None = None
         self.queue: deque[bytes] = NO_QUEUE
@@ -361,7 +214,7 @@ class Outgoing:
                 self._outbox.used -= self.counted
                 self.counted = 0
         if self.watched or is_opening or entity.end_out:
-            self._on_written(self)
+            self._state.written(self)
         return written
 
     def _write_rest(self, budget: int, piece: int, out: list[Buffer]) -> int:
@@ -415,7 +268,7 @@ class Outgoing:
                 if not size:
                     return 0
                 out.append(encode_partial(total))
-            receiver, grant = entity.receiver, 0
+            receiver, grant = entity.receiving, 0
             if receiver is not None:
                 grant, receiver.grant = receiver.grant, 0
             first = head(type, entity.id, PAYLOAD | CREDIT) if grant else start
@@ -429,3 +282,122 @@ class Outgoing:
             self._opening, self._begun = None, 0
             entity.announced = True
         return written
+
+
+class Sender(Entity, core.Sender):
+    """An entity that we send messages on: a sink of ours, a stream of the peer's, or a request to answer."""
+
+    __slots__ = ()
+
+    @property
+    def queued(self) -> int:
+        return 0 if self.outgoing is None else self.outgoing.queued
+
+    @property
+    def has_sent(self) -> bool:
+        """True if this side has opened it or sent on it, so that leaving waits for the peer's confirmation."""
+        outgoing = self.outgoing
+        return (outgoing is not None and outgoing.has_sent) or (
+            not self.is_top and (outgoing is not None or self.ending or self.is_ours)
+        )
+
+    @property
+    def is_answered(self) -> bool:
+        """True if it is a request of the peer, and its response was queued."""
+        return self.kind is Kind.REQUEST_IN and self.has_sent_messages
+
+    @property
+    def has_sent_messages(self) -> bool:
+        """True if a message was ever queued on it."""
+        return self.outgoing is not None and self.outgoing.has_sent
+
+    def check_size(self, size: int) -> None:
+        allowed = self.state.limits.message
+        if size > allowed:
+            raise LocalProtocolError(f"a message of {size} bytes against Limits(message={allowed})")
+
+    def has_room(self, size: int) -> bool:
+        return self.admits(size)
+
+    def notify_when_room(self, size: int) -> None:
+        """Report `Writable` when a message of this size may fit; an empty one needs no credit."""
+        self.state.outgoing(self).watch(size)
+
+    def send(self, message: bytes, *, end: bytes | None = None) -> None:
+        """Queue a message, and with `end` also the end of the entity; both or nothing."""
+        state = self.state
+        self.check_open("send on")
+        answers = self.kind is Kind.REQUEST_IN
+        if answers and end is not None:
+            raise LocalProtocolError(f"{self.label}: an answer is the end of its request, and has no other")
+        size = len(message)
+        if size > state.limits.message:
+            state.check_size(size, self.label)
+        if not self.admits(size):
+            raise LocalProtocolError(f"{self.label}: {size} bytes to send against {self.credit_out} of credit")
+        outgoing = state.outgoing(self)
+        if end:
+            state.check_size(len(end), self.label)
+            if outgoing.queued + outgoing.claimed + size + len(end) > self.credit_out:
+                raise LocalProtocolError(
+                    f"{self.label}: {size} + {len(end)} bytes to send against {self.credit_out} of credit"
+                )
+        outgoing.push(message)
+        state.messages_sent += 1
+        if end is not None:
+            outgoing.close(end)
+        if answers or end is not None:
+            state.end_queued(self)
+        else:
+            state.schedule(self)
+
+    def try_send(self, message: bytes) -> bool | None:
+        """Queue a message that credit covers as a whole; otherwise do nothing and return None.
+
+        Returns True if the entity was not in line for writing before.
+        """
+        outgoing, size = self.outgoing, len(message)
+        state = self.state
+        if outgoing is None:
+            if self.gone or size > self.credit.available:
+                return None
+            outgoing = state.outgoing(self)
+        if not outgoing.accepts or size > state.largest or state.over:
+            return None
+        if size > self.credit.available - outgoing.queued - outgoing.claimed:
+            return None
+        queue = outgoing.queue  # `Outgoing.push_covered` inlined: this runs for each message
+        if not queue:
+            outgoing.has_sent = True
+            if queue is NO_QUEUE:
+                queue = outgoing.queue = deque()
+        queue.append(message)
+        outgoing.queued += size
+        outgoing.counted += size + OVERHEAD
+        state.outbox.used += size + OVERHEAD
+        state.messages_sent += 1
+        if outgoing.scheduled or not (self.announced or outgoing.is_ready()):
+            return False
+        state.scheduler.add(outgoing)
+        return True
+
+    def try_send_all(self, messages: list[bytes]) -> bool:
+        """Queue messages that credit covers as a whole; otherwise do nothing and return False."""
+        outgoing, state = self.outgoing, self.state
+        if outgoing is None or not outgoing.accepts or state.over:
+            return False
+        sizes = [*map(len, messages)]
+        size = sum(sizes)
+        if size > self.credit.available - outgoing.queued - outgoing.claimed or max(sizes) > state.largest:
+            return False
+        outgoing.push_covered(messages, size)
+        state.messages_sent += len(messages)
+        state.schedule(self)
+        return True
+
+    def finish(self, payload: bytes = b"") -> None:
+        if not self.is_answered:  # a response is the end of its request
+            self.end(payload)
+
+    def cancel(self, reason: Reason) -> None:
+        self.abort(reason)

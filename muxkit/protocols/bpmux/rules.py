@@ -1,264 +1,20 @@
-"""Receiving: split bytes into chunks, check each against the rules, and apply it to the state."""
+"""The rules of "Receiving Chunks" and "Partial Mode": the checks of a chunk, and what it changes once it is legal."""
 
 from __future__ import annotations
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import U64_MAX, Cursor, NeedMore, Pieces, ReceiveWindow
-from muxkit.protocols.bpmux.engine.entities import ADDRESSED, Entity, Kind, Parts
-from muxkit.protocols.bpmux.engine.events import Confirmed, Ended, Message, Messages, Opened, Pinged, Ponged, Responded
-from muxkit.protocols.bpmux.engine.state import State
-from muxkit.protocols.bpmux.frames import (
-    ACK_END,
-    CREDIT,
-    END,
-    PAYLOAD,
-    PING,
-    Checks,
-    Chunk,
-    Partial,
-    Type,
-    observe_chunk,
-    parse_chunk,
-)
-
-EVENT_FRAMES = 4  # frames that an event counts as, because acting on an opening or an end takes that much longer
-HEAD_MOST = 16  # bytes; the head of a usual payload chunk is shorter
-OWN_SINK = Type.OUT_SINK << 5 | PAYLOAD
-PEERS_SINK = Type.IN_SINK << 5 | PAYLOAD
-DUPLEX = Type.DUPLEX << 5  # such chunks open entities, and those with a higher tag announce parts
-SHORT_CONTROL = frozenset({CREDIT, END, ACK_END})  # flags
-LEAST = (0, 248, 1 << 8, 1 << 16, 1 << 24)  # the least number whose VarU64 has so many bytes behind the first
+from muxkit.core import U64_MAX, ReceiveWindow
+from muxkit.core.events import Cancelled, Confirmed, Finished, Halves, Opened, Pong, Received, Stopped
+from muxkit.protocols.bpmux.entities import ADDRESSED, Entity, Kind, Parts
+from muxkit.protocols.bpmux.events import Event, Pinged, Requested, Responded
+from muxkit.protocols.bpmux.frames import ACK_END, END, PAYLOAD, PING, Checks, Chunk, Partial, Type, observe_chunk
+from muxkit.protocols.bpmux.receive import Receiver
+from muxkit.protocols.bpmux.send import Sender
+from muxkit.protocols.bpmux.state import State
 
 CREATING = frozenset({Type.OUT_REQUEST, Type.OUT_SINK, Type.OUT_STREAM, Type.DUPLEX})
 PAYLOAD_TYPES = frozenset({Type.IN_REQUEST, Type.IN_SINK, Type.OUT_SINK})
-
 BREAKABLE = frozenset({Kind.REQUEST_IN, Kind.SINK_IN})  # opened by the peer; this side sends on them
-
-
-class ChunkReader:
-    """Splits received bytes into chunks, checks them and applies them.
-
-    It holds the beginning of an incomplete chunk, never more than the credit that covers it.
-    """
-
-    def __init__(self, state: State, *, joins_messages: bool) -> None:
-        self._state = state
-        self._joins_messages = joins_messages
-        self.rules: ChunkRules = ChunkRules(state)
-        self.held: Pieces = Pieces()  # the beginning of a chunk
-        self._wanted = 0  # bytes to hold before parsing is tried again
-        self.owner: Entity | None = None  # the entity of an incomplete payload whose chunk head was parsed
-        self._missing = 0  # bytes missing of that payload
-        self._pieces = Pieces()  # the beginning of that payload
-        self.left: int = 0  # frames that may still be parsed; events count as several
-
-    def resume(self, data: bytes, position: int, base: int) -> int:
-        """Add to the incomplete chunk; return the position in `data` behind it. `base` is the offset of `data`."""
-        while self.held.size:
-            missing = self._wanted - self.held.size
-            self.held.append(data[position : position + missing])
-            position += missing
-            if self.held.size < self._wanted:
-                return len(data)
-            held = self.held.join()  # one chunk; it stays held while it is incomplete
-            self.parse(held, 0, base + position - len(held))
-        if self.owner is not None and position < len(data):
-            position = self._continue_payload(self.owner, data, position)
-        return position
-
-    def _continue_payload(self, owner: Entity, data: bytes, position: int) -> int:
-        """Add to the incomplete payload of an entity; return the position in `data` behind it."""
-        pieces, missing = self._pieces, self._missing
-        if len(data) - position < missing:
-            pieces.append(data[position:])
-            self._missing = missing - (len(data) - position)
-            return len(data)
-        pieces.append(memoryview(data)[position : position + missing])
-        payload = pieces.join()
-        self.owner = None
-        if owner.direct and len(payload) <= owner.window.credit:
-            owner.window.credit -= len(payload)
-            owner.window.held += len(payload)
-            self._state.events.append(Message(owner, payload))
-            if self._state.observer is not None:
-                self._state.observer.frame("in", owner.label, "payload", len(payload))
-        else:  # the entity has changed since the head was parsed
-            type = Type.OUT_SINK if owner.kind is Kind.STREAM_IN else Type.IN_SINK
-            self.rules.header(type, owner.id, PAYLOAD)
-            self.rules.payload(len(payload))
-            self.rules.apply(Chunk(type, owner.id, payload))
-        self.left -= 1
-        return position + missing
-
-    def parse(self, data: bytes, position: int, base: int) -> int:
-        """Parse and apply chunks in `data` from `position` on; hold an incomplete one. `base` is the offset of `data`.
-
-        Returns the position behind the last: the end, unless this call may parse no more frames.
-        """
-        size = len(data)
-        while position < size and self.left > 0:
-            events = self._state.events
-            before = len(events)
-            behind = self._apply_control(data, position)
-            if behind:
-                position = behind
-            else:
-                cursor = Cursor(data, position)
-                try:
-                    chunk = parse_chunk(cursor, self.rules)
-                except NeedMore as need:
-                    self.held.append(data[position:])
-                    self._wanted = size - position + need.missing
-                    return size
-                except RemoteProtocolError as error:
-                    error.offset = base + position
-                    raise
-                self.rules.apply(chunk)
-                position = cursor.position
-            self.left -= 1 + EVENT_FRAMES * (len(events) - before)
-            if size - position > HEAD_MOST and not self.rules.announced:
-                position = self.parse_payloads(data, position)
-        return position
-
-    def _apply_control(self, data: bytes, position: int) -> int:
-        """Apply one usual chunk without payload fast: credit, an empty end or its confirmation, about a known entity.
-
-        Returns the position behind it, or 0 without having done anything if it is anything else, or incomplete.
-        """
-        tag = data[position]
-        flags = tag & 0x1F
-        if flags not in SHORT_CONTROL or tag >= DUPLEX or self.rules.announced or self._state.observer is not None:
-            return 0
-        size = len(data)
-        if size - position < 3 - (flags == ACK_END):
-            return 0
-        id = data[position + 1]
-        position += 2
-        if id >= 248:
-            position += id - 247
-            if position >= size + (flags == ACK_END) or id > 0xF9:
-                return 0
-            least = LEAST[id - 247]
-            id = int.from_bytes(data[position - id + 247 : position], "big")
-            if id < least:
-                return 0
-        entity = self._state.maps[ADDRESSED[tag >> 5]].get(id)
-        if entity is None or entity.parts is not None or entity.opening or entity.window.unfinished:
-            return 0
-        if entity.twin is not None and entity.twin.opening:
-            return 0
-        if flags == ACK_END:
-            if not entity.end_out:
-                return 0
-            self._state.remove(entity)
-            self._state.events.append(Confirmed(entity))
-            return position
-        number = data[position]
-        position += 1
-        if flags == END:
-            if number:
-                return 0
-            self.rules.take_end(entity, b"")
-            return position
-        if number >= 248:
-            bytes_ = number - 247
-            position += bytes_
-            if bytes_ > 4 or position > size:
-                return 0
-            number = int.from_bytes(data[position - bytes_ : position], "big")
-            if number < LEAST[bytes_]:
-                return 0
-        if not number or entity.credit.available + number > U64_MAX:
-            return 0
-        self._state.receive_grant(entity, number)
-        return position
-
-    def parse_payloads(self, data: bytes, position: int) -> int:
-        """Parse the usual chunks fast: a message on a known entity, with small numbers and enough credit.
-
-        Returns the position of the first chunk that is anything else; `parse` handles that one with all checks.
-        """
-        size = len(data)
-        last = size - HEAD_MOST
-        maps, events, observer = self._state.maps, self._state.events, self._state.observer
-        largest = self._state.limits.message
-        sinks, streams = maps[Kind.STREAM_IN], maps[Kind.STREAM_OUT]
-        left = self.left
-        while left > 0 and position < last:
-            first = position
-            tag = data[position]
-            if tag == OWN_SINK:
-                entities = sinks
-            elif tag == PEERS_SINK:
-                entities = streams
-            else:
-                break
-            id = data[position + 1]
-            start = position + 2
-            if id >= 248:
-                if id == 0xF8:
-                    id = data[start]
-                    start += 1
-                    if id < 248:
-                        break
-                elif id == 0xF9:
-                    id = data[start] << 8 | data[start + 1]
-                    start += 2
-                    if id < 256:
-                        break
-                else:
-                    break
-            entity = entities.get(id)
-            if entity is None or not entity.direct:
-                break
-            head = start - first
-            window = entity.window
-            credit = window.credit
-            payloads: list[bytes] = []
-            while True:  # the chunks about this entity that come one behind the other
-                length = data[start]
-                start += 1
-                if length >= 248:
-                    bytes_ = length - 247
-                    if bytes_ > 4:
-                        break
-                    length = int.from_bytes(data[start : start + bytes_], "big")
-                    if length < LEAST[bytes_]:
-                        break
-                    start += bytes_
-                end = start + length
-                if length > credit or length > largest:
-                    break
-                if end > size:  # the rest is not here yet
-                    self.owner, self._missing = entity, end - size
-                    self._pieces.append(memoryview(data)[start:])
-                    position = size
-                    break
-                credit -= length
-                payloads.append(data[start:end])
-                position = end
-                left -= 1
-                start = end + head
-                if not left or position >= last or data[position] != tag:
-                    break
-                if data[position + 1] != data[first + 1] or (
-                    head > 2 and data[position:start] != data[first : first + head]
-                ):
-                    break
-            if not payloads:
-                break
-            window.held += window.credit - credit
-            window.credit = credit
-            if self._joins_messages and len(payloads) > 1:
-                events.append(Messages(entity, payloads))
-            else:
-                for payload in payloads:
-                    events.append(Message(entity, payload))
-            if observer is not None:
-                for payload in payloads:
-                    observer.frame("in", entity.label, "payload", len(payload))
-        self.left = left
-        return position
 
 
 class ChunkRules(Checks):
@@ -274,7 +30,7 @@ class ChunkRules(Checks):
         self.announced: int = 0  # total size in the Partial chunk before this one
         # Notes about the chunk that is being parsed.
         self._entity: Entity | None = None
-        self._payer = state.top_stream  # the entity whose credit its payload uses
+        self._payer: Entity = state.top_stream  # the entity whose credit its payload uses
         self._left = 0  # bytes missing of its message in parts, before this chunk; 0 if not in parts
         self._charged = 0  # bytes of the entity's own credit that its payload uses
 
@@ -440,9 +196,9 @@ class ChunkRules(Checks):
             self.take_end(entity, chunk.end)
         if chunk.ack_end:
             state.remove(entity)
-            state.events.append(Confirmed(entity))
+            state.events.append(confirmation_of(entity))
         elif chunk.is_pong and _opening_of(entity) is None:
-            state.events.append(Ponged(entity))
+            state.events.append(Pong(entity))
         if payer.window.unfinished:
             state.lend_shortfall(payer)
 
@@ -450,7 +206,7 @@ class ChunkRules(Checks):
         state = self._state
         entity = state.add(ADDRESSED[chunk.type], chunk.id)
         if chunk.type is Type.DUPLEX:
-            entity.twin = state.add(Kind.STREAM_IN, chunk.id)
+            entity.twin = state.add_receiver(Kind.STREAM_IN, chunk.id)
             entity.twin.twin = entity
         entity.opening = True
         entity.late = state.top_stream.gone
@@ -470,10 +226,12 @@ class ChunkRules(Checks):
             payload = whole
         if entity.opening:
             self._finish_opening(entity, payload, parts)
+        elif not isinstance(entity, Receiver):
+            raise AssertionError(f"{entity.label}: a payload against the direction of its messages")
         elif entity.kind is Kind.REQUEST_OUT:
             self._take_response(entity, payload)
         elif entity.is_wanted:
-            state.events.append(Message(entity, payload))
+            state.events.append(Received(entity, [payload]))
         else:
             state.consume(entity, len(payload))
 
@@ -481,20 +239,27 @@ class ChunkRules(Checks):
         state = self._state
         entity.opening = False
         state.update_direct(entity)
-        receiver = entity.receiver
-        if receiver is not None:
+        sender = entity if isinstance(entity, Sender) else None
+        receiver = entity.receiving
+        if isinstance(receiver, Receiver):
             state.grant(receiver, receiver.window.start(state.now) - state.given)
-        source = receiver if receiver is not entity else None
-        state.events.append(Opened(entity, payload, source))
+        else:
+            receiver = None
+        if sender is not None and sender.kind is Kind.REQUEST_IN:
+            state.events.append(Requested(sender, payload))
+        else:
+            state.events.append(Opened(Halves(sender, receiver), payload))
         if parts is not None:
-            state.events.extend(Pinged(half) for half in (entity, source) if half in parts.pinged)
+            state.events.extend(
+                Pinged(half) for half in (sender, receiver) if half is not None and half in parts.pinged
+            )
 
-    def _take_response(self, entity: Entity, payload: bytes) -> None:
+    def _take_response(self, request: Receiver, payload: bytes) -> None:
         state = self._state
-        if not entity.is_wanted:
-            state.consume(entity, len(payload))
-        state.peer_ended(entity)
-        state.events.append(Responded(entity, payload) if entity.is_wanted else Ended(entity, b""))
+        if not request.is_wanted:
+            state.consume(request, len(payload))
+        state.peer_ended(request)
+        state.events.append(Responded(request, payload) if request.is_wanted else Cancelled(request))
 
     def _take_ping(self, entity: Entity) -> None:
         if self._state.config.pongs and not entity.end_out:
@@ -519,7 +284,7 @@ class ChunkRules(Checks):
         is_reset = self._is_reset(entity)
         if is_reset:
             state.starts.broken_off(state.now)
-        cancels = entity.twin is None and (is_reset or (entity.is_rest_of_reset and payload != b""))
+        breaks_off = entity.twin is None and (is_reset or (entity.is_rest_of_reset and payload != b""))
         if entity.twin is not None:
             entity.twin.orderly = not payload
             entity.twin.is_rest_of_reset = is_reset
@@ -527,7 +292,7 @@ class ChunkRules(Checks):
             state.consume(entity, size)
         entity.end_in = True
         state.peer_ended(entity)
-        state.events.append(Ended(entity, payload, cancels))
+        state.events.append(_end_of(entity, payload, breaks_off=breaks_off))
         if entity is state.top_sink:
             state.decline_openings(begun=True)
 
@@ -541,3 +306,19 @@ def _opening_of(entity: Entity) -> Parts | None:
     if entity.opening:
         return entity.parts
     return entity.twin.parts if entity.twin is not None and entity.twin.opening else None
+
+
+def _end_of(entity: Entity, payload: bytes, *, breaks_off: bool) -> Event:
+    """Return the event for the end of an entity by the peer; by convention a payload means an error."""
+    if isinstance(entity, Sender):
+        return Stopped(entity, payload, breaks_off)
+    assert isinstance(entity, Receiver)  # there are no others
+    if payload or entity.kind is Kind.REQUEST_OUT:
+        return Cancelled(entity, payload, breaks_off)
+    return Finished(entity)
+
+
+def confirmation_of(entity: Entity) -> Confirmed:
+    """Return the event for an end of ours that the peer has acknowledged."""
+    assert isinstance(entity, Sender | Receiver)  # there are no others
+    return Confirmed(entity)
