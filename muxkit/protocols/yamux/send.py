@@ -65,6 +65,16 @@ class StreamSender(CreditSender):
             self.push(PREFIX.pack(size))
             self.push(message)
 
+    def try_send_all(self, messages: list[bytes]) -> bool:
+        if not self.carries_messages or max(map(len, messages)) > self._state.limits.message:
+            return False
+        prefixed = b"".join([part for message in messages for part in (PREFIX.pack(len(message)), message)])
+        if self.queued + len(prefixed) > self.credit_out:
+            return False
+        self._state.messages_sent += len(messages)
+        self.push(prefixed)
+        return True
+
     def send_opening(self, opening: bytes) -> None:
         """Queue the first record of a channel."""
         self.push(encode_opening(opening))
