@@ -24,6 +24,7 @@ from muxkit._limits import Limits
 from muxkit.core._engine import Buffer
 from muxkit.core._liveness import Keepalive, StallWatch
 from muxkit.core._queues import Outbox
+from muxkit.core._windows import StartPace
 from muxkit.core.events import Failed, HungUp, Probed, Silent
 from muxkit.core.mux_engine import MuxEngine
 from muxkit.core.mux_state import MuxState, Vital
@@ -35,7 +36,7 @@ class StreamMuxEngine(MuxEngine):
     def __init__(self, shared: MuxState, *, keepalive: float | None, keepalive_timeout: float) -> None:
         self._shared = shared
         self.limits: Limits = shared.limits
-        self.starts = shared.starts
+        self.starts: StartPace = shared.starts
         self.waiting: Outbox = shared.outbox
         """The counter behind `outbox`, for frequent reads."""
         self.bytes_received = 0
@@ -116,7 +117,7 @@ class StreamMuxEngine(MuxEngine):
         except RemoteProtocolError as error:
             return self._stop(Failed(error))
         self._rest = data[position:]
-        self.bytes_received += position
+        self.bytes_received: int = self.bytes_received + position
         self._keepalive.heard(now)
         if self.is_mid_frame or (self._rest and not self.unparsed):
             self._stall.watch(now, self.bytes_received)

@@ -34,7 +34,7 @@ import trio
 
 from muxkit._info import SessionInfo
 from muxkit._limits import Limits
-from muxkit._observer import Observer, facts_of, frames_of, measured, tell_limit
+from muxkit._observer import Facts, Observer, facts_of, frames_of, measured, tell_limit
 from muxkit.codecs import Codec, announced
 from muxkit.core import Headers, Queued, Reason, counted, encode_headers, opening_refusal, with_name
 from muxkit.core.events import (
@@ -68,6 +68,7 @@ from muxkit.runtime.halves.opening import Backlog, ChannelOpening, SlotQueue, Un
 from muxkit.runtime.halves.owner import HalfOwner
 from muxkit.runtime.halves.receiving import ReceiveHalf
 from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.pumps.clock import Reminder
 from muxkit.runtime.pumps.owner import PumpOwner
 from muxkit.runtime.pumps.pump import Pump
 from muxkit.runtime.pumps.reading import Reading
@@ -123,10 +124,12 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
     def __init__(
         self, link: object, protocol: str, limits: Limits, observer: Observer | None, *, outbox: Queued | None = None
     ) -> None:
-        self.facts = facts_of(observer)
-        self.observer = frames_of(observer)
-        self.budget = OutboxBudget(sys.maxsize if outbox is None else limits.outbox, outbox, facts=self.facts)
-        self.reminder = self.budget.watchdog
+        self.facts: Facts | None = facts_of(observer)
+        self.observer: Observer | None = frames_of(observer)
+        self.budget: OutboxBudget = OutboxBudget(
+            sys.maxsize if outbox is None else limits.outbox, outbox, facts=self.facts
+        )
+        self.reminder: Reminder | None = self.budget.watchdog
         self.pings: Pings[Any] = Pings(self.facts)
         self.openers: SlotQueue = SlotQueue(self.free_slots)
         self.gone: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()

@@ -287,7 +287,7 @@ class Session(MuxSession):
             case Requested():
                 self._on_requested(event)
             case Responded():
-                self.messages_received += 1
+                self.messages_received: int = self.messages_received + 1
                 if isinstance(request := event.request.owner, Request):
                     request.responded(event.payload)
                 self.half_ended(event.request)

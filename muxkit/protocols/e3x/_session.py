@@ -125,7 +125,7 @@ class Session(ChannelOwner):
                 self.engine.packet_size = min(config.packet, link.packet_limit)
         self.acked: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
         """Tasks that wait until something is confirmed."""
-        self.written = trio.lowlevel.ParkingLot()
+        self.written: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
         self.dropped = 0
         self._may_be_refused_late: bool = getattr(link, "may_be_refused_late", False)
         self._live: dict[int, Channel] = {}
@@ -252,7 +252,7 @@ class Session(ChannelOwner):
         made = self._add(channel, body)
         receiver, payload = channel.receiver, without_name(body).payload
         if payload and isinstance(receiver, UnreliableReceiver):  # its opening is a message
-            self.messages_received += 1
+            self.messages_received: int = self.messages_received + 1
             receiver.hold(payload)
             made.receiving.deliver(payload)
         self.offer(self._backlog, made)

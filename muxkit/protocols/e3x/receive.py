@@ -399,7 +399,7 @@ class ReliableReceiver(EngineReceiver):
         if self.has_gaps or self._again:
             self.ack_at = now + GAP_REPEAT
         else:
-            self.ack_at = now + ACK_DELAY if self._waiting else NEVER
+            self.ack_at: float = now + ACK_DELAY if self._waiting else NEVER
 
     def _missing(self, most: int) -> list[int]:
         missing: list[int] = []

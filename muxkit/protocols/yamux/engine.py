@@ -178,7 +178,7 @@ class Engine(StreamMuxEngine):
             if size - position < HEADER_SIZE:
                 break
             if not frames:
-                self.unparsed = size - position
+                self.unparsed: int = size - position
                 break
             frames -= 1
             self._take_header(data, position)

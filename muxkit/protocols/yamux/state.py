@@ -70,7 +70,7 @@ class Stream:
     """One stream: its id, its two halves, and what is due about it."""
 
     __slots__ = ("flags", "grant", "id", "is_acknowledged", "is_gone", "is_ours", "receiver", "reset", "sender")
-    __deletable__ = ("receiver", "sender")  # mypyc wants to know
+    __deletable__: tuple[str, ...] = ("receiver", "sender")  # mypyc wants to know
 
     sender: StreamSender  # both are set as soon as the stream was made, and deleted when it is gone
     receiver: StreamReceiver
@@ -159,7 +159,7 @@ class State(MuxState):
         sender, receiver = stream.sender, stream.receiver
         if stream.reset is not None:  # both sides reset it at the same time
             del self.control.resets[stream]
-            self.events += [Confirmed(sender), Confirmed(receiver)]
+            self.events.extend((Confirmed(sender), Confirmed(receiver)))
         else:
             # A peer that has finished before, in order, only tells us that it wants no more.
             breaks_off = not (stream.is_ours or sender.is_ended or receiver.has_ended)

@@ -40,7 +40,7 @@ class Waiter(Generic[ItemT]):
 
     def __init__(self) -> None:
         self.items: tuple[ItemT, ...] = ()  # the item that was handed over: then a cancellation comes too late
-        self.is_called = False
+        self.is_called: bool = False
         self.task: trio.lowlevel.Task | None = None  # while it sleeps
         self.reading: Reading | None = None  # while it reads the connection, and must not be rescheduled
 

@@ -14,7 +14,7 @@ from time import perf_counter
 import trio
 
 from muxkit.core import DatagramEngine
-from muxkit.runtime._errors import CLOSED_HERE
+from muxkit.runtime._errors import CLOSED_HERE, Phase
 from muxkit.runtime._links import NowaitPackets, PacketLink
 from muxkit.runtime.pumps.owner import EventT, PumpOwner
 from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, Pump
@@ -211,7 +211,7 @@ class DatagramPump(Pump[EventT]):
             self._take_in_kept(now, began + self._turns.allowance)
         self._dispatch()
         if self.phase == "handshake" and self._owner.has_understood_peer():
-            self.phase = "open"
+            self.phase: Phase = "open"
         self._is_heavy = clock() - began > LONG_TURN
 
     def _take_in_kept(self, now: float, until: float) -> None:

@@ -12,7 +12,7 @@ import trio
 
 from muxkit._errors import LocalProtocolError, MuxError
 from muxkit._limits import Limits
-from muxkit._observer import Observer, facts_of, frames_of
+from muxkit._observer import Facts, Observer, facts_of, frames_of
 from muxkit.core import Headers as ChannelHeaders
 from muxkit.core import Reason, Receiving, Sending, Step, advance, counted, decode_headers
 from muxkit.protocols.aqueduct.carrier import Carrier
@@ -48,6 +48,7 @@ from muxkit.runtime import (
     turns,
 )
 from muxkit.runtime import Channel as CommonChannel
+from muxkit.runtime.pumps.clock import Reminder
 
 NO_HEADERS_SIZE = 1  # byte, what the headers of a message without any take
 REASON_MOST = 4096  # bytes that are kept of the reason of a cancellation
@@ -728,14 +729,14 @@ class Core(PumpOwner[Event]):
         limits: Limits | None,
         observer: Observer | None,
     ) -> None:
-        self.facts = facts_of(observer)
-        self.observer = frames_of(observer)
+        self.facts: Facts | None = facts_of(observer)
+        self.observer: Observer | None = frames_of(observer)
         self.engine: Engine = Engine(
             role, config, headers=headers, limits=limits, observer=self.observer, now=trio.current_time()
         )
         self.limits: Limits = self.engine.limits
         self.budget: OutboxBudget = OutboxBudget(facts=self.facts)
-        self.reminder = self.budget.watchdog
+        self.reminder: Reminder | None = self.budget.watchdog
         self._may_be_refused_late: bool = getattr(link, "may_be_refused_late", False)
         self._carrier = None if isinstance(link, MultistreamLink) else Carrier(self.engine)
         self.pump: MultistreamPump[Event] | StreamPump[Event]

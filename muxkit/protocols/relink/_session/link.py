@@ -11,7 +11,7 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import Facts, measured, tell_limit
+from muxkit._observer import Facts, Observer, measured, tell_limit
 from muxkit.codecs import Codec, announced
 from muxkit.core import Headers, Reason, encode_headers, with_name
 from muxkit.protocols.relink._session.common import Channel, CommonChannels, goodbye_in
@@ -42,6 +42,7 @@ from muxkit.runtime import (
     typed,
 )
 from muxkit.runtime import Session as CommonSession
+from muxkit.runtime.pumps.clock import Reminder
 
 OnChanged = Callable[[events.LinkReplaced], None]
 
@@ -111,9 +112,9 @@ class Link(CommonSession, PumpOwner[events.Event]):
     ) -> None:
         self.facts = facts
         self._core: Core = Core(engine, self.handle_events, self, facts)
-        self.observer = engine.observer
+        self.observer: Observer | None = engine.observer
         self.facts = facts
-        self.reminder = self._core.budget.watchdog
+        self.reminder: Reminder | None = self._core.budget.watchdog
         self._engine = engine
         self._common = CommonChannels(self._core, self._shut_down_if_idle)
         self._on_changed = on_changed

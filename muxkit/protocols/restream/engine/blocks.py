@@ -74,8 +74,8 @@ class BlockEngine(ClientEngine):
                     return
                 self._check_id(message.id)
                 received.append(EncodedMessage(message.id, msgspec.Raw(encode_line(message.data)[:-1]), message.time))
-                self.last_id = message.id
-                self.messages_received += 1
+                self.last_id: int = message.id
+                self.messages_received: int = self.messages_received + 1
                 self._lines.offset += len(line) + 1
                 if self._observer is not None:
                     self._observer.frame("in", "restream", "message", len(line))

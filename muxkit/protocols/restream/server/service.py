@@ -19,7 +19,16 @@ import trio
 from muxkit._errors import Refused, RemoteProtocolError
 from muxkit._info import SessionInfo
 from muxkit._limits import Limits
-from muxkit._observer import Observer, facts_of, for_connection, frames_of, measured, tell_limit, telling_of_listener
+from muxkit._observer import (
+    Facts,
+    Observer,
+    facts_of,
+    for_connection,
+    frames_of,
+    measured,
+    tell_limit,
+    telling_of_listener,
+)
 from muxkit.protocols.restream.applications import Numbers, Permutation, StatelessApplication
 from muxkit.protocols.restream.engine import (
     Acknowledged,
@@ -416,8 +425,8 @@ class ClientConnection(PumpOwner[ServerEvent]):
         self._service = service
         observer = traced(for_connection(service._observer, "server restream"), "server restream")
         self.info: SessionInfo = describe(stream, "restream")
-        self.facts = facts_of(observer)
-        self.observer = frames_of(observer)
+        self.facts: Facts | None = facts_of(observer)
+        self.observer: Observer | None = frames_of(observer)
         self._engine = ServerEngine(service._config, limits=service.limits, observer=self.observer)
         self._pump: StreamPump[ServerEvent] = StreamPump(stream, self._engine, self)
         self._session: ServerSession | None = None
