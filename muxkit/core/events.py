@@ -21,7 +21,7 @@ Aqueduct, the commits of Relink) adds event classes of its own and handles them 
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import attrs
 
@@ -30,6 +30,8 @@ from muxkit.core._channels import Reason
 from muxkit.core.halves import Receiver, Sender
 
 ItemT = TypeVar("ItemT")
+
+NO_REASON: Final = Reason()  # a default as it is, since mypyc takes no field of attrs for a class of its own
 
 
 @attrs.frozen
@@ -143,7 +145,7 @@ class Probed:
 class GoingAway:
     """The peer opens no more channels and takes none; those that are open go on."""
 
-    reason: Reason = attrs.field(factory=Reason)
+    reason: Reason = NO_REASON
 
 
 @attrs.define(eq=False)
