@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import attrs
 
 from muxkit.core.events import (
@@ -52,7 +54,7 @@ class HalfClosed:
     """The peer closed its direction of the stream, and `Engine.owes` entities something. `HungUp` follows."""
 
 
-Event = (
+Event: TypeAlias = """(
     Opened
     | Received[bytes]
     | Finished
@@ -70,4 +72,4 @@ Event = (
     | Responded
     | Pinged
     | HalfClosed
-)
+)"""

@@ -122,6 +122,15 @@ class EngineChannel:
         """Return when the engine must act on it next."""
         return min(self.dies_at, self.receiver.ack_at, self.sender.due(timeout))
 
+    def remains(self) -> EngineChannel:
+        """Return what the halves of a channel that is gone still ask of it: the same facts, and no halves.
+
+        The halves get it in the place of the channel, or all three would wait for a garbage collection.
+        """
+        left = EngineChannel(self.id, self.type, ours=self.ours, is_reliable=self.is_reliable, now=self.heard_at)
+        left.announced, left.taken, left.closing, left.gone = self.announced, self.taken, self.closing, True
+        return left
+
 
 class EngineHalf:
     """What each half of a channel has: its channel, and what it needs of the state."""
@@ -482,6 +491,7 @@ class State:
         channel.gone = True
         channel.sender.dropped()
         channel.receiver.dropped()
+        channel.sender.channel = channel.receiver.channel = channel.remains()
         if tombstone is not None:
             tombstone.processed = channel.receiver.processed
             self._add_tombstone(id, tombstone)
