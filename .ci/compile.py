@@ -52,6 +52,7 @@ def sources(root: Path) -> list[str]:
         for file in files
         if file.name not in ("__init__.py", "_config.py", "config.py", "_session.py", "_channels.py")
         and not {"_session", "dial"} & {*file.parts}
+        and file.name not in ("_channels.py", "_session.py")
         and str(file.relative_to(package)) not in NOT_COMPILED
     ]
 

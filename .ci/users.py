@@ -165,7 +165,7 @@ def compiled(reader: Reader) -> None:
         "core._windows",
         "protocols.bpmux.engine",
         "protocols.relink.engine.engine",
-        "protocols.e3x.engine.engine",
+        "protocols.e3x.engine",
         "protocols.aqueduct.engine.engine",
     ):
         print(reader.runs(python, "-c", where.format(module), folder=reader.folder).strip())

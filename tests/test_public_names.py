@@ -21,7 +21,7 @@ def words(text: str) -> set[str]:
 CHANNEL: Final = words(
     "abort aclose as_stream finish headers name opening receive receive_many send send_many session stats"
 )
-SESSION: Final = words("channels incoming info limits open ping request requests shutdown stats subscribe")
+SESSION: Final = words("channels incoming info limits listener open ping request requests shutdown stats subscribe")
 SENDING: Final = words(
     "abort aclose cancel_when_over close finish send send_many state wait_for_room wait_over waiting_since"
 )

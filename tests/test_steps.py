@@ -174,8 +174,8 @@ def test_a_packet_of_e3x_does_not_look_at_channels_that_wait_for_room() -> None:
         engine = Engine(True, Config(congestion=False, first_window=1), limits=limits)
         for _ in range(count):
             stuck = engine.open("stuck")
-            engine.send(stuck, bytes(4000))
-            engine.watch(stuck, 1000)
+            stuck.sender.send(bytes(4000))
+            stuck.sender.notify_when_room(1000)
         engine.open("lively", bytes(100))
         while engine.datagrams_to_send(0.0):  # each is looked at once, behind its own packet
             pass

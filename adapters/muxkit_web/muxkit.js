@@ -180,6 +180,7 @@ const NAME_MAX = 255; // bytes
 const CODE_MAX = 2 ** 32 - 1;
 const NO_REASON = Uint8Array.of(1); // an end payload that says that messages are missing, and nothing else
 const NAMED = [0xc0, 0x6e]; // UTF-8 has no byte C0, so no text begins like this
+const HEADED = [0xc0, 0x68]; // in front of a block of headers, which begins with its length
 
 function encodeReason(text, code, max = REASON_MAX) {
   if (!Number.isInteger(code) || code < 0 || code > CODE_MAX) {
@@ -218,8 +219,11 @@ function reasonOf(reason) {
   return { text: reason === undefined || reason === null ? "" : String(reason), code: 0 };
 }
 
+const begins = (payload, mark) => payload[0] === mark[0] && payload[1] === mark[1];
+
 function withName(name, payload) {
-  if (!name && !(payload[0] === NAMED[0] && payload[1] === NAMED[1])) return payload;
+  if (begins(payload, HEADED)) payload = join([HEADED, [0, 0], payload]); // or its first bytes would be read as headers
+  if (!name && !begins(payload, NAMED)) return payload;
   const bytes = new TextEncoder().encode(name);
   if (bytes.length > NAME_MAX || bytes.includes(0)) {
     throw new RangeError(`invalid channel name: expected at most ${NAME_MAX} bytes without NUL, got ${bytes.length}`);
@@ -229,9 +233,16 @@ function withName(name, payload) {
 
 function withoutName(opening) {
   const end = opening.indexOf(0, NAMED.length);
-  if (opening[0] !== NAMED[0] || opening[1] !== NAMED[1] || end < 0) return { name: "", payload: opening };
+  if (!begins(opening, NAMED) || end < 0) return { name: "", payload: withoutHeaders(opening) };
   const name = new TextDecoder().decode(opening.subarray(NAMED.length, Math.min(end, NAMED.length + NAME_MAX)));
-  return { name: printable(name), payload: opening.subarray(end + 1) };
+  return { name: printable(name), payload: withoutHeaders(opening.subarray(end + 1)) };
+}
+
+/** Skip the block of headers in front of a payload. This client has no use for them yet. */
+function withoutHeaders(payload) {
+  if (!begins(payload, HEADED)) return payload;
+  const behind = 4 + (payload[2] << 8) + payload[3];
+  return behind <= payload.length ? payload.subarray(behind) : payload;
 }
 
 // ------------------------------------------------------------------------------------------------------ chunk reader

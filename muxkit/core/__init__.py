@@ -24,6 +24,7 @@ from muxkit.core._channels import without_secrets as without_secrets
 from muxkit.core._engine import Answering as Answering
 from muxkit.core._engine import BoundedParsing as BoundedParsing
 from muxkit.core._engine import Buffer as Buffer
+from muxkit.core._engine import Clock as Clock
 from muxkit.core._engine import Consumed as Consumed
 from muxkit.core._engine import DatagramEngine as DatagramEngine
 from muxkit.core._engine import Engine as Engine
@@ -87,6 +88,7 @@ __all__ = [
     "Ceiling",
     "Census",
     "ChannelTable",
+    "Clock",
     "Consumed",
     "Credit",
     "Cursor",

@@ -14,8 +14,18 @@ EventT_co = TypeVar("EventT_co", covariant=True)
 Buffer = bytes | memoryview
 
 
+class Clock(Protocol):
+    """Gives the time to an engine whose commands need it, since commands bring none; Trio's clocks are such."""
+
+    def current_time(self) -> float: ...
+
+
 class Engine(Protocol[EventT_co]):
-    """Rules without I/O: bytes and times go in, events and bytes come out."""
+    """Rules without I/O: bytes and times go in, events and bytes come out.
+
+    What comes in returns the events that it caused; `events` has those that commands and writing caused. An engine may
+    leave all of them to `events`, and return None.
+    """
 
     def events(self) -> Sequence[EventT_co]:
         """Return what happened since the last call, oldest first."""
@@ -43,7 +53,7 @@ class StreamEngine(Engine[EventT_co], Protocol[EventT_co]):
         None stands for an engine that has everything in `events`.
         """
 
-    def receive_eof(self, now: float) -> None:
+    def receive_eof(self, now: float) -> Sequence[EventT_co] | None:
         """The peer will send nothing more."""
 
     def has_output(self) -> bool:
@@ -56,7 +66,7 @@ class StreamEngine(Engine[EventT_co], Protocol[EventT_co]):
 class DatagramEngine(Engine[EventT_co], Protocol[EventT_co]):
     """Speaks over packets that may be lost, repeated and reordered: UDP, DTLS."""
 
-    def receive_datagram(self, data: bytes, now: float) -> None:
+    def receive_datagram(self, data: bytes, now: float) -> Sequence[EventT_co] | None:
         """Take in one packet; never raises."""
 
     def datagrams_to_send(self, now: float) -> Sequence[bytes]:

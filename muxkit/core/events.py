@@ -32,12 +32,18 @@ from muxkit.core.halves import Receiver, Sender
 ItemT = TypeVar("ItemT")
 
 
-@attrs.frozen
 class Halves:
-    """A channel inside an engine: a half to send on, a half to receive on, or both."""
+    """A channel inside an engine: a half to send on, a half to receive on, or both.
 
-    sender: Sender | None
-    receiver: Receiver[Any] | None
+    A protocol in which both halves share more than an id derives the class of its channels from it.
+    """
+
+    __slots__ = ("receiver", "sender")
+    __match_args__ = ("sender", "receiver")
+
+    def __init__(self, sender: Sender | None, receiver: Receiver[Any] | None) -> None:
+        self.sender: Sender | None = sender
+        self.receiver: Receiver[Any] | None = receiver
 
 
 @attrs.define(eq=False)

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import ClassVar, Final, Literal, TypeAlias
+from typing import ClassVar, Final, Literal, Protocol, TypeAlias
 
 import attrs
 import trio
@@ -246,6 +246,13 @@ class SessionMeter(BaseObserver):
         return self._key
 
 
+class Included(Protocol):
+    """Has metrics of its own that are shown after those of the sessions, such as those of a Spark query."""
+
+    def collect(self) -> list[Family]:
+        """Return the metrics as they are now. It may be called in any thread."""
+
+
 class Metrics(BaseObserver):
     """Counts what sessions do: `muxkit.connect(url, observer=metrics)`, and the same for servers.
 
@@ -265,6 +272,7 @@ class Metrics(BaseObserver):
         self.on_round_trip: list[Callable[[float, Labels], None]] = []
         """Called with each round trip and the labels of its session, for a backend that has histograms of its own."""
         self._label_peers = label_peers
+        self._included: list[Included] = []
         self._peers: set[str] = set()
         self._live: dict[SessionMeter, None] = {}
         self._ended: dict[Labels, _Sums] = {}  # by labels, the sums of what is over
@@ -286,6 +294,10 @@ class Metrics(BaseObserver):
         key = self._labels_of(SessionInfo(protocol=protocol, transport=transport, peer=""))
         count, total = self._reconnected.get(key, (0, 0.0))
         self._reconnected[key] = count + 1, total + seconds
+
+    def include(self, other: Included) -> None:
+        """Show the metrics of another object as well, after those of the sessions. OpenTelemetry does not get them."""
+        self._included.append(other)
 
     def sessions(self) -> list[Counted]:
         """Return the live sessions."""
@@ -309,7 +321,7 @@ class Metrics(BaseObserver):
         for key, (reconnections, seconds) in [*self._reconnected.items()]:
             families[RECONNECTIONS].add(key, reconnections)
             families[OUTAGE_SECONDS].add(key, seconds)
-        return [*families.values()]
+        return [*families.values(), *(family for other in self._included for family in other.collect())]
 
     # --- inside
 

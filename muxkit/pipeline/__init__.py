@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from muxkit.pipeline.fleet import simulate as simulate
     from muxkit.pipeline.fleet import simulate_all as simulate_all
     from muxkit.pipeline.monitor import QueryLog as QueryLog
+    from muxkit.pipeline.monitor import QueryMetrics as QueryMetrics
     from muxkit.pipeline.monitor import lag_table as lag_table
     from muxkit.pipeline.monitor import observed as observed
     from muxkit.pipeline.monitor import query_name as query_name
@@ -70,6 +71,7 @@ __all__ = [
     "Outcome",
     "PipelineError",
     "QueryLog",
+    "QueryMetrics",
     "Raw",
     "Rotation",
     "Selection",
@@ -113,7 +115,7 @@ _LAZY = {
     "Capture": "capture.recorder",
     "report": "capture.report",
     "Outcome run_fleet simulate simulate_all": "fleet",
-    "QueryLog lag_table observed query_name": "monitor",
+    "QueryLog QueryMetrics lag_table observed query_name": "monitor",
     "SinkOptions SourceOptions": "options",
     "lag": "source.offsets",
     "java_home spark_session": "spark",

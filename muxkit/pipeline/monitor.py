@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from muxkit.metrics.collecting import Family, Labels, Metric
 from muxkit.pipeline.options import SourceOptions
 from muxkit.pipeline.source.offsets import Offset, offset_of
 
@@ -33,6 +34,12 @@ METRICS: Final = "muxkit"
 LAG_DDL: Final = (
     "query string, id string, batch bigint, stream string, read bigint, head bigint, lag bigint, time timestamp"
 )
+QUERY_ROWS: Final = Metric("muxkit_query_rows", "counter", "", "Messages that queries have read.")
+QUERY_BATCHES: Final = Metric("muxkit_query_batches", "counter", "", "Batches of queries.")
+QUERY_SECONDS: Final = Metric("muxkit_query_batch_seconds", "counter", "seconds", "Time that batches took.")
+QUERY_BEHIND: Final = Metric("muxkit_query_behind", "gauge", "", "Messages on servers that are in no batch yet.")
+QUERY_FAILURES: Final = Metric("muxkit_query_failures", "counter", "", "Queries that ended with an error.")
+QUERY_METRICS: Final = (QUERY_ROWS, QUERY_BATCHES, QUERY_SECONDS, QUERY_BEHIND, QUERY_FAILURES)
 NAMED: Final = 3  # streams that a name or a line has by their uuid
 
 _log = logging.getLogger("muxkit")
@@ -130,20 +137,67 @@ class QueryLog(StreamingQueryListener):
             self._log.warning("query %s has failed: %s", name, event.exception.splitlines()[-1])
 
 
+class QueryMetrics(StreamingQueryListener):
+    """Counts what queries on streams do: `spark.streams.addListener(queries)` and `metrics.include(queries)`.
+
+    The endpoint of the `muxkit.metrics.Metrics` then shows them to Prometheus, with the name of the query as a label.
+    Queries on other sources are passed over. Spark 4.0 and 4.1 do not say how far a query is behind, so there
+    `muxkit_query_behind` is always 0.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._numbers: dict[Metric, dict[Labels, float]] = {metric: {} for metric in QUERY_METRICS}
+
+    def collect(self) -> list[Family]:
+        """Return the metrics as they are now."""
+        return [Family(metric, ("query",), {**numbers}) for metric, numbers in self._numbers.items()]
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        self._names[str(event.id)] = event.name or str(event.id)
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        told = json.loads(event.progress.json)
+        if not _offsets(told):
+            return
+        query = (self._names.setdefault(told["id"], told["name"] or told["id"]),)
+        self._add(QUERY_BATCHES, query, 1)
+        self._add(QUERY_ROWS, query, told["numInputRows"])
+        self._add(QUERY_SECONDS, query, told["batchDuration"] / 1000)
+        self._numbers[QUERY_BEHIND][query] = sum(_behind(told).values())
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        pass
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        query = (self._names.pop(str(event.id), str(event.id)),)
+        is_known = self._numbers[QUERY_BEHIND].pop(query, None) is not None
+        if event.exception is not None and is_known:
+            self._add(QUERY_FAILURES, query, 1)
+
+    def _add(self, metric: Metric, query: Labels, number: float) -> None:
+        numbers = self._numbers[metric]
+        numbers[query] = numbers.get(query, 0) + number
+
+
+def _behind(told: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many messages of each stream are in no batch yet."""
+    return {
+        uuid: max(0, position.id - (end.streams[uuid].id if uuid in end.streams else 0))
+        for head, end in _offsets(told)
+        for uuid, position in head.streams.items()
+    }
+
+
 def line_of(told: Mapping[str, Any]) -> str | None:
     """Describe a batch from its progress, as JSON; None if the query reads no streams of ours."""
     pairs = _offsets(told)
     if not pairs:
         return None
-    lag = {
-        uuid: max(0, position.id - (end.streams[uuid].id if uuid in end.streams else 0))
-        for head, end in pairs
-        for uuid, position in head.streams.items()
-    }
     streams = sorted({uuid for head, end in pairs for uuid in (*head.streams, *end.streams)})
     name, rows = told["name"] or told["id"], told["numInputRows"]
     line = f"query {name}: batch {told['batchId']}, {rows:,} rows of {_some(streams)}"
-    behind = {uuid: count for uuid, count in lag.items() if count}
+    behind = {uuid: count for uuid, count in _behind(told).items() if count}
     if not behind:
         return f"{line}; nothing behind"
     most = max(sorted(behind), key=behind.__getitem__)

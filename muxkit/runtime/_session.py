@@ -18,6 +18,7 @@ from muxkit.core import NO_HEADERS, Headers
 from muxkit.runtime._errors import Unsupported
 from muxkit.runtime.halves.budget import ErrorMaker
 from muxkit.runtime.halves.opening import ChannelOpening, Opening
+from muxkit.runtime.listener import ChannelListener
 from muxkit.runtime.subscription import OnLag, Subscription, subscribed, subscription_headers
 
 ValueT = TypeVar("ValueT")
@@ -356,6 +357,15 @@ class Session(ABC):
 
     def __aiter__(self) -> AsyncIterator[Channel]:
         return self.incoming()
+
+    def listener(self, name: str = "") -> ChannelListener:
+        """Return a listener whose connections are the channels that the peer opens with this name.
+
+        With it, a server that was written for Trio's streams serves on the session: `trio.serve_listeners(handler,
+        [session.listener("http")])`. That works on the client's side, too, so a program without a port of its own can
+        be served behind NAT. It takes all channels of the session, so use it instead of `incoming`.
+        """
+        return ChannelListener(self.incoming(), name)
 
     async def request(self, payload: bytes) -> bytes:
         """Send a request and wait for its response. A cancellation cancels the request.

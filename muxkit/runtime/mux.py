@@ -28,7 +28,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar, overload
+from typing import Any, ClassVar, Final, TypeVar, overload
 
 import trio
 
@@ -114,6 +114,11 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
 
     engine: MuxEngine
     pump: Pump[Any]
+
+    refusal_while_closing: ClassVar[Reason] = CLOSING
+    """What the peer is told of a channel that it opens while this side takes no new ones."""
+    refusal_of_too_many: ClassVar[Reason] = TOO_MANY_WAIT
+    """What the peer is told of a channel that it opens while the backlog is full."""
 
     def __init__(
         self, link: object, protocol: str, limits: Limits, observer: Observer | None, *, outbox: Queued | None = None
@@ -246,12 +251,12 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
     def refusal_of(self, backlog: Backlog[Any], opening: bytes) -> Reason | None:
         """Return why what the peer has just opened must be refused, or None if the backlog takes it."""
         if self.is_draining:
-            return CLOSING
+            return self.refusal_while_closing
         limit = self.full_limit()
         if limit is not None:
             if self.facts is not None:
                 self.facts.limit(limit)
-            return TOO_MANY_WAIT
+            return self.refusal_of_too_many
         refusal = None if backlog.is_claimed else self._unclaimed.refusal(backlog)
         return refusal or opening_refusal(opening, self._limits.headers)
 
@@ -406,8 +411,8 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
 
     def handle_hung_up(self, event: HungUp) -> None:
         """The peer ended its direction of the connection."""
-        live = counted(self.engine.channels, "channel", were=True)
-        what = "" if event.is_clean else f" while {live} open" if self.engine.channels else " in mid-message"
+        live = counted(self.live_channels, "channel", were=True)
+        what = "" if event.is_clean else f" while {live} open" if self.live_channels else " in mid-message"
         self.pump.lose(f"the peer hung up{what}", by="peer")
 
     def drop_broken_off(self, half: Sender | Receiver[Any]) -> None:
@@ -471,10 +476,11 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
             await self.wait_until_heard(told)
             await pump.flushed()
             await self.say_goodbye()
-            if not any(half.is_unheard for half in told):
-                await pump.hang_up()
+            await pump.hang_up()
         if scope.cancelled_caught:
-            self.lose(f"the peer did not take leave within {linger} s", by="peer")
+            self.lose(
+                f"the peer did not take leave within {linger} s", by="peer", told=self.reason_for_late_leaving(linger)
+            )
         if pump.is_violated or pump.is_refusal or any(half.is_unheard for half in told):
             raise pump.loss()
 
@@ -486,6 +492,10 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
     def awaits_confirmation(self) -> bool:
         """Return True while a half lives that was not given up. Looks at the first of them, not at all."""
         return any(not (isinstance(half, SendHalf) and half.was_given_up) for half in self.live_halves())
+
+    def reason_for_late_leaving(self, linger: float) -> Reason | None:
+        """Return what to tell a peer that this side leaves because `linger` is over; most tell nothing."""
+        return None
 
     async def say_goodbye(self) -> None:
         """Tell the peer in the protocol's own words that this side leaves in order; most say nothing."""
@@ -521,7 +531,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
             self.stop_opening(None)
             self.announce_shutdown()
         with trio.move_on_after(grace):
-            while self.engine.channels and not self.pump.is_lost:
+            while self.live_channels and not self.pump.is_lost:
                 await self.gone.park()
         if not self.pump.is_lost:
             self.abort_all()
@@ -549,6 +559,11 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         return await ping.wait()
 
     @property
+    def live_channels(self) -> int:
+        """How many channels of both sides live; without those that are the session's own, if a protocol has such."""
+        return self.engine.channels
+
+    @property
     def limits(self) -> Limits:
         return self._limits
 
@@ -562,13 +577,13 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
             bytes_sent=self.pump.bytes_sent,
             messages_received=self.messages_received,
             messages_sent=self.engine.messages_sent,
-            channels=self.engine.channels,
+            channels=self.live_channels,
             queued=self.engine.outbox + self.pump.unsent,
             round_trip=self.pings.round_trip,
         )
 
     def __repr__(self) -> str:
-        state = "lost" if self.pump.is_lost else counted(self.engine.channels, "channel")
+        state = "lost" if self.pump.is_lost else counted(self.live_channels, "channel")
         return f"<{self._info.protocol} session, {self._info.peer or 'on a stream'}: {state}>"
 
 

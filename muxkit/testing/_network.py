@@ -17,7 +17,7 @@ import struct
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
@@ -178,22 +178,26 @@ class _End:
     engine: DatagramEngine[object]
     out: Path
     sends_to: int
-    tell: Callable[[], None]
-    """Hands out the engine's events."""
+    tell: Callable[[Sequence[Any] | None], None]
+    """Hands out the events that the engine returned, and then those that it has besides."""
 
     def pull(self, now: float) -> Sequence[bytes]:
-        self.tell()
+        self.tell(None)
         packets = self.engine.datagrams_to_send(now)
-        self.tell()
+        self.tell(None)
         return packets
 
 
-def _teller(engine: DatagramEngine[EventT], listener: Callable[[EventT], None] | None) -> Callable[[], None]:
-    def tell() -> None:
-        while events := engine.events():  # a listener may give commands, which may tell more
+def _teller(
+    engine: DatagramEngine[EventT], listener: Callable[[EventT], None] | None
+) -> Callable[[Sequence[EventT] | None], None]:
+    def tell(returned: Sequence[EventT] | None) -> None:
+        events = returned or engine.events()
+        while events:  # a listener may give commands, which may tell more
             if listener is not None:
                 for event in events:
                     listener(event)
+            events = engine.events()
 
     return tell
 
@@ -282,13 +286,14 @@ class Network:
         elif self._arrivals and self._arrivals[0][0] <= self.now:
             _, _, end, packet, journey = heapq.heappop(self._arrivals)
             self._ends[self._ends[end].sends_to].out.arrived(journey, self.now)
-            self._ends[end].engine.receive_datagram(packet, self.now)
+            running = self._ends[end]
+            running.tell(running.engine.receive_datagram(packet, self.now))
             self._pull(end)
         else:
             for number, running in enumerate(self._ends):
                 due = running.engine.next_deadline()
                 if due is not None and due <= self.now:
-                    running.engine.handle_deadline(self.now)
+                    running.tell(running.engine.handle_deadline(self.now))
                     self._pull(number)
 
     def _pull(self, number: int) -> None:

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar, cast
 
 import attrs
 
-from muxkit.core import BoundedParsing, StreamEngine
+from muxkit.core import BoundedParsing, Engine, StreamEngine
 from muxkit.core.events import Received
 
 EventT = TypeVar("EventT")
@@ -117,8 +117,8 @@ class EnginePair(Generic[EngineT, EventT]):
         due = self.engines[side].next_deadline()
         if due is None or due > self.now:
             return False
-        self.engines[side].handle_deadline(self.now)
-        self._collect(side)
+        returned = self.engines[side].handle_deadline(self.now)
+        self._collect(side, returned)
         return True
 
     def _pull(self, side: int) -> bool:
@@ -138,20 +138,21 @@ class EnginePair(Generic[EngineT, EventT]):
         if not flying or flying[0][0] > self.now:
             return False
         when, data = flying.popleft()
+        returned: Sequence[object] | None
         if data is None:
-            self.engines[side].receive_eof(self.now)
+            returned = self.engines[side].receive_eof(self.now)
         else:
             if self.weather is not None and len(data) > 1 and self.weather.random() < 0.5:
                 cut = self.weather.randrange(1, len(data))
                 flying.appendleft((when, data[cut:]))
                 data = data[:cut]
-            self.engines[side].receive_bytes(data, self.now)
-        self._collect(side)
+            returned = self.engines[side].receive_bytes(data, self.now)
+        self._collect(side, returned)
         return True
 
-    def _collect(self, side: int) -> None:
+    def _collect(self, side: int, returned: Sequence[object] | None = None) -> None:
         # The type of an engine's events cannot be asked for; the caller that names both types is responsible.
-        for event in cast("Sequence[EventT]", self.engines[side].events()):
+        for event in cast("Sequence[EventT]", all_events(self.engines[side], returned)):
             self.events[side].append(event)
             if self._listener is not None:
                 self._listener(side, event)
@@ -174,15 +175,18 @@ def require(condition: object, sentence: str) -> None:
 # ---------------------------------------------------------------------------- one engine, fed by hand
 
 
+def all_events(engine: Engine[EventT], returned: Sequence[EventT] | None) -> list[EventT]:
+    """Return the events that a call of the engine returned, and those that it has besides."""
+    return [*(returned or ()), *engine.events()]
+
+
 def feed(engine: StreamEngine[EventT], pieces: Iterable[bytes], *, now: float = 0.0) -> list[EventT]:
     """Give an engine these pieces; all events that it tells."""
     events: list[EventT] = []
     for piece in pieces:
-        engine.receive_bytes(piece, now)
-        events += engine.events()
+        events += all_events(engine, engine.receive_bytes(piece, now))
         while isinstance(engine, BoundedParsing) and engine.unparsed:
-            engine.receive_bytes(b"", now)
-            events += engine.events()
+            events += all_events(engine, engine.receive_bytes(b"", now))
     return events
 
 
@@ -279,10 +283,8 @@ def _survives_garbage(case: EngineCase[EventT], weather: random.Random, rounds: 
             continue
         require(failures.index(True) == len(events) - 1, f"{data.hex()}: events after the failure")
         before = engine.has_output() or engine.next_deadline() is not None
-        engine.receive_bytes(data, 1.0)
-        engine.receive_eof(1.0)
-        engine.handle_deadline(2.0)
-        after = engine.events() or engine.has_output() or engine.buffers_to_send(PULL)
+        told = [engine.receive_bytes(data, 1.0), engine.receive_eof(1.0), engine.handle_deadline(2.0)]
+        after = any(told) or engine.events() or engine.has_output() or engine.buffers_to_send(PULL)
         require(not before and not after, f"{data.hex()}: no silence after the failure")
 
 
@@ -305,9 +307,9 @@ def _run(case: EngineCase[EventT], transcript: bytes, *, early: bool) -> tuple[l
         now = tick / 10
         due = engine.next_deadline()
         if early or (due is not None and due <= now):
-            engine.handle_deadline(now)
+            events += engine.handle_deadline(now) or ()
         if tick < len(transcript):
-            engine.receive_bytes(transcript[tick : tick + 1], now)
+            events += engine.receive_bytes(transcript[tick : tick + 1], now) or ()
         events += engine.events()
         written += drain(engine)
     return [case.normalise(event) for event in one_by_one(events)], bytes(written)

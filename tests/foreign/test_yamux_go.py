@@ -42,8 +42,8 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["client", "server"])
 def role(request: pytest.FixtureRequest) -> Role:
     """The role of this side."""
-    chosen: Role = request.param
-    return chosen
+    role: Role = request.param
+    return role
 
 
 async def test_random_lives_with_a_go_program_are_byte_exact(peer: Path, role: Role) -> None:

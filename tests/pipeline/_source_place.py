@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from muxkit.pipeline.source.offsets import Span
+    from muxkit.protocols.restream.engine import EncodedMessage
 
     Script = Callable[[list[dict[str, Any]], trio.abc.Stream], Any]
 
@@ -114,7 +115,7 @@ async def ids(client: Client, span: Span) -> list[int]:
     """What a range holds."""
     got: list[int] = []
 
-    async def take(messages: Sequence[restream.Received]) -> None:
+    async def take(messages: Sequence[EncodedMessage]) -> None:
         await trio.lowlevel.checkpoint()
         got.extend(message.id for message in messages)
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
+    from muxkit.protocols.restream.engine import EncodedMessage
+
 Requests = list[dict[str, Any]]
 
 
@@ -139,7 +141,7 @@ async def test_a_zombie_and_its_successor_both_get_the_whole_range(autojump_cloc
         async def slow(pause: float) -> None:
             mine: list[int] = []
 
-            async def take(messages: Sequence[restream.Received]) -> None:
+            async def take(messages: Sequence[EncodedMessage]) -> None:
                 mine.extend(message.id for message in messages)
                 await trio.sleep(pause)
 
@@ -254,7 +256,7 @@ async def test_the_time_that_rows_take_to_go_on_is_not_the_servers_silence(autoj
         await there.feed(ONE, 2000)
         got = 0
 
-        async def take(messages: Sequence[restream.Received]) -> None:
+        async def take(messages: Sequence[EncodedMessage]) -> None:
             nonlocal got
             got += len(messages)
             await trio.sleep(500)

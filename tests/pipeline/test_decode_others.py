@@ -14,7 +14,7 @@ from muxkit.pipeline import Capture, decode_batches, decoder
 from muxkit.pipeline.capture.decoding import read_raw, restore
 from muxkit.pipeline.capture.files import Found
 from muxkit.protocols.aqueduct.carrier import HELLO
-from muxkit.protocols.e3x.engine.chunked import encode_chunks
+from muxkit.protocols.e3x.chunked import encode_chunks
 from muxkit.protocols.e3x.packets import Packet, encode_packet
 from tests.pipeline._captures import rows_of
 

@@ -62,7 +62,7 @@ def test_a_column_that_there_is_not_is_an_error_that_names_those_that_there_are(
 class Served:
     """A client of ranges that are made up."""
 
-    async def fetch_encoded(self, span: Span, take: Callable[[list[EncodedMessage]], Awaitable[None]]) -> None:
+    async def fetch(self, span: Span, take: Callable[[list[EncodedMessage]], Awaitable[None]]) -> None:
         for first in range(span.begin + 1, span.end + 1, 7):
             await trio.lowlevel.checkpoint()
             await take([message(id, {"n": id}) for id in range(first, min(first + 7, span.end + 1))])

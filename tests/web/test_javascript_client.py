@@ -60,6 +60,37 @@ async def test_a_channel_has_a_name_and_a_payload_and_carries_messages_both_ways
     assert said[-1] is None
 
 
+async def test_an_opening_payload_arrives_as_it_is_whatever_it_begins_with(node: Node) -> None:
+    openings: list[tuple[str, bytes]] = []
+
+    async def note(channel: muxkit.Channel) -> None:
+        openings.append((channel.name, channel.opening))
+
+    async def serve(session: bpmux.Session) -> None:
+        async with session.open("news", headers={"lang": "de"}, payload=b"\xc0h\0\5today") as channel:
+            await channel.send(b"")
+        await muxkit.each_channel(note)(session)
+
+    async with serving(serve) as url:
+        [said] = await node.run(
+            """
+            const session = await connect(args[0]);
+            const { value: news } = await session.incoming.getReader().read();
+            say([news.name, [...news.opening]]);
+            for (const name of ["", "named"]) {
+              for (const mark of [0x68, 0x6e]) {
+                const channel = await session.open(name, { payload: Uint8Array.of(0xc0, mark, 0) });
+                await channel.close();
+              }
+            }
+            await session.close();
+            """,
+            url,
+        )
+    assert said == ["news", [*b"\xc0h\0\5today"]]
+    assert sorted(openings) == sorted((name, bytes((0xC0, mark, 0))) for name in ("", "named") for mark in b"hn")
+
+
 async def test_the_streams_of_a_channel_can_be_piped(node: Node) -> None:
     async with serving(muxkit.each_channel(echo)) as url:
         [said] = await node.run(
@@ -735,6 +766,25 @@ async def test_a_refused_token_is_not_tried_again(node: Node) -> None:
         )
     assert said == {"type": "Refused", "reason": "who are you?", "code": 401}
     assert asked == 1
+
+
+async def test_a_session_that_the_server_refuses_later_ends_the_loop(node: Node) -> None:
+    async with serving(muxkit.each_channel(echo), authorize=muxkit.tokens({"ann": "sesame"})) as url:
+        said = await node.run(
+            """
+            let sessions = 0;
+            try {
+              for await (const session of reconnecting(args[0])) {
+                sessions += 1; // a client without a token shows nothing, so it learns of the refusal in its session
+                await session.closed;
+              }
+            } catch (error) {
+              say([error.name, error.code, sessions]);
+            }
+            """,
+            url,
+        )
+    assert said == [["LinkLost", 401, 1]]
 
 
 async def test_a_loop_gives_up_when_its_patience_is_over(node: Node) -> None:

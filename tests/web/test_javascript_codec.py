@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 ROWS = vectors.rows_of("bpmux")
 
 # Each function returns what is wrong with a row, or nothing. `node` gets the file of the vectors as its argument.
-CHECKS = """
-import { readFileSync } from "node:fs";
-
-const rows = JSON.parse(readFileSync(args[0], "utf8"));
+TOOLS = """
 const bytesOf = (row) => Uint8Array.from(Buffer.from([row.hex].flat().join("").replaceAll(" ", ""), "hex"));
 const hex = (bytes) => Buffer.from(bytes).toString("hex");
 const quiet = { wantsToWrite() {}, entityGone() {}, ponged() {}, opened() {} };
@@ -41,6 +38,13 @@ function parsed(bytes, step) {
   return recorder.chunks;
 }
 
+"""
+CHECKS = (
+    TOOLS
+    + """
+import { readFileSync } from "node:fs";
+
+const rows = JSON.parse(readFileSync(args[0], "utf8"));
 const encoded = (chunk) =>
   chunk.type === wire.Type.PARTIAL ? wire.encodePartial(chunk.total) : wire.encodeChunk(chunk);
 
@@ -98,6 +102,7 @@ for (const row of rows) {
   say([row.name, wrong ?? null]);
 }
 """
+)
 
 
 async def wrong_rows(node: Node, rows: Path) -> list[list[str]]:
@@ -127,3 +132,21 @@ async def test_rows_that_are_wrong_are_noticed_in_javascript(node: Node, tmp_pat
         "a chunk",
         "a chunk that is cut",
     ]
+
+
+async def test_the_end_of_the_sending_half_of_a_duplex_goes_out_first(node: Node) -> None:
+    script = """
+    const engine = new wire.Engine(quiet, LIMITS);
+    const [sink, stream] = engine.open(wire.Type.DUPLEX, new Uint8Array(0));
+    engine.take();
+    engine.receive(wire.encodeChunk({ type: wire.Type.IN_STREAM, id: sink.id, credit: 200_000 }));
+    engine.send(sink, new Uint8Array(150_000)); // more than one turn of writing
+    engine.finish(sink);
+    engine.finish(stream);
+    const written = [];
+    while (engine.hasOutput) written.push(engine.take());
+    const chunks = parsed(Buffer.concat(written), 1 << 20);
+    say(chunks.filter((chunk) => chunk.end !== undefined).map((chunk) => chunk.type));
+    """
+    # The peer counts the other order as a cancellation of work that it still does.
+    assert await node.run(TOOLS + script) == [[2, 4]]

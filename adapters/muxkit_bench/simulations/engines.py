@@ -13,6 +13,8 @@ from zlib import crc32
 from muxkit import Limits
 from muxkit.core.events import Cancelled, Failed, Finished, Halves, Opened, Received, Writable
 from muxkit.protocols import bpmux, e3x, relink
+from muxkit.protocols.e3x.receive import ReliableReceiver
+from muxkit.protocols.e3x.send import ReliableSender
 from muxkit.testing import EnginePair, Network, PathWeather
 
 if TYPE_CHECKING:
@@ -291,29 +293,30 @@ class _Packets:
         self.go_on(side, channel)
 
     def go_on(self, side: int, channel: e3x.EngineChannel) -> None:
-        engine, messages = self.engines[side], self.to_send[side, channel.id]
-        while messages and engine.admits(channel, len(messages[0])):
-            engine.send(channel, messages.pop(0))
+        sender, messages = channel.sender, self.to_send[side, channel.id]
+        while messages and sender.has_room(len(messages[0])):
+            sender.send(messages.pop(0))
         if messages:
-            engine.watch(channel, len(messages[0]))
+            sender.notify_when_room(len(messages[0]))
         else:
-            engine.end(channel)
+            sender.finish()
 
     def hear(self, side: int, event: e3x.Event) -> None:
         match event:
-            case e3x.Opened(channel):
+            case e3x.Opened(e3x.EngineChannel() as channel):
                 self.begin(side, channel)
-                self.engines[side].done(channel)
-            case e3x.Message(channel, body):
+                channel.receiver.done()
+            case e3x.Received(ReliableReceiver() as receiver, [body]):
+                channel = receiver.channel
                 waiting = self.expected[side, channel.id]
                 demand(bool(waiting) and waiting.pop(0) == body, f"channel {channel.id}: not the message that was sent")
                 self.messages += 1
-                self.engines[side].done(channel)
-            case e3x.Writable(channel):
-                self.go_on(side, channel)
+                receiver.done()
+            case e3x.Writable(ReliableSender() as sender):
+                self.go_on(side, sender.channel)
             case e3x.Closed():
                 self.open_ends -= 1
-            case e3x.Broken(channel, cause, text):
+            case e3x.Broken(e3x.EngineChannel() as channel, cause, text):
                 raise NotAsPromised(f"channel {channel.id} broke: {cause.value}: {text}")
             case _:
                 pass

@@ -16,22 +16,21 @@ from pathlib import Path
 from typing import Final
 
 import attrs
-import msgspec
 import trio
 
-from muxkit import PluginError
+from muxkit import PluginError, RemoteProtocolError
 from muxkit.core import without_secrets
 from muxkit.pipeline.errors import DataLoss, OptionError, PipelineError, StreamBroken, StreamUnavailable
 from muxkit.pipeline.options import SourceOptions, Tls, Verify, link_options
 from muxkit.pipeline.source.offsets import Span
 from muxkit.protocols import restream
-from muxkit.protocols.restream import ClientEngine, ClientEvent, ErrorCode, Json, Received, Verifier
+from muxkit.protocols.restream import ClientEngine, ClientEvent, ErrorCode, Json
 from muxkit.protocols.restream.client import ClientDriver, Closing, Stop, dial_of
 from muxkit.protocols.restream.engine import BlockEngine, EncodedMessage, ReceivedBlock
+from muxkit.protocols.restream.wire.json import parse_json
 from muxkit.runtime import Dial, Ended
 
-Take = Callable[[list[Received]], Awaitable[None]]
-TakeEncoded = Callable[[list[EncodedMessage]], Awaitable[None]]
+Take = Callable[[list[EncodedMessage]], Awaitable[None]]
 
 READ_SIZE: Final = 256 * 1024  # bytes to ask for at once
 SILENCE_TIMEOUT: Final = 20.0  # s without a byte after which a connection is dropped and dialled again
@@ -86,24 +85,11 @@ class Client:
     async def fetch(self, span: Span, take: Take) -> None:
         """Pass all messages of a range to `take`, in order and each once, and await it.
 
-        Raises `DataLoss` if the server has deleted them. Nothing is acknowledged.
+        Their data is the JSON that the server sent. Nothing is acknowledged. Raises `DataLoss` if the server has
+        deleted some of them.
         """
         if span.count:
             await _Range(span, take, self._options).run(self._dial(span.server))
-
-    async def fetch_encoded(self, span: Span, take: TakeEncoded) -> None:
-        """Do what `fetch` does, and leave the data as the JSON that the server sent, which takes much less time."""
-        if not span.count:
-            return
-        if self._options.verify is Verify.NONE:
-            await _EncodedRange(span, take, self._options).run(self._dial(span.server))
-            return
-        encode = msgspec.json.Encoder().encode
-
-        async def take_values(messages: list[Received]) -> None:
-            await take([EncodedMessage(each.id, msgspec.Raw(encode(each.data)), each.time) for each in messages])
-
-        await self.fetch(span, take_values)
 
     async def find(self, span: Span, moment: float) -> int:
         """Return the message after which the first one of a range comes whose time is not before `moment`.
@@ -114,10 +100,10 @@ class Client:
             OptionError: None of the messages that were read has a time, so the whole range would count as earlier.
         """
         low, high = span.begin, span.end
-        found: list[Received] = []
+        found: list[EncodedMessage] = []
         is_timed: list[bool] = []
 
-        async def take(messages: list[Received]) -> None:
+        async def take(messages: list[EncodedMessage]) -> None:
             await trio.lowlevel.checkpoint()
             found.extend(messages)
 
@@ -177,6 +163,19 @@ def _written(path: str | None) -> float:
         return 0.0 if path is None else Path(path).stat().st_mtime
     except OSError:
         return 0.0
+
+
+def blocks_of(events: Sequence[ClientEvent]) -> list[list[EncodedMessage]]:
+    """Return the messages among some events, as they came together."""
+    return [event.messages for event in events if isinstance(event, ReceivedBlock)]
+
+
+def decoded(stream: str, message: EncodedMessage) -> Json:
+    """Return the data of a message; raises `StreamBroken` if it is no strict JSON."""
+    try:
+        return parse_json(bytes(message.data))
+    except RemoteProtocolError as error:
+        raise StreamBroken(stream, f"the server broke a rule: {error}") from error
 
 
 # ---------------------------------------------------------------------------- requests
@@ -349,31 +348,16 @@ class _Reading(_Request):
         until: int | None = None,
     ) -> None:
         super().__init__(uuid, options.read_timeout)
+        self.last = begin
+        """The message after which the next connection continues."""
         self._config = restream.ClientConfig(
             ack_every=None, line=options.message_bytes, reader=reader, incarnation=incarnation, until=until
         )
-        # The CRC covers all messages, so it can be checked only from the first one on.
-        checked = options.verify is Verify.NUMBERS and begin == 0
-        self._verifier: Verifier = restream.NumbersVerifier() if checked else restream.Unverified()
-        self._saved: dict[str, Json] = {}
-        self._skip(begin)
-
-    def _skip(self, id: int) -> None:
-        """Continue after this message."""
-        self.last = id
-        if id:
-            self._verifier = restream.Unverified()
-        fresh = restream.ClientEngine.stateful(self.stream, None, verifier=self._verifier)
-        self._saved = {**fresh.snapshot(), "id": id}
+        self._fresh = BlockEngine.stateful(uuid, None, verifier=restream.Unverified()).snapshot()
 
     def next_engine(self) -> ClientEngine:
-        return restream.ClientEngine.restore(self._saved, verifier=self._verifier, config=self._config)
-
-    def _taken(self, engine: ClientEngine, event: Received) -> None:
-        """Note that the next connection continues after this message."""
-        engine.taken(event)
-        self.last = event.id
-        self._saved = {**engine.snapshot(), "finished": False}
+        saved = {**self._fresh, "id": self.last}
+        return BlockEngine.restore(saved, verifier=restream.Unverified(), config=self._config)
 
     def on_refusal(self, refused: restream.Refused) -> bool:
         asked = f"messages after {self.last} were asked for"
@@ -385,11 +369,39 @@ class _Reading(_Request):
         return False
 
 
-class _AnyRange(_Reading):
-    def __init__(self, span: Span, options: SourceOptions) -> None:
+class _Range(_Reading):
+    """Reads a range, and checks the CRC of its numbers if the options ask for it."""
+
+    def __init__(self, span: Span, take: Take, options: SourceOptions) -> None:
         super().__init__(span.uuid, span.begin, options, incarnation=span.incarnation, until=span.end)
         self._end = span.end
+        self._take = take
         self._may_lose = not options.fail_on_data_loss
+        self._verifier = restream.NumbersVerifier()
+        # The CRC covers all messages, so it can be checked only from the first one on.
+        self._verifies = options.verify is Verify.NUMBERS and span.begin == 0
+        self._check = self._verifier.begin()
+
+    async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
+        for messages in blocks_of(events):
+            if messages[-1].id > self._end:  # a server that doesn't know `until` sends more
+                messages = [message for message in messages if message.id <= self._end]
+            if self._verifies:
+                self._verify(messages)
+            if messages:
+                await self._take(messages)
+                self.last = messages[-1].id
+        return self.last >= self._end
+
+    def _verify(self, messages: Sequence[EncodedMessage]) -> None:
+        for message in messages:
+            data = decoded(self.stream, message)
+            try:
+                self._check = self._verifier.follow(self._check, data)
+            except RemoteProtocolError as error:
+                raise StreamBroken(self.stream, f"the server broke a rule: {error}") from error
+            if self._verifier.is_final(data) and message.id < self._end:
+                raise DataLoss(self.stream, f"it ends with message {message.id}, and {self._end} was known")
 
     def on_refusal(self, refused: restream.Refused) -> bool:
         if not self._may_lose or refused.code not in LOST:
@@ -398,50 +410,8 @@ class _AnyRange(_Reading):
         gone = refused.acknowledged
         if gone is None or not self.last < gone < self._end:
             return True
-        self._skip(gone)
+        self.last, self._verifies = gone, False
         return False
-
-
-class _Range(_AnyRange):
-    """Reads a range as values."""
-
-    def __init__(self, span: Span, take: Take, options: SourceOptions) -> None:
-        super().__init__(span, options)
-        self._take = take
-
-    async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
-        end = self._end
-        wanted = [event for event in events if isinstance(event, restream.Received) and event.id <= end]
-        if wanted:
-            await self._take(wanted)
-            self._taken(engine, wanted[-1])
-        if any(isinstance(event, restream.Finished) for event in events) and self.last < end:
-            raise DataLoss(self.stream, f"it ends with message {self.last}, and {end} was known")
-        return self.last >= end
-
-
-class _EncodedRange(_AnyRange):
-    """Reads a range as JSON."""
-
-    def __init__(self, span: Span, take: TakeEncoded, options: SourceOptions) -> None:
-        super().__init__(span, options)
-        self._take = take
-
-    def next_engine(self) -> ClientEngine:
-        return BlockEngine.restore(self._saved, verifier=self._verifier, config=self._config)
-
-    async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
-        for event in events:
-            if not isinstance(event, ReceivedBlock):
-                continue
-            messages = event.messages
-            if messages[-1].id > self._end:  # a server that doesn't know `until` sends more
-                messages = [message for message in messages if message.id <= self._end]
-            if messages:
-                await self._take(messages)
-                self.last = messages[-1].id
-                self._saved = {**self._saved, "id": self.last}
-        return self.last >= self._end
 
 
 class _Count(_Reading):
@@ -454,17 +424,15 @@ class _Count(_Reading):
         self._bytes = 0
         self._end = begin + most
         self._most_bytes = most_bytes
-        self._encode = msgspec.json.Encoder().encode
 
     async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
         await trio.lowlevel.checkpoint()
-        for event in events:
-            if not isinstance(event, restream.Received):
-                continue
-            self._bytes += len(self._encode(event.data))
-            self._taken(engine, event)
-            if event.id >= self._end or (self._most_bytes is not None and self._bytes >= self._most_bytes):
-                return True
+        for messages in blocks_of(events):
+            for message in messages:
+                self._bytes += len(message.data)
+                self.last = message.id
+                if self.last >= self._end or (self._most_bytes is not None and self._bytes >= self._most_bytes):
+                    return True
         return False
 
 
@@ -481,7 +449,7 @@ class _Acknowledge(_Reading):
 
     async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
         for event in events:
-            if isinstance(event, restream.Received) and event.id == self._id:
+            if isinstance(event, ReceivedBlock) and event.messages[0].id == self._id:
                 engine.taken(event)
                 engine.acknowledge(self._id)
                 return True

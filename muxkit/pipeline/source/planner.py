@@ -29,10 +29,11 @@ from muxkit.pipeline.options import (
     parse_reference,
     parse_references,
 )
-from muxkit.pipeline.source.client import TOGETHER, Answer, Client, NoStatus
+from muxkit.pipeline.source.client import TOGETHER, Answer, Client, NoStatus, decoded
 from muxkit.pipeline.source.offsets import JsonOffset, Offset, Position, Span, share
 from muxkit.protocols import restream
-from muxkit.protocols.restream import Json, Received
+from muxkit.protocols.restream import Json
+from muxkit.protocols.restream.engine import EncodedMessage
 
 MOST_AHEAD: Final = 1_000_000  # messages of a directory that are read at once
 MISSING_AFTER: Final = 10.0  # s without an answer after which a server counts as missing
@@ -667,9 +668,9 @@ class Discovery:
             if end < self._read:
                 raise StreamUnavailable(directory.uuid, f"this directory had {self._read} messages and now has {end}")
 
-            async def take(messages: list[Received], server: str = server) -> None:
+            async def take(messages: list[EncodedMessage], server: str = server) -> None:
                 for message in messages:
-                    self._note(message.data, server)
+                    self._note(decoded(directory.uuid, message), server)
                     self._read = message.id
 
             await self._client.fetch(Span(directory.uuid, server, self._read, end), take)

@@ -99,6 +99,6 @@ async def _read_span(client: Client, rows: Rows, span: Span, size: int, emit: Em
             del pending[:size]
             reads = 0
 
-    await client.fetch_encoded(span, take)
+    await client.fetch(span, take)
     if pending:
         await emit(rows.batch(span.uuid, pending))

@@ -1,28 +1,41 @@
-"""e3x reliable channels: order, repair and receipts over packets that may be lost, doubled or late."""
+"""e3x reliable channels: order, repair and receipts over packets that may be lost, doubled or late.
+
+The specification is "Reliable Channels" and "Unreliable Channels" of the E3X wire protocol of telehash v3, in the
+repository telehash/telehash.github.io, under v3/e3x. A session here has many channels to one peer, over packets or over
+a byte stream in the chunks that the same documents define for it. What isn't in them is marked in the code: messages
+larger than a packet, pings, goodbyes, and congestion control.
+
+    application    channels, sessions           the Trio side
+    halves         send, receive                what one channel may send, and what the peer learns of what came
+    engine         engine, state                the face without I/O, the table of channels and how they live
+                   openings, liveness           how channels begin; pings, goodbyes and silence
+                   congestion, assembly         how fast packets leave; messages from pieces
+                   chunked                      packets over a byte stream
+    grammar        packets, config, events
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from muxkit._lazy import lazily
+from muxkit.core.events import Finished as Finished
+from muxkit.core.events import Opened as Opened
+from muxkit.core.events import Received as Received
+from muxkit.core.events import Writable as Writable
+from muxkit.protocols.e3x.chunked import ChunkedEngine as ChunkedEngine
+from muxkit.protocols.e3x.chunked import Dechunker as Dechunker
+from muxkit.protocols.e3x.chunked import encode_chunks as encode_chunks
 from muxkit.protocols.e3x.config import Config as Config
-from muxkit.protocols.e3x.engine.channel import EngineChannel as EngineChannel
-from muxkit.protocols.e3x.engine.chunked import ChunkedEngine as ChunkedEngine
-from muxkit.protocols.e3x.engine.chunked import Dechunker as Dechunker
-from muxkit.protocols.e3x.engine.chunked import encode_chunks as encode_chunks
-from muxkit.protocols.e3x.engine.engine import Engine as Engine
-from muxkit.protocols.e3x.engine.engine import Stats as Stats
-from muxkit.protocols.e3x.engine.events import Broken as Broken
-from muxkit.protocols.e3x.engine.events import Cause as Cause
-from muxkit.protocols.e3x.engine.events import Closed as Closed
-from muxkit.protocols.e3x.engine.events import Delivered as Delivered
-from muxkit.protocols.e3x.engine.events import Ended as Ended
-from muxkit.protocols.e3x.engine.events import Event as Event
-from muxkit.protocols.e3x.engine.events import Fault as Fault
-from muxkit.protocols.e3x.engine.events import Faulted as Faulted
-from muxkit.protocols.e3x.engine.events import Message as Message
-from muxkit.protocols.e3x.engine.events import Opened as Opened
-from muxkit.protocols.e3x.engine.events import Writable as Writable
+from muxkit.protocols.e3x.engine import Engine as Engine
+from muxkit.protocols.e3x.engine import Stats as Stats
+from muxkit.protocols.e3x.events import Broken as Broken
+from muxkit.protocols.e3x.events import Cause as Cause
+from muxkit.protocols.e3x.events import Closed as Closed
+from muxkit.protocols.e3x.events import Delivered as Delivered
+from muxkit.protocols.e3x.events import Event as Event
+from muxkit.protocols.e3x.events import Fault as Fault
+from muxkit.protocols.e3x.events import Faulted as Faulted
 from muxkit.protocols.e3x.packets import Miss as Miss
 from muxkit.protocols.e3x.packets import Packet as Packet
 from muxkit.protocols.e3x.packets import decode_miss as decode_miss
@@ -33,17 +46,18 @@ from muxkit.protocols.e3x.packets import join_packet as join_packet
 from muxkit.protocols.e3x.packets import parse_head as parse_head
 from muxkit.protocols.e3x.packets import parse_packet as parse_packet
 from muxkit.protocols.e3x.packets import split_packet as split_packet
+from muxkit.protocols.e3x.state import EngineChannel as EngineChannel
 
 if TYPE_CHECKING:
-    from muxkit.protocols.e3x._session.channels import Channel as Channel
-    from muxkit.protocols.e3x._session.channels import Receipt as Receipt
-    from muxkit.protocols.e3x._session.session import Session as Session
-    from muxkit.protocols.e3x._session.session import SessionStats as SessionStats
-    from muxkit.protocols.e3x._session.session import connect as connect
-    from muxkit.protocols.e3x._session.session import open_server as open_server
-    from muxkit.protocols.e3x._session.session import protocol as protocol
-    from muxkit.protocols.e3x._session.session import reconnecting as reconnecting
-    from muxkit.protocols.e3x._session.session import session as session
+    from muxkit.protocols.e3x._channels import Channel as Channel
+    from muxkit.protocols.e3x._channels import Receipt as Receipt
+    from muxkit.protocols.e3x._session import Session as Session
+    from muxkit.protocols.e3x._session import SessionStats as SessionStats
+    from muxkit.protocols.e3x._session import connect as connect
+    from muxkit.protocols.e3x._session import open_server as open_server
+    from muxkit.protocols.e3x._session import protocol as protocol
+    from muxkit.protocols.e3x._session import reconnecting as reconnecting
+    from muxkit.protocols.e3x._session import session as session
 
 __all__ = [
     "Broken",
@@ -54,17 +68,17 @@ __all__ = [
     "Config",
     "Dechunker",
     "Delivered",
-    "Ended",
     "Engine",
     "EngineChannel",
     "Event",
     "Fault",
     "Faulted",
-    "Message",
+    "Finished",
     "Miss",
     "Opened",
     "Packet",
     "Receipt",
+    "Received",
     "Session",
     "SessionStats",
     "Stats",
@@ -86,9 +100,9 @@ __all__ = [
 ]
 
 # The engine works without Trio; what needs it is fetched when it is first asked for.
-_LAZY = dict.fromkeys(("Channel", "Receipt"), "_session.channels")
-_LAZY |= dict.fromkeys(("Session", "SessionStats", "protocol", "session"), "_session.session")
-_LAZY |= dict.fromkeys(("connect", "open_server", "reconnecting"), "_session.session")
+_LAZY = dict.fromkeys(("Channel", "Receipt"), "_channels")
+_LAZY |= dict.fromkeys(("Session", "SessionStats", "protocol", "session"), "_session")
+_LAZY |= dict.fromkeys(("connect", "open_server", "reconnecting"), "_session")
 
 if not TYPE_CHECKING:  # or type checkers would accept any name
     __getattr__, __dir__ = lazily(globals(), _LAZY)

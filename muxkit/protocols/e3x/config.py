@@ -9,6 +9,8 @@ import attrs
 PACKET = 1400  # bytes of a datagram's payload
 FIRST_WINDOW = 50  # packets before the first miss; the original implementations buffer so many
 LEAST_PACKET = 256  # bytes; in a smaller packet a head could leave no space for a body
+MOST_PACKET = 65_507  # bytes that UDP can carry over IPv4
+DEFAULT_TYPE = "muxkit"  # the type of channels without a name
 
 
 def _names(names: Iterable[str]) -> frozenset[str]:
@@ -43,8 +45,8 @@ class Config:
     """End a session when the network reports that the peer is unreachable; such reports can be forged."""
 
     def __attrs_post_init__(self) -> None:
-        if not LEAST_PACKET <= self.packet <= 65_507:
-            raise ValueError(f"Config(packet={self.packet}): from {LEAST_PACKET} to 65507 bytes")
+        if not LEAST_PACKET <= self.packet <= MOST_PACKET:
+            raise ValueError(f"Config(packet={self.packet}): from {LEAST_PACKET} to {MOST_PACKET} bytes")
         for name in ("window", "first_window", "most_window"):
             if not 1 <= getattr(self, name) < 2**32:
                 raise ValueError(f"Config({name}={getattr(self, name)}): from 1 to 4294967295")

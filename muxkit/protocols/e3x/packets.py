@@ -17,10 +17,18 @@ from muxkit._errors import RemoteProtocolError
 ID_MOST = 2**32 - 1
 SEQ_MOST = 2**32 - 1  # no wrap: a channel that reaches it ends
 TYPE_MOST = 1024  # characters; not in the document: a channel keeps its type for as long as it lives
+PING = "muxkit.ping"  # the types of channels that are the session's own: see `liveness`; not in the document
+BYE = "muxkit.bye"
+RESERVED = frozenset({PING, BYE})
 HEAD_MOST = 2**16 - 1  # bytes, the most that two bytes of length can express
 JSON_LEAST = 7  # bytes; shorter heads are binary, as in the original implementations
 DEPTH_MOST = 32  # nested brackets
 LISTED_MOST = 256  # deltas of a `miss` that is sent; a longer list may be cut, and does not tell what arrived
+ACK_SIZE = len(b',"ack":4294967295')
+MISS_SIZE = len(b',"miss":[]')
+DELTA_SIZE = len(b"4294967295,")
+LISTED_SIZE = 4  # bytes of one delta of a long list, on average
+ASK_SIZE = ACK_SIZE + MISS_SIZE + len(b"99999")  # kept free in each packet for an ack
 
 
 @attrs.define

@@ -195,6 +195,7 @@ class ReceiveHalf(Generic[ItemT]):
         self._owner.check()
         if self.state is Receiving.OPEN:
             self.receiver.stop(reason or Reason())
+            self._session.dispatch_events()
         if self.state is not Receiving.CLOSED:
             self.state = advance(self.state, Step.STOP)
         self._error = closed

@@ -169,6 +169,10 @@ class SendHalf:
             self._session.request_write()
         elif self._error is not None:
             await self.refuse()
+        await self.wait_finished()
+
+    async def wait_finished(self) -> None:
+        """Wait, in `finish`, for what a finished half can know: in most protocols that the peer has heard its end."""
         await self.wait_over()
 
     async def wait_for_room(self, size: int = 1) -> None:

@@ -47,6 +47,7 @@ class DatagramPump(Pump[EventT]):
         """Packets that were larger than the link takes."""
         self.refused: int = 0
         """Errors of the link that cost a packet, or that told of one."""
+        self.phase = "handshake"  # a link of packets has none: until the owner has understood something
 
     # --- the life of the link
 
@@ -207,6 +208,8 @@ class DatagramPump(Pump[EventT]):
         if self._kept:
             self._take_in_kept(now, began + self._turns.allowance)
         self._dispatch()
+        if self.phase == "handshake" and self._owner.has_understood_peer():
+            self.phase = "open"
         self._is_heavy = clock() - began > LONG_TURN
 
     def _take_in_kept(self, now: float, until: float) -> None:
@@ -222,7 +225,8 @@ class DatagramPump(Pump[EventT]):
     def _receive(self, packet: bytes, now: float) -> None:
         if self._observer is not None:
             self._observer.transport("in", packet)
-        self._engine.receive_datagram(packet, now)
+        if events := self._engine.receive_datagram(packet, now):
+            self._handle(events)
 
     def _judge(self, error: OSError) -> None:
         self.refused += 1

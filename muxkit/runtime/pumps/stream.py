@@ -344,8 +344,7 @@ class StreamPump(Pump[EventT], ReadingOwner):
 
     def _lose_after_end(self) -> None:
         """End the connection in the engine, which may say more about it, and then here."""
-        self._engine.receive_eof(self._time())
-        self._dispatch()
+        self._dispatch(self._engine.receive_eof(self._time()))
         self.lose("the peer hung up", by="peer")
 
     def handle_broken(self, error: Exception) -> None:

@@ -6,8 +6,28 @@ import random
 
 import attrs
 
-from muxkit.protocols.e3x import Broken, Closed, Config, Delivered, Ended, Engine, EngineChannel, Event, Message, Opened
+from muxkit.protocols.e3x import (
+    Broken,
+    Closed,
+    Config,
+    Delivered,
+    Engine,
+    EngineChannel,
+    Event,
+    Finished,
+    Opened,
+    Received,
+)
+from muxkit.protocols.e3x.receive import ReliableReceiver
+from muxkit.protocols.e3x.send import ReliableSender
 from muxkit.testing import Network, PathWeather
+
+
+def last_of(channel: EngineChannel) -> int:
+    """Return the seq of the last packet that was queued."""
+    assert isinstance(channel.sender, ReliableSender)
+    return channel.sender.next_seq - 1
+
 
 SIZES = (0, 1, 20, 200, 1300, 1400, 5000)
 
@@ -46,41 +66,43 @@ class Side:
     def _go_on(self, channel: EngineChannel, pending: list[bytes], talk: Talk) -> None:
         if channel.gone:
             return
-        while pending and self._random.random() < 0.7 and self.engine.admits(channel, len(pending[0])):
-            talk.receipts.append(self.engine.send(channel, pending.pop(0)))
+        while pending and self._random.random() < 0.7 and channel.sender.has_room(len(pending[0])):
+            channel.sender.send(pending.pop(0))
+            talk.receipts.append(last_of(channel))
         if pending:
             pause = self._random.random() * 0.05
             self._network.call_at(self._network.now + pause, lambda: self._go_on(channel, pending, talk))
         else:
-            talk.receipts.append(self.engine.end(channel))
+            channel.sender.finish()
+            talk.receipts.append(last_of(channel))
 
     def hear(self, event: Event) -> None:
         match event:
-            case Opened(channel, body):
+            case Opened(EngineChannel() as channel, body):
                 assert body == b""
                 self._begin(channel)
                 self._take(channel)
-            case Message(channel, body):
-                self.talks[channel.id].got.append(body)
-                self._take(channel)
-            case Delivered(channel, first, last):
+            case Received(ReliableReceiver() as receiver, [body]):
+                self.talks[receiver.channel.id].got.append(body)
+                self._take(receiver.channel)
+            case Delivered(EngineChannel() as channel, first, last):
                 talk = self.talks[channel.id]
                 assert first == talk.delivered + 1, "each packet is delivered once"
                 talk.delivered = last
-            case Ended(channel):
-                self.talks[channel.id].ended += 1
-            case Closed(channel):
+            case Finished(ReliableReceiver() as receiver):
+                self.talks[receiver.channel.id].ended += 1
+            case Closed(EngineChannel() as channel):
                 self.talks[channel.id].closed += 1
-            case Broken(channel, cause, text):
+            case Broken(EngineChannel() as channel, cause, text):
                 self.broken.append(f"channel {channel.id}: {cause.value}: {text}")
             case _:
                 pass
 
     def _take(self, channel: EngineChannel) -> None:
         if self._random.random() < 0.8:
-            self.engine.done(channel)
+            channel.receiver.done()
         else:  # a slow application
-            self._network.call_at(self._network.now + self._random.random() * 0.2, lambda: self.engine.done(channel))
+            self._network.call_at(self._network.now + self._random.random() * 0.2, lambda: channel.receiver.done())
 
 
 class Conversation:
@@ -123,7 +145,7 @@ class Conversation:
         for side in self.sides:
             stats = side.engine.stats()
             assert (stats.held, stats.unsent, stats.channels) == (0, 0, 0)
-            assert side.engine.reassembly.used == 0
+            assert side.engine.state.reassembly.used == 0
             assert "malformed" not in stats.faults
             assert "misplaced" not in stats.faults
             assert "unsent" not in stats.faults

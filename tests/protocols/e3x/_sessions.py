@@ -64,7 +64,7 @@ async def sessions(
 
     def cut() -> None:
         for session in (one, other):
-            session._connection.pump.lose("the test cut it", by="network")
+            session.pump.lose("the test cut it", by="network")
 
     async with e3x.session(here, role="connector", config=config, limits=limits, linger=linger) as one:
         async with e3x.session(there, role="listener", config=config, limits=limits, linger=linger) as other:
@@ -123,7 +123,7 @@ async def over_url(
 
     def cut() -> None:
         for session in (one, *others):
-            session._connection.pump.lose("the test cut it", by="network")
+            session.pump.lose("the test cut it", by="network")
 
     async with background() as nursery:
         serve = partial(muxkit.serve, keep, url, linger=linger, **options, **(on_server or {}))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 
 from muxkit._limits import MIB, Limits
-from muxkit.protocols.e3x import Broken, Config, Engine, EngineChannel, Event, Message, Opened, Writable
+from muxkit.protocols.e3x import Broken, Config, Engine, EngineChannel, Event, Opened, Received, Writable
+from muxkit.protocols.e3x.receive import ReliableReceiver
+from muxkit.protocols.e3x.state import EngineReceiver
 from muxkit.testing import AimdReceiver, AimdSender, Bottleneck, Network, PathWeather
 
 LINE = 1_250_000  # bytes a second: 10 Mbit/s
@@ -45,22 +47,30 @@ class Feed:
         self._fill(self.channel)
 
     def _fill(self, channel: EngineChannel) -> None:
-        body = bytes(self.size or self.sender.quota(channel))
-        while self.sender.admits(channel, len(body)):
-            self.sender.send(channel, body)
-        self.sender.watch(channel, len(body))
+        body = bytes(self.size or channel.sender.quota)
+        while channel.sender.has_room(len(body)):
+            channel.sender.send(body)
+        channel.sender.notify_when_room(len(body))
 
     def _sent(self, event: Event) -> None:
         if isinstance(event, Writable):
-            self._fill(event.channel)
+            assert self.channel is not None
+            self._fill(self.channel)
         assert not isinstance(event, Broken), event.text
 
     def _took(self, event: Event) -> None:
-        if isinstance(event, Opened | Message):
-            self.arrived += len(event.body)
-            assert self._network is not None
-            self.arrivals.append((self._network.now, self.arrived))
-            self.receiver.done(event.channel)
+        if isinstance(event, Opened):
+            assert isinstance(event.channel, EngineChannel)
+            self._processed(event.channel.receiver, event.opening)
+        elif isinstance(event, Received):
+            assert isinstance(event.receiver, ReliableReceiver)
+            self._processed(event.receiver, event.items[0])
+
+    def _processed(self, receiver: EngineReceiver, body: bytes) -> None:
+        self.arrived += len(body)
+        assert self._network is not None
+        self.arrivals.append((self._network.now, self.arrived))
+        receiver.done()
 
 
 def goodput(*, loss: float, round_trip: float, seconds: float, seed: int = 0) -> tuple[float, Feed]:

@@ -9,16 +9,16 @@ from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.protocols.e3x import Config, Engine, Packet
 from muxkit.protocols.e3x.packets import parse_packet
-from tests.protocols.e3x._helpers import acks, connector, fed, listener, opened, sending, sent, told, wait
+from tests.protocols.e3x._helpers import acks, connector, fed, listener, opened, sending, sent, told, told_until, wait
 
 
 def test_a_channel_is_over_when_both_sides_ended_it_and_know() -> None:
     engine = connector()
     channel = engine.open("chat")
-    engine.end(channel)
+    channel.sender.finish()
     sent(engine)
     assert fed(engine, b"bye", c=1, seq=1, end=True, ack=2) == [("delivered", 1, 1, 2), ("message", 1, b"bye")]
-    engine.done(channel)
+    channel.receiver.done()
     assert told(engine) == [("ended", 1), ("closed", 1)]
     assert sent(engine) == [Packet(1, ack=1)], "the peer has to know, too"
     assert engine.channels == 0
@@ -31,9 +31,9 @@ def test_after_our_end_the_peer_may_go_on() -> None:
     sent(engine)
     fed(engine, c=1, ack=1)
     with pytest.raises(LocalProtocolError, match="was ended"):
-        engine.send(channel, b"x")
+        channel.sender.send(b"x")
     assert fed(engine, b"a", c=1, seq=1, now=100.0) == [("message", 1, b"a")]
-    engine.done(channel)
+    channel.receiver.done()
     assert fed(engine, c=1, seq=2, end=True, now=200.0) == [("ended", 1), ("closed", 1)]
 
 
@@ -78,7 +78,7 @@ def test_an_err_fits_into_a_packet_whatever_its_characters_take() -> None:
     for text in ("x" * 1000, "\n" * 1000, '"' * 1000, "€" * 1000):
         engine = Engine(False, Config(packet=256))
         engine.err(opened(engine), text)
-        (data,) = engine.datagrams_to_send(engine.now)
+        (data,) = engine.datagrams_to_send(engine.state.now)
         err = parse_packet(data).err
         assert err
         assert text.startswith(err)
@@ -124,10 +124,10 @@ def test_an_idle_channel_lives_as_long_as_nothing_waits() -> None:
 def test_an_unreliable_channel_names_its_type_until_the_peer_was_heard() -> None:
     engine = connector()
     channel = engine.open("samples", b"1", reliable=False)
-    engine.send(channel, b"2")
+    channel.sender.send(b"2")
     assert sent(engine) == [Packet(1, type="samples", body=b"1"), Packet(1, type="samples", body=b"2")]
     fed(engine, b"hi", c=1)
-    engine.send(channel, b"3")
+    channel.sender.send(b"3")
     assert sent(engine) == [Packet(1, body=b"3")]
 
 
@@ -150,9 +150,9 @@ def test_an_unreliable_channel_is_over_when_both_ended_it() -> None:
     assert fed(engine, b"only", c=1, type="x", end=True) == [("opened", 1, "x", b"only"), ("ended", 1)]
     channel = engine.channel(1)
     assert channel is not None
-    engine.done(channel)
+    channel.receiver.done()
     assert fed(engine, b"late", c=1) == [("fault", "misplaced")]
-    engine.send(channel, b"answer", end=True)
+    channel.sender.finish(b"answer")
     assert sent(engine) == [Packet(1, end=True, body=b"answer")]
     assert told(engine) == [("closed", 1)]
 
@@ -160,17 +160,16 @@ def test_an_unreliable_channel_is_over_when_both_ended_it() -> None:
 def test_an_end_that_is_lost_does_not_keep_an_unreliable_channel_forever() -> None:
     engine = connector()
     channel = engine.open("samples", reliable=False)
-    engine.end(channel)
+    channel.sender.finish()
     sent(engine)
-    wait(engine, 11.0)
-    assert told(engine) == [("broken", 1, "timeout", "no end came for 10.0 s after ours")]
+    assert told_until(engine, 11.0) == [("broken", 1, "timeout", "no end came for 10.0 s after ours")]
 
 
 def test_too_many_unreliable_packets_push_out_the_oldest() -> None:
     engine = Engine(True, limits=Limits(channel_first=1000))
     channel = engine.open("samples", reliable=False)
     for number in range(100):
-        assert engine.send(channel, b"%100d" % number) == 0
+        channel.sender.send(b"%100d" % number)
     bodies = [packet.body for packet in sent(engine)]
     assert bodies == [b"%100d" % number for number in range(90, 100)]
     assert engine.stats().evicted == 91
@@ -185,17 +184,17 @@ def test_what_waits_to_be_sent_is_bounded_and_room_is_told() -> None:
     engine = connector(limits=Limits(channel_first=5000))
     channel = engine.open("chat")
     count = 0
-    while engine.admits(channel, 1000):
-        engine.send(channel, bytes(1000))
+    while channel.sender.has_room(1000):
+        channel.sender.send(bytes(1000))
         count += 1
     assert count == 5
     with pytest.raises(LocalProtocolError, match=r"channel_first=5000"):
-        engine.send(channel, bytes(1000))
-    engine.watch(channel, 1000)
+        channel.sender.send(bytes(1000))
+    channel.sender.notify_when_room(1000)
     assert told(engine) == []
     sent(engine)
     assert told(engine) == [("writable", 1)]
-    assert engine.admits(channel, 1000)
+    assert channel.sender.has_room(1000)
 
 
 @pytest.mark.requirement("R-07", "R-08")
@@ -205,14 +204,14 @@ def test_a_channel_that_its_peer_does_not_read_leaves_room_to_the_others() -> No
     for channel in stuck:
         sent(engine)
         fed(engine, c=channel.id, ack=1, miss=[1])
-        while engine.admits(channel, 900):
-            engine.send(channel, bytes(900))
+        while channel.sender.has_room(900):
+            channel.sender.send(bytes(900))
         sent(engine)
     assert engine.stats().unsent > 15_000
     free = engine.open("chat")
     for _ in range(12):
-        assert engine.admits(free, 5000)
-        engine.send(free, bytes(4000))
+        assert free.sender.has_room(5000)
+        free.sender.send(bytes(4000))
         assert sum(packet.channel == free.id for packet in sent(engine)) >= 1
 
 
@@ -223,7 +222,7 @@ def test_channels_take_turns_packet_by_packet() -> None:
     sent(engine)
     for channel in channels:
         for _ in range(4):
-            engine.send(channel, b"x")
+            channel.sender.send(b"x")
     assert [packet.channel for packet in sent(engine)] == [1, 3, 5] * 4
 
 
@@ -283,8 +282,8 @@ def test_an_observer_sees_packets_states_and_timers() -> None:
     fed(engine, b"hi", c=1, type="chat", seq=1)
     channel = engine.channel(1)
     assert channel is not None
-    engine.done(channel)
-    engine.send(channel, b"hello", end=True)
+    channel.receiver.done()
+    channel.sender.finish(b"hello")
     sent(engine)
     fed(engine, c=1, seq=2, end=True, ack=1)
     sent(engine)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit.core import BoundedParsing
-from muxkit.protocols.e3x import ChunkedEngine, Closed, Config, Dechunker, Engine, Event, Message, Opened, encode_chunks
+from muxkit.protocols.e3x import ChunkedEngine, Closed, Dechunker, EngineChannel, Event, Opened, Received, encode_chunks
+from muxkit.protocols.e3x.receive import ReliableReceiver
 from muxkit.testing import EnginePair
 from muxkit.testing._pair import check_every_split
 from tests.protocols.e3x._helpers import raw
@@ -58,12 +59,22 @@ def test_a_packet_of_just_the_size_is_taken() -> None:
     ]
 
 
-def chunked(odd: bool, clock: list[float]) -> ChunkedEngine:
-    return ChunkedEngine(Engine(odd, Config(congestion=False)), lambda: clock[0])
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def current_time(self) -> float:
+        return self.now
+
+
+def chunked(odd: bool, clock: Clock) -> ChunkedEngine:
+    return ChunkedEngine(odd, clock=clock)
 
 
 def test_it_is_a_stream_engine() -> None:
-    engine: StreamEngine[Event] = chunked(True, [0.0])
+    engine: StreamEngine[Event] = chunked(True, Clock())
     assert not engine.has_output()
     assert engine.next_deadline() is None
 
@@ -74,13 +85,13 @@ def test_any_split_of_the_stream_gives_the_same(way: str) -> None:
     if way == "damaged":
         packets[1] = b"\0"
     stream = b"\0".join(encode_chunks(packet) for packet in packets)
-    events = check_every_split(lambda: chunked(False, [0.0]), stream, normalise=lambda event: type(event).__name__)
+    events = check_every_split(lambda: chunked(False, Clock()), stream, normalise=lambda event: type(event).__name__)
     assert events == ["Opened"] if way == "whole" else ["Opened", "Faulted"]
 
 
 def test_an_end_of_the_stream_inside_a_packet_is_told_from_one_between() -> None:
     for tail, clean in ((b"", True), (b"\5abc", False), (b"\3abc", False)):
-        engine = chunked(False, [0.0])
+        engine = chunked(False, Clock())
         engine.receive_bytes(encode_chunks(raw(c=1, type="x")) + tail, 0.0)
         engine.receive_eof(0.0)
         assert (engine.ended, engine.ended_cleanly) == (True, clean)
@@ -90,38 +101,37 @@ def test_an_end_of_the_stream_inside_a_packet_is_told_from_one_between() -> None
 @pytest.mark.requirement("R-48")
 def test_messages_cross_a_stream_once_and_in_order(seed: int) -> None:
     weather = random.Random(seed)
-    clock = [0.0]
+    clock = Clock()
     one, other = chunked(True, clock), chunked(False, clock)
     messages = [weather.randbytes(weather.choice([0, 1, 100, 2000, 20_000])) for _ in range(30)]
     got: list[bytes] = []
     closed: list[int] = []
 
     def listener(side: int, event: Event) -> None:
-        clock[0] = pair.now
-        engine = (one, other)[side].engine
+        clock.now = pair.now
         match event:
-            case Opened(channel, _):
-                engine.done(channel)
-                engine.end(channel)
-            case Message(channel, body):
+            case Opened(EngineChannel() as channel, _):
+                channel.receiver.done()
+                channel.sender.finish()
+            case Received(ReliableReceiver() as receiver, [body]):
                 got.append(body)
-                engine.done(channel)
+                receiver.done()
             case Closed():
                 closed.append(side)
             case _:
                 pass
 
     pair: EnginePair[ChunkedEngine, Event] = EnginePair(one, other, latency=0.01, weather=weather, listener=listener)
-    channel = one.engine.open("bulk")
+    channel = one.open("bulk")
     pending: Sequence[bytes] = messages
     while pending:
-        if one.engine.admits(channel, len(pending[0])):
-            one.engine.send(channel, pending[0])
+        if channel.sender.has_room(len(pending[0])):
+            channel.sender.send(pending[0])
             pending = pending[1:]
         else:
             pair.run_for(0.05)
-            clock[0] = pair.now
-    one.engine.end(channel)
+            clock.now = pair.now
+    channel.sender.finish()
     pair.run_for(5.0)
     assert got == messages
     assert sorted(closed) == [0, 1]
@@ -129,7 +139,7 @@ def test_messages_cross_a_stream_once_and_in_order(seed: int) -> None:
 
 @pytest.mark.requirement("R-28")
 def test_a_read_is_taken_in_turns_of_so_many_chunks() -> None:
-    engine = ChunkedEngine(Engine(False), lambda: 0.0)
+    engine = ChunkedEngine(False, clock=Clock())
     assert isinstance(engine, BoundedParsing)
     engine.frames_at_once = 10
     packets = [raw(b"%d" % number, c=1, seq=number, type="x") for number in range(1, 21)]
@@ -143,12 +153,12 @@ def test_a_read_is_taken_in_turns_of_so_many_chunks() -> None:
         assert engine.frames - before <= 10
     assert turns >= 4
     assert engine.frames == 20
-    assert engine.engine.stats().faults == {}
+    assert engine.stats().faults == {}
 
 
 def test_an_observer_sees_what_a_stream_brings() -> None:
     log = Log()
-    engine = ChunkedEngine(Engine(False), lambda: 0.0, observer=log)
+    engine = ChunkedEngine(False, clock=Clock(), observer=log)
     engine.receive_bytes(b"\0", 0.0)
     engine.receive_bytes(b"", 0.0)
     assert log.lines == [("in", b"\0")]

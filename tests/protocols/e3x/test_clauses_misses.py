@@ -8,6 +8,7 @@ import pytest
 
 from muxkit._limits import Limits
 from muxkit.protocols.e3x import Config, Engine
+from muxkit.protocols.e3x.send import ReliableSender
 from tests.protocols.e3x._helpers import acks, connector, fed, listener, opened, raw, sending, sent, seqs, unacked, wait
 
 
@@ -16,15 +17,15 @@ def test_while_something_is_missing_each_ack_says_what() -> None:
     engine = listener()
     channel = opened(engine)
     fed(engine, c=1, seq=2)
-    engine.done(channel)
+    channel.receiver.done()
     fed(engine, c=1, seq=4)
     assert acks(sent(engine)) == [(2, [1, 49])]
-    engine.send(channel, b"x")
+    channel.sender.send(b"x")
     (packet,) = sent(engine)
     assert (packet.ack, packet.miss) == (2, [1, 49])
     fed(engine, c=1, seq=3)
-    engine.done(channel)
-    engine.done(channel)
+    channel.receiver.done()
+    channel.receiver.done()
     assert acks(sent(engine)) == [(4, None)]
 
 
@@ -47,8 +48,8 @@ def test_a_miss_without_a_meaning_is_ignored_and_counted_beside_its_ack(miss: li
     channel = sending(engine, 5)
     assert fed(engine, c=1, ack=2, miss=miss) == [("fault", "miss"), ("delivered", 1, 1, 2)]
     assert sent(engine) == []
-    assert channel.outgoing is not None
-    assert channel.outgoing.window == 50
+    assert isinstance(channel.sender, ReliableSender)
+    assert channel.sender.window == 50
 
 
 @pytest.mark.clause("e3x-M03")
@@ -57,8 +58,8 @@ def test_a_miss_without_an_ack_is_dropped() -> None:
     channel = sending(engine, 5)
     assert fed(engine, c=1, miss=[1, 5]) == [("fault", "misplaced")]
     assert sent(engine) == []
-    assert channel.outgoing is not None
-    assert channel.outgoing.window == 50
+    assert isinstance(channel.sender, ReliableSender)
+    assert channel.sender.window == 50
 
 
 @pytest.mark.clause("e3x-M04")
@@ -82,8 +83,8 @@ def test_a_receiver_that_is_more_than_half_full_says_so_once_and_with_each_ack()
     assert sent(engine) == []
     channel = engine.channel(1)
     assert channel is not None
-    engine.send(channel, b"x")
-    engine.done(channel)
+    channel.sender.send(b"x")
+    channel.receiver.done()
     assert [(packet.ack, packet.miss) for packet in sent(engine)] == [(1, [10])]
 
 
@@ -105,7 +106,7 @@ def test_nothing_goes_beyond_the_window_that_the_peer_told() -> None:
     channel = sending(engine, 5)
     fed(engine, c=1, ack=5, miss=[8])
     for _ in range(20):
-        engine.send(channel, b"x")
+        channel.sender.send(b"x")
     assert seqs(sent(engine)) == list(range(6, 14))
     assert sent(engine) == []
 
@@ -115,7 +116,7 @@ def test_before_any_miss_the_window_is_50_packets() -> None:
     engine = connector()
     channel = engine.open("chat")
     for _ in range(150):
-        engine.send(channel, b"x")
+        channel.sender.send(b"x")
     assert seqs(sent(engine)) == list(range(1, 51))
 
 
@@ -124,7 +125,7 @@ def test_our_own_bound_holds_before_the_first_miss_too() -> None:
     engine = Engine(True, Config(congestion=False, most_window=20))
     channel = engine.open("chat")
     for _ in range(150):
-        engine.send(channel, b"x")
+        channel.sender.send(b"x")
     assert seqs(sent(engine)) == list(range(1, 21))
 
 
@@ -174,7 +175,7 @@ def test_the_window_moves_with_each_ack() -> None:
     channel = sending(engine, 5)
     fed(engine, c=1, ack=5, miss=[8])
     for _ in range(20):
-        engine.send(channel, b"x")
+        channel.sender.send(b"x")
     sent(engine)
     fed(engine, c=1, ack=9)
     assert seqs(sent(engine)) == [14, 15, 16, 17]
@@ -185,7 +186,7 @@ def test_a_window_that_shrinks_takes_nothing_back() -> None:
     engine = connector()
     channel = sending(engine, 20)
     fed(engine, c=1, ack=2, miss=[3])
-    engine.send(channel, b"x")
+    channel.sender.send(b"x")
     assert sent(engine) == []
     fed(engine, c=1, ack=20)
     assert seqs(sent(engine)) == [21]
@@ -199,7 +200,7 @@ def test_a_window_that_the_peer_inflates_is_cut_to_our_own_bounds() -> None:
     channel = sending(engine, 1)
     fed(engine, c=1, ack=1, miss=[2**32 - 1, 2**32 - 1, 2**32 - 1])
     for _ in range(200):
-        engine.send(channel, b"x")
+        channel.sender.send(b"x")
     assert len(sent(engine)) == 50
 
 
@@ -208,7 +209,7 @@ def test_what_is_under_way_is_bounded_in_bytes_too() -> None:
     engine = connector(limits=Limits(channel_bytes=10_000, channel_floor=1000))
     channel = sending(engine, 1)
     fed(engine, c=1, ack=1, miss=[4000])
-    engine.send(channel, bytes(50_000))
+    channel.sender.send(bytes(50_000))
     packets = sent(engine)
     assert 9000 < sum(len(packet.body) for packet in packets) <= 10_000
     fed(engine, c=1, ack=4)
@@ -234,7 +235,7 @@ def test_missing_seqs_that_we_do_not_have_are_ignored() -> None:
     fed(engine, c=1, ack=3)
     assert fed(engine, c=1, ack=3, miss=[1, 5]) == []
     assert sent(engine) == []
-    engine.send(channel, b"not sent yet")
+    channel.sender.send(b"not sent yet")
     assert fed(engine, c=1, ack=3, miss=[1, 5]) == []
     assert seqs(sent(engine)) == [4]
 
@@ -275,7 +276,7 @@ def test_a_miss_of_what_was_never_sent_stops_nothing() -> None:
     engine = connector()
     channel = sending(engine, 3)
     fed(engine, c=1, ack=3, miss=[1] * 300)
-    engine.send(channel, b"4")
+    channel.sender.send(b"4")
     assert seqs(sent(engine)) == [4]
 
 
@@ -289,7 +290,7 @@ def test_a_list_of_missing_packets_is_cut_to_what_a_packet_holds() -> None:
     assert len(packet) <= 1400
     channel = engine.channel(1)
     assert channel is not None
-    engine.send(channel, bytes(engine.quota(channel)))
+    channel.sender.send(bytes(channel.sender.quota))
     assert all(len(packet) <= 1400 for packet in engine.datagrams_to_send(5.0))
 
 

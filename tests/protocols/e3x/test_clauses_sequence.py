@@ -7,8 +7,9 @@ import pytest
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols.e3x import Config, Engine
-from muxkit.protocols.e3x.engine.channel import Arrival, Incoming
 from muxkit.protocols.e3x.packets import Packet
+from muxkit.protocols.e3x.receive import Arrival, ReliableReceiver
+from muxkit.protocols.e3x.send import ReliableSender
 from tests.protocols.e3x._helpers import (
     SEQ_MOST,
     acks,
@@ -16,6 +17,7 @@ from tests.protocols.e3x._helpers import (
     fed,
     listener,
     opened,
+    receiver_with,
     sending,
     sent,
     seqs,
@@ -83,8 +85,8 @@ def test_every_packet_with_content_has_the_next_seq_also_the_end() -> None:
     engine = connector()
     channel = engine.open("chat")
     for body in (b"a", b"b", b"c", b""):
-        engine.send(channel, body)
-    engine.end(channel)
+        channel.sender.send(body)
+    channel.sender.finish()
     packets = sent(engine)
     assert seqs(packets) == [1, 2, 3, 4, 5, 6]
     assert [packet.end for packet in packets] == [False] * 5 + [True]
@@ -105,8 +107,8 @@ def test_each_direction_has_its_own_seqs() -> None:
     fed(engine, c=1, type="chat", seq=1)
     channel = engine.channel(1)
     assert channel is not None
-    engine.done(channel)
-    engine.send(channel, b"welcome")
+    channel.receiver.done()
+    channel.sender.send(b"welcome")
     assert sent(engine) == [Packet(1, seq=1, ack=1, body=b"welcome")]
 
 
@@ -115,10 +117,10 @@ def worn_out(left: int) -> Engine:
     engine = connector()
     channel = sending(engine, 1)
     fed(engine, c=1, ack=1)
-    assert channel.outgoing is not None
-    ceiling = channel.outgoing._ceiling
+    assert isinstance(channel.sender, ReliableSender)
+    ceiling = channel.sender._ceiling
     ceiling.sent = ceiling.acknowledged = SEQ_MOST - left
-    channel.outgoing.next_seq = SEQ_MOST - left + 1
+    channel.sender.next_seq = SEQ_MOST - left + 1
     return engine
 
 
@@ -128,12 +130,14 @@ def test_the_last_seq_is_used_and_no_other_comes_after_it() -> None:
     engine = worn_out(1)
     channel = engine.channel(1)
     assert channel is not None
-    assert engine.send(channel, b"last") == SEQ_MOST
+    channel.sender.send(b"last")
+    assert isinstance(channel.sender, ReliableSender)
+    assert channel.sender.last == SEQ_MOST
     assert seqs(sent(engine)) == [SEQ_MOST]
     with pytest.raises(LocalProtocolError, match="is the last"):
-        engine.send(channel, b"x")
-    with pytest.raises(LocalProtocolError, match="no seq is left"):
-        engine.end(channel)
+        channel.sender.send(b"x")
+    with pytest.raises(LocalProtocolError, match="is the last"):
+        channel.sender.finish()
     assert sent(engine) == []
     assert fed(engine, c=1, ack=SEQ_MOST) == [
         ("delivered", 1, SEQ_MOST, SEQ_MOST),
@@ -149,8 +153,10 @@ def test_a_message_whose_pieces_do_not_all_have_a_seq_is_refused_whole() -> None
     channel = engine.channel(1)
     assert channel is not None
     with pytest.raises(LocalProtocolError, match="would be needed"):
-        engine.send(channel, bytes(4000))
-    assert engine.send(channel, bytes(2000)) == SEQ_MOST
+        channel.sender.send(bytes(4000))
+    channel.sender.send(bytes(2000))
+    assert isinstance(channel.sender, ReliableSender)
+    assert channel.sender.last == SEQ_MOST
 
 
 @pytest.mark.clause("e3x-S05")
@@ -159,7 +165,7 @@ def test_an_end_may_be_the_last_seq() -> None:
     engine = worn_out(1)
     channel = engine.channel(1)
     assert channel is not None
-    engine.end(channel)
+    channel.sender.finish()
     assert sent(engine)[0].end
     assert fed(engine, c=1, ack=SEQ_MOST) == [("delivered", 1, SEQ_MOST, SEQ_MOST)]
     assert fed(engine, c=1, seq=1, end=True) == [("ended", 1), ("closed", 1)]
@@ -191,7 +197,7 @@ def test_the_application_sees_packets_in_order_one_at_a_time() -> None:
     assert fed(engine, b"2", c=1, seq=2) == [("message", 1, b"2")]
     assert told(engine) == []
     for expected in ([("message", 1, b"3")], [("message", 1, b"4")], []):
-        engine.done(channel)
+        channel.receiver.done()
         assert told(engine) == expected
 
 
@@ -201,7 +207,7 @@ def test_an_old_packet_is_dropped_and_answered() -> None:
     channel = opened(engine)
     for seq in (2, 3):
         assert fed(engine, b"x", c=1, seq=seq) == [("message", 1, b"x")]
-        engine.done(channel)
+        channel.receiver.done()
     wait(engine, 2.0)
     assert fed(engine, b"x", c=1, seq=2, now=2.0) == []
     assert acks(sent(engine, 2.0)) == [(3, None)]
@@ -212,9 +218,9 @@ def test_an_old_packet_is_dropped_and_answered() -> None:
 @pytest.mark.clause("e3x-S10")
 @pytest.mark.parametrize(("capacity", "arrival"), [(3, Arrival.KEPT), (2, Arrival.KEPT), (0, Arrival.BEYOND)])
 def test_what_is_ahead_is_kept_as_far_as_there_is_room(capacity: int, arrival: Arrival) -> None:
-    incoming = Incoming(capacity)
-    assert incoming.take(Packet(1, seq=2), 2, 0.0, 10_000, 10_000) is arrival
-    assert incoming.take(Packet(1, seq=capacity + 1), capacity + 1, 0.0, 10_000, 10_000) is not Arrival.KEPT
+    receiver = receiver_with(capacity)
+    assert receiver.take_in(Packet(1, seq=2), 2, 0.0, 10_000, 10_000) is arrival
+    assert receiver.take_in(Packet(1, seq=capacity + 1), capacity + 1, 0.0, 10_000, 10_000) is not Arrival.KEPT
 
 
 @pytest.mark.clause("e3x-S10")
@@ -236,15 +242,15 @@ def test_kept_packets_flow_when_the_gap_is_filled_and_a_copy_takes_no_room() -> 
         fed(engine, b"%d" % seq, c=1, seq=seq)
     channel = engine.channel(1)
     assert channel is not None
-    assert channel.incoming is not None
-    assert channel.incoming.waiting == 2
+    assert isinstance(channel.receiver, ReliableReceiver)
+    assert channel.receiver.waiting == 2
     assert engine.stats().held == 2
     assert fed(engine, c=1, type="chat", seq=1) == [("opened", 1, "chat", b"")]
-    engine.done(channel)
+    channel.receiver.done()
     assert told(engine) == [("message", 1, b"2")]
-    engine.done(channel)
+    channel.receiver.done()
     assert told(engine) == [("message", 1, b"3")]
-    engine.done(channel)
+    channel.receiver.done()
     assert told(engine) == []
     assert engine.stats().held == 0
 

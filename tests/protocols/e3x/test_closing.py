@@ -5,8 +5,24 @@ from __future__ import annotations
 import pytest
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.e3x import Packet, parse_packet
-from tests.protocols.e3x._helpers import acks, connector, fed, listener, opened, sending, sent, told, wait
+from muxkit.core import Reason
+from muxkit.protocols.e3x import Config, Engine, Packet, parse_packet
+from muxkit.protocols.e3x.packets import BYE
+from muxkit.protocols.e3x.receive import ReliableReceiver
+from tests.protocols.e3x._helpers import (
+    acks,
+    close,
+    connector,
+    fed,
+    listener,
+    opened,
+    sending,
+    sent,
+    told,
+    told_until,
+    wait,
+)
+from tests.protocols.e3x.test_chunked import Clock
 
 # --- closing
 
@@ -14,8 +30,8 @@ from tests.protocols.e3x._helpers import acks, connector, fed, listener, opened,
 def test_closing_ends_our_side_and_the_peers_end_closes_the_channel() -> None:
     engine = connector()
     channel = sending(engine, 2)
-    engine.close(channel)
-    engine.close(channel)
+    close(channel)
+    close(channel)
     assert [(packet.seq, packet.end) for packet in sent(engine)] == [(3, True)]
     assert fed(engine, c=1, seq=1, end=True, ack=3) == [("delivered", 1, 1, 3), ("ended", 1), ("closed", 1)]
     assert acks(sent(engine)) == [(1, None)]
@@ -24,7 +40,7 @@ def test_closing_ends_our_side_and_the_peers_end_closes_the_channel() -> None:
 def test_what_comes_on_a_closed_channel_is_neither_told_nor_confirmed() -> None:
     engine = connector()
     channel = sending(engine, 2)
-    engine.close(channel)
+    close(channel)
     sent(engine)
     assert fed(engine, b"unwanted", c=1, seq=1, ack=1) == [("delivered", 1, 1, 1)]
     assert not [packet for packet in sent(engine) if packet.ack]
@@ -33,7 +49,7 @@ def test_what_comes_on_a_closed_channel_is_neither_told_nor_confirmed() -> None:
 def test_it_is_answered_with_an_err_once_all_of_ours_is_processed() -> None:
     engine = connector()
     channel = sending(engine, 2)
-    engine.close(channel)
+    close(channel)
     sent(engine)
     fed(engine, b"unwanted", c=1, seq=1)
     assert fed(engine, c=1, ack=2) == [("delivered", 1, 1, 2)]
@@ -45,7 +61,7 @@ def test_it_is_answered_with_an_err_once_all_of_ours_is_processed() -> None:
 def test_what_comes_after_all_of_ours_was_processed_is_answered_at_once() -> None:
     engine = connector()
     channel = sending(engine, 2)
-    engine.close(channel)
+    close(channel)
     sent(engine)
     fed(engine, c=1, ack=3)
     assert engine.channels == 1
@@ -56,26 +72,25 @@ def test_what_comes_after_all_of_ours_was_processed_is_answered_at_once() -> Non
 def test_a_silent_peer_has_ten_seconds_for_its_end() -> None:
     engine = connector()
     channel = sending(engine, 2)
-    engine.close(channel)
+    close(channel)
     sent(engine)
     fed(engine, c=1, ack=3, now=5.0)
     assert wait(engine, 14.0) == []
-    assert [packet.err for _, packet in wait(engine, 15.5)] == ["closed"]
-    assert told(engine) == [("closed", 1)]
+    assert told_until(engine, 15.5) == [("closed", 1)]
+    assert [packet.err for _, packet in wait(engine, 16.5)] == ["closed"]
 
 
 def test_a_peer_that_sends_and_processes_nothing_has_five() -> None:
     engine = connector()
     channel = sending(engine, 2)
-    engine.close(channel)
+    close(channel)
     sent(engine)
     fed(engine, b"unwanted", c=1, seq=1, now=1.0)
     wait(engine, 4.0)
     fed(engine, c=1, ack=2, now=4.0)  # it did process something: five seconds more
     wait(engine, 8.5)
     assert not channel.gone
-    wait(engine, 9.5)
-    assert told(engine) == [
+    assert told_until(engine, 9.5) == [
         ("broken", 1, "timeout", "the peer went on sending, and processed nothing of ours for 5.0 s")
     ]
 
@@ -83,7 +98,7 @@ def test_a_peer_that_sends_and_processes_nothing_has_five() -> None:
 def test_a_peer_that_processes_nothing_and_sends_nothing_is_waited_for() -> None:
     engine = connector()
     channel = sending(engine, 2)
-    engine.close(channel)
+    close(channel)
     sent(engine)
     for now in range(0, 100, 5):
         fed(engine, c=1, ack=1, now=float(now))
@@ -95,7 +110,7 @@ def test_a_message_that_was_told_before_the_close_is_not_confirmed_unless_it_is_
     engine = listener()
     channel = opened(engine)
     fed(engine, b"1", c=1, seq=2)
-    engine.close(channel)
+    close(channel)
     (end,) = sent(engine)
     assert (end.seq, end.end, end.ack) == (1, True, 1)
     fed(engine, c=1, ack=1)
@@ -103,8 +118,8 @@ def test_a_message_that_was_told_before_the_close_is_not_confirmed_unless_it_is_
     other = listener()
     channel = opened(other)
     fed(other, b"1", c=1, seq=2)
-    other.done(channel)
-    other.close(channel)
+    channel.receiver.done()
+    close(channel)
     (end,) = sent(other)
     assert end.ack == 2
     assert fed(other, c=1, ack=1) == [("delivered", 1, 1, 1)]
@@ -115,9 +130,9 @@ def test_pieces_of_a_message_that_nobody_will_take_are_given_back() -> None:
     engine = listener()
     channel = opened(engine)
     fed(engine, bytes(1000), c=1, seq=2, frag=5)
-    assert engine.reassembly.used == 1000
-    engine.close(channel)
-    assert engine.reassembly.used == 0
+    assert engine.state.reassembly.used == 1000
+    close(channel)
+    assert engine.state.reassembly.used == 0
 
 
 def test_closing_an_unreliable_channel_is_ending_it() -> None:
@@ -125,7 +140,7 @@ def test_closing_an_unreliable_channel_is_ending_it() -> None:
     fed(engine, b"1", c=1, type="samples")
     channel = engine.channel(1)
     assert channel is not None
-    engine.close(channel)
+    close(channel)
     assert sent(engine) == [Packet(1, end=True)]
     assert fed(engine, b"2", c=1) == [], "it is discarded"
     assert fed(engine, c=1, end=True) == [("ended", 1), ("closed", 1)]
@@ -136,17 +151,16 @@ def test_an_unreliable_channel_whose_peer_says_no_end_goes_by_itself() -> None:
     fed(engine, b"1", c=1, type="samples")
     channel = engine.channel(1)
     assert channel is not None
-    engine.close(channel)
+    close(channel)
     sent(engine)
-    wait(engine, 11.0)
-    assert told(engine) == [("closed", 1)]
+    assert told_until(engine, 11.0) == [("closed", 1)]
 
 
 def test_closing_what_is_gone_is_harmless() -> None:
     engine = listener()
     channel = opened(engine)
     fed(engine, c=1, err="over")
-    engine.close(channel)
+    close(channel)
     assert sent(engine) == []
 
 
@@ -157,15 +171,16 @@ def test_closing_what_is_gone_is_harmless() -> None:
 def test_further_messages_are_given_on_request_and_confirmed_together() -> None:
     engine = listener()
     channel = opened(engine)
+    assert isinstance(channel.receiver, ReliableReceiver)
     for seq in (2, 3, 4, 6):
         fed(engine, b"%d" % seq, c=1, seq=seq)
     sent(engine)
-    assert engine.take(channel, 1) == [b"3"]
-    assert engine.take(channel, 10) == [b"4"]
-    assert engine.take(channel, 10) == []
+    assert channel.receiver.take(1) == [b"3"]
+    assert channel.receiver.take(10) == [b"4"]
+    assert channel.receiver.take(10) == []
     fed(engine, b"4", c=1, seq=4, ack=0, miss=[10])
     assert acks(sent(engine)) == [(1, [4, 46])], "none of them is confirmed yet"
-    engine.done(channel)
+    channel.receiver.done()
     assert fed(engine, c=1, seq=2) == []
     assert acks(sent(engine))[0][0] == 4
 
@@ -173,37 +188,40 @@ def test_further_messages_are_given_on_request_and_confirmed_together() -> None:
 def test_a_batch_ends_before_a_message_in_pieces_and_takes_a_last_one_with_its_end() -> None:
     engine = listener()
     channel = opened(engine)
+    assert isinstance(channel.receiver, ReliableReceiver)
     fed(engine, b"1", c=1, seq=2)
     fed(engine, b"2", c=1, seq=3)
     fed(engine, b"3a", c=1, seq=4, frag=1)
     fed(engine, b"3b", c=1, seq=5)
-    assert engine.take(channel, 10) == [b"2"]
-    engine.done(channel)
+    assert channel.receiver.take(10) == [b"2"]
+    channel.receiver.done()
     assert told(engine) == [("message", 1, b"3a3b")]
     fed(engine, b"4", c=1, seq=6, end=True)
-    assert engine.take(channel, 10) == [b"4"]
-    engine.done(channel)
+    assert channel.receiver.take(10) == [b"4"]
+    channel.receiver.done()
     assert told(engine) == [("ended", 1)]
 
 
 def test_a_batch_ends_before_an_empty_end() -> None:
     engine = listener()
     channel = opened(engine)
+    assert isinstance(channel.receiver, ReliableReceiver)
     fed(engine, b"1", c=1, seq=2)
     fed(engine, c=1, seq=3, end=True)
-    assert engine.take(channel, 10) == []
-    engine.done(channel)
+    assert channel.receiver.take(10) == []
+    channel.receiver.done()
     assert told(engine) == [("ended", 1)]
 
 
 def test_nothing_is_taken_where_nothing_was_told() -> None:
     engine = listener()
     channel = opened(engine)
-    assert engine.take(channel, 10) == []
+    assert isinstance(channel.receiver, ReliableReceiver)
+    assert channel.receiver.take(10) == []
     with pytest.raises(LocalProtocolError, match="nothing is being processed"):
-        engine.done(channel)
+        channel.receiver.done()
     fed(engine, c=1, err="over")
-    assert engine.take(channel, 10) == []
+    assert channel.receiver.take(10) == []
 
 
 def test_a_channel_can_be_taken_before_its_first_message_is_processed() -> None:
@@ -211,11 +229,11 @@ def test_a_channel_can_be_taken_before_its_first_message_is_processed() -> None:
     assert fed(engine, b"hello", c=1, type="chat", seq=1) == [("opened", 1, "chat", b"hello")]
     channel = engine.channel(1)
     assert channel is not None
-    assert engine.table.census.waiting == 1
-    engine.accept(channel)
-    assert engine.table.census.waiting == 0
+    assert engine.state.table.census.waiting == 1
+    channel.receiver.accept()
+    assert engine.state.table.census.waiting == 0
     assert not [packet for packet in sent(engine) if packet.ack]
-    engine.done(channel)
+    channel.receiver.done()
     fed(engine, c=1, type="chat", seq=1)
     assert acks(sent(engine))[0][0] == 1
 
@@ -224,11 +242,12 @@ def test_a_channel_can_be_taken_before_its_first_message_is_processed() -> None:
 
 
 def test_a_command_after_a_long_silence_counts_from_now() -> None:
-    engine = connector()
-    engine.tell_time(1000.0)
-    engine.tell_time(5.0)
+    clock = Clock()
+    engine = Engine(True, Config(congestion=False), clock=clock)
+    for clock.now in (1000.0, 5.0):
+        engine.open("samples", reliable=False, end=True)
     channel = engine.open("samples", reliable=False)
-    engine.end(channel)
+    channel.sender.finish()
     due = engine.next_deadline()
     assert due is not None
     sent(engine, 1000.0)
@@ -237,7 +256,7 @@ def test_a_command_after_a_long_silence_counts_from_now() -> None:
 
 def test_last_words_go_past_all_queues() -> None:
     engine = connector()
-    words = [parse_packet(engine.parting("bye", body)) for body in (b"why", b"")]
-    assert words == [Packet(id, "bye", seq=1, end=True, body=body) for id, body in ((1, b"why"), (3, b""))]
+    words = [parse_packet(engine.farewell(reason)) for reason in (Reason("why"), Reason())]
+    assert words == [Packet(id, BYE, seq=1, end=True, body=body) for id, body in ((1, b"why"), (3, b"\1"))]
     assert sent(engine) == []
     assert not engine.owes

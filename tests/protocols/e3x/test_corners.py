@@ -7,12 +7,26 @@ import pytest
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols.e3x import Config, Engine, Packet, encode_chunks, join_packet
-from muxkit.protocols.e3x.engine.channel import Incoming
-from muxkit.protocols.e3x.engine.congestion import Congestion
-from muxkit.protocols.e3x.engine.state import UsedIds
-from tests.protocols.e3x._helpers import acks, connector, fed, listener, opened, raw, sending, sent, seqs, told, wait
+from muxkit.protocols.e3x.congestion import Congestion
+from muxkit.protocols.e3x.receive import ReliableReceiver
+from muxkit.protocols.e3x.send import ReliableSender
+from muxkit.protocols.e3x.state import UsedIds
+from tests.protocols.e3x._helpers import (
+    acks,
+    connector,
+    fed,
+    listener,
+    opened,
+    raw,
+    receiver_with,
+    sending,
+    sent,
+    seqs,
+    told,
+    wait,
+)
 from tests.protocols.e3x.test_channels import Log
-from tests.protocols.e3x.test_chunked import chunked
+from tests.protocols.e3x.test_chunked import Clock, chunked
 
 
 @pytest.mark.requirement("R-02")
@@ -41,8 +55,8 @@ def test_an_unreliable_channel_that_the_peer_ended_still_sends_what_waits() -> N
     fed(engine, c=1, type="x", end=True)
     channel = engine.channel(1)
     assert channel is not None
-    engine.send(channel, b"1")
-    engine.send(channel, b"2", end=True)
+    channel.sender.send(b"1")
+    channel.sender.finish(b"2")
     assert told(engine) == []
     assert [packet.body for packet in sent(engine)] == [b"1", b"2"]
     assert told(engine) == [("closed", 1)]
@@ -61,7 +75,7 @@ def test_unreliable_packets_keep_to_the_rate_too() -> None:
     engine = Engine(True, limits=Limits(channel_first=1_000_000))
     channel = engine.open("x", reliable=False)
     for _ in range(50):
-        engine.send(channel, bytes(1000))
+        channel.sender.send(bytes(1000))
     assert 10 <= len(sent(engine)) < 20
     due = engine.next_deadline()
     assert due is not None
@@ -72,11 +86,11 @@ def test_a_full_packet_still_has_room_to_ask_for_an_ack() -> None:
     engine = connector()
     channel = engine.open("chat")
     sent(engine)
-    for size in (engine.quota(channel), 10 * engine.quota(channel)):
-        engine.send(channel, bytes(size))
+    for size in (channel.sender.quota, 10 * channel.sender.quota):
+        channel.sender.send(bytes(size))
         packets = sent(engine)
         assert (packets[-1].ack, packets[-1].miss) == (0, [50])
-        channel = engine.open("chat", bytes(engine.quota(engine.open("chat"))))
+        channel = engine.open("chat", bytes(engine.open("chat").sender.quota))
         sent(engine)
 
 
@@ -84,12 +98,12 @@ def test_an_ack_that_does_not_fit_beside_the_content_goes_by_itself() -> None:
     engine = listener(window=100)
     channel = opened(engine)
     fed(engine, c=1, seq=99)
-    incoming = channel.incoming
-    assert incoming is not None
-    engine.send(channel, b"as large as a packet can be")
+    incoming = channel.receiver
+    assert isinstance(incoming, ReliableReceiver)
+    channel.sender.send(b"as large as a packet can be")
     engine.packet_size = 256
-    assert channel.outgoing is not None
-    piece = channel.outgoing.next()
+    assert isinstance(channel.sender, ReliableSender)
+    piece = channel.sender.next()
     assert piece is not None
     piece.body = bytes(256 - len(b'00{"c":1,"seq":1}'))
     packets = sent(engine)
@@ -116,19 +130,19 @@ def test_what_is_gone_cannot_be_sent_on_and_needs_no_done() -> None:
     engine = connector()
     channel = sending(engine, 1)
     engine.err(channel, "no")
-    for attempt in (engine.end, lambda it: engine.send(it, b"x")):
-        with pytest.raises(LocalProtocolError, match="channel 1 is gone"):
-            attempt(channel)
-    engine.done(channel)
-    engine.watch(channel)
-    assert not engine.admits(channel, 1)
+    with pytest.raises(LocalProtocolError, match="channel 1 is gone"):
+        channel.sender.send(b"x")
+    channel.sender.finish()
+    channel.receiver.done()
+    channel.sender.notify_when_room(1)
+    assert not channel.sender.has_room(1)
     assert told(engine) == []
 
 
 def test_an_unreliable_channel_need_not_be_watched() -> None:
     engine = connector()
     channel = engine.open("x", reliable=False)
-    engine.watch(channel)
+    channel.sender.notify_when_room(1)
     sent(engine)
     assert told(engine) == []
 
@@ -138,7 +152,7 @@ def test_sizes_and_counts_can_be_asked_for() -> None:
     assert engine.packet_size == 1400
     fed(engine, c=2, type="x")
     assert engine.frames == 1
-    stream = chunked(False, [0.0])
+    stream = chunked(False, Clock())
     stream.receive_bytes(encode_chunks(raw(c=1, type="x")), 0.0)
     assert (stream.frames, stream.oversized) == (1, 0)
     with pytest.raises(ValueError, match="70000 bytes"):
@@ -151,7 +165,7 @@ def test_an_observer_hears_of_our_channels_acks_errs_and_timers() -> None:
     channel = engine.open("chat")
     sent(engine)
     fed(engine, b"x", c=1, seq=1, ack=1)
-    engine.done(channel)
+    channel.receiver.done()
     fed(engine, c=1, ack=1)
     fed(engine, c=1, seq=2)
     wait(engine, 5.0)
@@ -187,18 +201,18 @@ def test_a_beginning_that_loses_much_of_what_it_sends_is_over() -> None:
 
 
 def test_a_window_without_room_says_nothing_of_itself() -> None:
-    incoming = Incoming(100)
-    assert incoming.ack(0) is None
-    incoming.take(Packet(1, seq=2), 2, 0.0, 100, 100)
-    assert incoming.ack(1) is None
-    assert incoming.ack(2) == (0, [1, 99])
+    receiver = receiver_with(100)
+    assert receiver.ack(0) is None
+    receiver.take_in(Packet(1, seq=2), 2, 0.0, 100, 100)
+    assert receiver.ack(1) is None
+    assert receiver.ack(2) == (0, [1, 99])
 
 
 @pytest.mark.clause("e3x-R02")
 def test_a_packet_that_was_acked_while_it_waited_to_go_again_does_not_go() -> None:
     engine = Engine(True, Config(window=100))
     channel = sending(engine, 3)
-    engine.send(channel, b"4")
+    channel.sender.send(b"4")
     fed(engine, c=1, ack=1, miss=[1, 50])
     fed(engine, c=1, ack=3)
     assert seqs(sent(engine, 1.0)) == [4]
@@ -210,8 +224,8 @@ def test_a_gap_that_is_filled_is_not_reported_by_its_timer() -> None:
     fed(engine, c=1, seq=3, now=2.0)
     assert acks(sent(engine, 2.0)) == [(1, [1, 49])]
     fed(engine, c=1, seq=2, now=2.1)
-    engine.done(channel)
-    engine.done(channel)
+    channel.receiver.done()
+    channel.receiver.done()
     assert acks(sent(engine, 2.1)) == [(3, None)]
     assert wait(engine, 60.0) == []
 
@@ -219,7 +233,7 @@ def test_a_gap_that_is_filled_is_not_reported_by_its_timer() -> None:
 def test_the_last_packet_before_our_own_bound_asks_for_an_ack() -> None:
     engine = connector(limits=Limits(channel_bytes=10_000, channel_floor=1000))
     channel = engine.open("chat")
-    engine.send(channel, bytes(50_000))
+    channel.sender.send(bytes(50_000))
     packets = sent(engine)
     assert len(packets) < 20
     assert (packets[-1].ack, packets[-1].miss) == (0, [7])
@@ -231,10 +245,10 @@ def test_nothing_new_goes_while_more_is_missing_than_the_peer_can_list() -> None
     channel = sending(engine, 1)
     fed(engine, c=1, ack=1, miss=[2000])
     for _ in range(600):
-        engine.send(channel, b"x")
+        channel.sender.send(b"x")
     while sent(engine):
         pass
-    engine.send(channel, b"new")
+    channel.sender.send(b"new")
     fed(engine, c=1, ack=1, miss=[1] * 255 + [1745])
     assert seqs(sent(engine)) == list(range(2, 257))
     assert sent(engine) == []

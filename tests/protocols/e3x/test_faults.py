@@ -10,9 +10,25 @@ from hypothesis import strategies as st
 
 from muxkit._limits import Limits
 from muxkit.protocols.e3x import Engine, EngineChannel, encode_packet, join_packet
-from muxkit.protocols.e3x.engine.state import OVERHEAD, UsedIds
 from muxkit.protocols.e3x.packets import TYPE_MOST, Packet
-from tests.protocols.e3x._helpers import acks, connector, fed, listener, opened, raw, sending, sent, told, unacked, wait
+from muxkit.protocols.e3x.receive import ReliableReceiver
+from muxkit.protocols.e3x.send import ReliableSender
+from muxkit.protocols.e3x.state import OVERHEAD, UsedIds
+from tests.protocols.e3x._helpers import (
+    acks,
+    connector,
+    fed,
+    heard,
+    listener,
+    opened,
+    raw,
+    received,
+    sending,
+    sent,
+    told,
+    unacked,
+    wait,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,20 +39,20 @@ def talking() -> tuple[Engine, EngineChannel]:
     engine = connector()
     channel = sending(engine, 4)
     fed(engine, c=1, seq=1, ack=2)
-    engine.done(channel)
+    channel.receiver.done()
     fed(engine, c=1, seq=2)
-    engine.done(channel)
+    channel.receiver.done()
     wait(engine, 0.5)
     return engine, channel
 
 
 def state_of(engine: Engine, channel: EngineChannel) -> object:
     """Return all that a dropped packet must not change."""
-    incoming, outgoing = channel.incoming, channel.outgoing
-    assert incoming is not None
-    assert outgoing is not None
+    incoming, outgoing = channel.receiver, channel.sender
+    assert isinstance(incoming, ReliableReceiver)
+    assert isinstance(outgoing, ReliableSender)
     return (
-        list(outgoing._pieces),
+        outgoing.unacked,
         outgoing.window,
         outgoing.acked,
         incoming.processed,
@@ -82,8 +98,7 @@ def test_a_bad_packet_is_dropped_and_counted_and_changes_nothing(packet: bytes, 
     engine, channel = talking()
     before = state_of(engine, channel)
     for count in (1, 2):
-        engine.receive_datagram(packet, 0.5)
-        assert told(engine) == [("fault", fault)]
+        assert received(engine, packet, 0.5) == [("fault", fault)]
         assert engine.stats().faults[fault] == count
     if fault == "full":  # the answer tells the window
         assert acks(sent(engine, 0.5)) == [(2, None)]
@@ -98,15 +113,15 @@ def test_nothing_comes_after_an_end() -> None:
     assert fed(engine, b"x", c=1, seq=5) == [("fault", "misplaced")]
     assert fed(engine, c=1, seq=3, end=True) == [("fault", "misplaced")]
     assert fed(engine, b"x", c=1, seq=3) == [("message", 1, b"x")]
-    engine.done(channel)
+    channel.receiver.done()
     assert told(engine) == [("ended", 1)]
 
 
 def test_a_flood_of_faults_is_told_once_until_the_events_are_taken() -> None:
     engine = listener()
-    for _ in range(1000):
-        engine.receive_datagram(b"", 0.0)
-    assert told(engine) == [("fault", "malformed")]
+    events = [event for _ in range(1000) for event in heard(engine.receive_datagram(b"", 0.0))]
+    assert events == [("fault", "malformed")]
+    assert told(engine) == []
     assert engine.stats().faults == {"malformed": 1000}
 
 
@@ -142,7 +157,7 @@ def test_channels_that_nobody_took_are_limited_by_themselves() -> None:
     assert engine.channels == 5
     channel = engine.channel(1)
     assert channel is not None
-    engine.done(channel)
+    channel.receiver.done()
     assert fed(engine, c=99, type="x", seq=1) == [("opened", 99, "x", b"")]
 
 
@@ -184,11 +199,11 @@ def test_packets_that_wait_count_for_more_than_their_bodies() -> None:
         for seq in range(2, 101):
             fed(engine, c=id, seq=seq)
     assert engine.stats().held == 0
-    assert engine.waiting <= 100_000 / OVERHEAD + 10, "and the next in order on each channel"
+    assert engine.state.waiting <= 100_000 / OVERHEAD + 10, "and the next in order on each channel"
     assert engine.stats().faults["full"] > 500
     for id in range(1, 21, 2):
         fed(engine, c=id, type="x", err="enough")
-    assert engine.waiting == 0
+    assert engine.state.waiting == 0
 
 
 @pytest.mark.requirement("R-01", "R-18")
@@ -196,9 +211,9 @@ def test_what_stands_in_the_head_of_a_packet_is_not_kept_while_it_waits() -> Non
     engine = listener()
     channel = opened(engine)
     fed(engine, b"x", c=1, seq=3, type="y" * 50_000, ack=0, miss=[1] * 5000)
-    assert channel.incoming is not None
+    assert isinstance(channel.receiver, ReliableReceiver)
     fed(engine, c=1, seq=2)
-    packet = channel.incoming.further()
+    packet = channel.receiver.further()
     assert packet is not None
     assert (packet.seq, packet.body, packet.type, packet.miss) == (3, b"x", None, None)
 
@@ -214,7 +229,7 @@ def test_a_first_packet_for_which_there_is_no_memory_may_come_again_and_a_small_
     assert fed(engine, bytes(4000), c=201, type="x", seq=1) == [("opened", 201, "x", bytes(4000))]
     channel = engine.channel(1)
     assert channel is not None
-    engine.done(channel)
+    channel.receiver.done()
     assert fed(engine, bytes(60_000), c=3, type="x", seq=1) == [("opened", 3, "x", bytes(60_000))]
 
 
@@ -239,7 +254,7 @@ def test_ends_of_channels_are_remembered_within_a_limit() -> None:
     for id in range(1, 201, 2):
         fed(engine, c=id, type="x", seq=1)
         fed(engine, c=id, err="x")
-    assert len(engine.tombstones) == 10
+    assert len(engine.state.tombstones) == 10
     assert fed(engine, c=1, type="x", seq=1) == [("fault", "unknown")], "an id is used once"
 
 
@@ -249,7 +264,7 @@ def test_while_nothing_can_be_sent_what_is_to_be_answered_does_not_pile_up() -> 
     for id in range(1, 2001, 4):
         fed(engine, b"x", c=id, type="x", seq=1, frag=2**32 - 1)  # broken by this side
         fed(engine, c=id + 2, type="p", seq=1)  # refused
-    assert len(engine.errs) <= 20
+    assert len(engine.state.errs) <= 20
     assert len(sent(engine)) <= 20
 
 
@@ -259,7 +274,7 @@ def test_ids_that_leave_holes_are_remembered_within_a_limit() -> None:
     for id in range(1, 40_001, 4):
         used.add(id)
         assert id in used
-    assert len(used._ranges) <= 1024
+    assert used.gaps <= 1024
     assert 40_003 not in used
 
 
@@ -275,7 +290,7 @@ def test_one_packet_of_a_stranger_brings_at_most_three_times_its_bytes(packet: b
     engine.receive_datagram(packet, 0.0)
     channel = engine.channel(1)
     if channel is not None and channel.announced and channel.is_reliable:
-        engine.done(channel)
+        channel.receiver.done()
     out = [encode_packet(answer) for answer in sent(engine)]
     out += [encode_packet(answer) for _, answer in wait(engine, 60.0)]
     assert sum(map(len, out)) <= 3 * len(packet)
@@ -330,7 +345,7 @@ def test_no_sequence_of_packets_makes_an_engine_raise_or_lose_count(
     steps: list[tuple[dict[str, object], bytes, str]],
 ) -> None:
     engine = connector(limits=Limits(channels=3, half_open=2), unreliable=("p",))
-    engine.send(engine.open("x"), b"hello")
+    engine.open("x").sender.send(b"hello")
     now = 0.0
     does: dict[str, Callable[[], object]] = {
         "time": lambda: engine.handle_deadline(now),
@@ -342,17 +357,17 @@ def test_no_sequence_of_packets_makes_an_engine_raise_or_lose_count(
         engine.events()
         for id in range(1, 7):
             channel = engine.channel(id)
-            if channel is not None and command == "done" and channel.incoming is not None and channel.incoming.handed:
-                engine.done(channel)
-            if channel is not None and command == "send" and channel.announced and not channel.ended:
-                engine.send(channel, body)
+            receiver = None if channel is None else channel.receiver
+            if command == "done" and isinstance(receiver, ReliableReceiver) and receiver.handed:
+                receiver.done()
+            if channel is not None and command == "send" and channel.announced and not channel.sender.ended:
+                channel.sender.send(body)
         does.get(command, lambda: None)()
-        live = list(engine.table)
-        assert engine.waiting == sum(it.incoming.waiting for it in live if it.incoming is not None)
-        assert engine.stats().held == sum(it.incoming.bytes for it in live if it.incoming is not None)
-        assert engine.stats().unsent == sum(it.outgoing.unsent for it in live if it.outgoing) + sum(
-            it.queued for it in live
-        )
+        live = list(engine.state.table)
+        receivers = [it.receiver for it in live if isinstance(it.receiver, ReliableReceiver)]
+        assert engine.state.waiting == sum(receiver.waiting for receiver in receivers)
+        assert engine.stats().held == sum(receiver.held for receiver in receivers)
+        assert engine.stats().unsent == sum(it.sender.queued for it in live)
 
 
 @given(data=st.lists(st.binary(max_size=80), max_size=20))

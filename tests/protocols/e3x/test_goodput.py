@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muxkit.protocols.e3x import Config, Engine
-from muxkit.protocols.e3x.engine.congestion import Congestion, Extreme
+from muxkit.protocols.e3x.congestion import Congestion, Extreme
 from tests.protocols.e3x._world import LINE, Shared, goodput, jain
 
 # The least share of the line that an application gets, by round trip and loss; tests/bench/e3x_network.py has the

@@ -101,15 +101,15 @@ class Talk:
         self._fill(self._channel)
 
     def _fill(self, channel: EngineChannel) -> None:
-        while self._left and self.engine.admits(channel, 100):
-            self.engine.send(channel, bytes(100))
+        while self._left and channel.sender.has_room(100):
+            channel.sender.send(bytes(100))
             self._left -= 1
         if self._left:
-            self.engine.watch(channel, 100)
+            channel.sender.notify_when_room(100)
 
     def _heard(self, event: Event) -> None:
         if isinstance(event, Writable):
-            self._fill(event.channel)
+            self._fill(self._channel)
         elif isinstance(event, Broken):
             self.broken.append(event.text)
 

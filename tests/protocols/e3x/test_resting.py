@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 
-from muxkit.protocols.e3x import Broken, Config, Delivered, Engine, Message, Opened
-from muxkit.protocols.e3x.engine.channel import REST_MOST
-
-if TYPE_CHECKING:
-    from muxkit.protocols.e3x import EngineChannel
+from muxkit.protocols.e3x import Broken, Config, Delivered, Engine, EngineChannel, Opened, Received
+from muxkit.protocols.e3x.send import REST_MOST
 
 TEN_MINUTES = 600.0
 
@@ -21,14 +17,17 @@ class Pair:
 
     def __init__(self) -> None:
         config = Config(congestion=False)
-        self.engines = Engine(True, config), Engine(False, config)
         self.now = 0.0
+        self.engines = Engine(True, config, clock=self), Engine(False, config, clock=self)
         self.packets: Counter[int] = Counter()
         """Packets by the side that sent them."""
         self.timers = 0
         self.lost: set[int] = set()
         """The sides whose packets are lost."""
         self.events: list[list[object]] = [[], []]
+
+    def current_time(self) -> float:
+        return self.now
 
     def settle(self) -> None:
         moved = True
@@ -39,7 +38,7 @@ class Pair:
                     moved = True
                     self.packets[side] += 1
                     if side not in self.lost:
-                        self.engines[1 - side].receive_datagram(packet, self.now)
+                        self.events[1 - side].extend(self.engines[1 - side].receive_datagram(packet, self.now))
                 self.events[side].extend(engine.events())
 
     def run(self, until: float) -> None:
@@ -52,7 +51,7 @@ class Pair:
                 return
             self.now = max(self.now, min(dues))
             for engine in self.engines:
-                engine.handle_deadline(self.now)
+                self.events[self.engines.index(engine)].extend(engine.handle_deadline(self.now))
                 self.timers += 1
 
     def open(self, channels: int) -> list[EngineChannel]:
@@ -62,7 +61,8 @@ class Pair:
 
     def held(self) -> list[EngineChannel]:
         """The listener's channels, each with a message in the application's hand."""
-        return [event.channel for event in self.events[1] if isinstance(event, Opened)]
+        opened = [event.channel for event in self.events[1] if isinstance(event, Opened)]
+        return [channel for channel in opened if isinstance(channel, EngineChannel)]
 
 
 @pytest.mark.clause("e3x-A05", "e3x-R02")
@@ -97,8 +97,7 @@ def test_the_ack_of_a_message_that_was_long_in_hand_goes_at_once_and_twice() -> 
     pair.open(1)
     pair.run(100)
     pair.packets.clear()
-    pair.engines[1].tell_time(pair.now)
-    pair.engines[1].done(pair.held()[0])
+    pair.held()[0].receiver.done()
     pair.settle()
     assert [event for event in pair.events[0] if isinstance(event, Delivered)]
     pair.run(110)
@@ -109,8 +108,7 @@ def test_an_ack_that_was_lost_twice_is_asked_for_within_the_longest_rest() -> No
     pair = Pair()
     pair.open(1)
     pair.run(100)
-    pair.engines[1].tell_time(pair.now)
-    pair.engines[1].done(pair.held()[0])
+    pair.held()[0].receiver.done()
     pair.lost = {1}
     pair.run(101)
     pair.lost = set()
@@ -123,14 +121,13 @@ def test_a_new_message_ends_the_rest_of_its_channel() -> None:
     pair = Pair()
     (channel,) = pair.open(1)
     pair.run(100)
-    pair.engines[0].tell_time(pair.now)
-    pair.engines[0].send(channel, b"more")
+    channel.sender.send(b"more")
     pair.lost = {0}
     pair.settle()
     pair.lost = set()
-    pair.engines[1].done(pair.held()[0])
+    pair.held()[0].receiver.done()
     pair.run(101.5)
-    assert [event.body for event in pair.events[1] if isinstance(event, Message)] == [b"more"]
+    assert [event.items for event in pair.events[1] if isinstance(event, Received)] == [[b"more"]]
 
 
 @pytest.mark.clause("e3x-R02")

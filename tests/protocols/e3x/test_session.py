@@ -112,7 +112,7 @@ async def test_what_a_real_kernel_loses_is_repaired(share: float) -> None:
     async with over_url("e3x+udp://127.0.0.1:0", linger=20.0) as pair:
         for session in (pair.one, pair.other):
             assert isinstance(session, e3x.Session)
-            lose(session._connection.pump._link._packets.socket, share)  # type: ignore[union-attr]
+            lose(session.pump._link._packets.socket, share)  # type: ignore[union-attr]
         async with channels(pair) as (here, there), trio.open_nursery() as nursery:
 
             async def send() -> None:
@@ -237,7 +237,7 @@ async def test_a_ping_is_answered_by_the_other_session_and_nobody_hears_of_it(au
         await trio.sleep(1)
         assert pair.one.stats().channels == pair.other.stats().channels == 0
         assert isinstance(pair.one, e3x.Session)
-        assert pair.one._connection.engine.channels == 0
+        assert pair.one.engine.channels == 0
         async with channels(pair) as (_, there):
             assert there.type == "muxkit"
 
@@ -314,7 +314,7 @@ async def test_the_payload_of_an_opening_is_no_message_and_is_processed_once_the
         assert isinstance(pair.other, e3x.Session)
         async with pair.one.open("greeting", payload=b"hello" * 1000) as here:
             await trio.sleep(2)
-            assert here._sender._is_undelivered
+            assert here.sending.is_unheard
             there = await next_channel(pair.other)
             assert (there.type, there.is_reliable) == ("greeting", True)
             await here.delivered()

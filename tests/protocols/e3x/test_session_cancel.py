@@ -34,7 +34,7 @@ async def full() -> AsyncIterator[tuple[e3x.Channel, e3x.Channel]]:
     """Make a channel on which a sender waits until the peer reads."""
     async with on_packets(config=NARROW, limits=SHORT) as pair, channels(pair) as (here, there):
         await trio.sleep(1)
-        while here._sender.has_room(len(FILLING)):
+        while here.sending.sender.has_room(len(FILLING)):
             await here.send(FILLING)
             await trio.sleep(0.1)
         yield here, there

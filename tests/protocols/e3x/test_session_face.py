@@ -12,7 +12,7 @@ import trio.testing
 import muxkit
 from muxkit import ChannelCancelled, ChannelStopped, Limits, LinkLost, Unsupported
 from muxkit.protocols import e3x
-from muxkit.protocols.e3x.engine.state import ERRS_AT_ONCE, ERRS_PER_SECOND
+from muxkit.protocols.e3x.state import ERRS_AT_ONCE, ERRS_PER_SECOND
 from muxkit.runtime import background
 from muxkit_adapters import memory
 from tests.protocols.e3x._sessions import CALM, channels, next_channel, on_packets, on_streams, over_url
@@ -368,7 +368,7 @@ async def test_what_the_peer_cancelled_before_it_was_taken_is_not_handed_out(aut
             await trio.sleep(1)
             assert (await next_channel(session_of(pair, "other"))).name == "kept"
         other = session_of(pair, "other")
-        assert (len(other._backlog), other._connection.unread) == (0, 0)
+        assert (len(other._backlog), other.engine.state.unread) == (0, 0)
 
 
 async def test_failures_of_handlers_pace_the_peer_and_end_nothing(autojump_clock: MockClock) -> None:

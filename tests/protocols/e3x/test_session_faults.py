@@ -119,7 +119,7 @@ async def test_noise_and_bent_packets_neither_end_a_session_nor_reach_its_channe
                 assert await channel.receive() == b"%d" % seq
                 seq += 1
         await at_rest()
-        assert not session._connection.pump.is_lost
+        assert not session.pump.is_lost
 
 
 def _is_harmless(packet: bytes) -> bool:
@@ -139,7 +139,7 @@ async def test_a_flood_of_openings_is_bounded_and_those_that_came_first_work(aut
             await link.send(raw(b"x", c=2 * number + 1, seq=1, type="flood"))
         await answers(link)
         assert session.stats().channels == 20
-        assert session._connection.engine.channels == 20
+        assert session.engine.channels == 20
         taken = [await next_channel(session) for _ in range(20)]
         assert [channel.id for channel in taken] == list(range(1, 41, 2))
         await link.send(raw(b"late", c=10_001, seq=1, type="flood"))
@@ -166,7 +166,7 @@ async def test_a_channel_that_nobody_reads_holds_no_more_than_its_limit(autojump
         for seq in range(2, 1000):
             await link.send(raw(bytes(1000), c=1, seq=seq))
         await at_rest()
-        assert session._connection.engine.stats().held <= 100_000
+        assert session.engine.stats().held <= 100_000
         assert session.stats().faults["full"] > 800
 
 
@@ -207,7 +207,7 @@ async def test_a_flood_of_pings_leaves_nothing_behind(autojump_clock: MockClock)
                         assert (packet.seq, packet.end, packet.ack) == (1, True, 1)
                         await link.send(raw(c=packet.channel, ack=1))
         await answers(link)
-        assert session._connection.engine.channels == 0
+        assert session.engine.channels == 0
         assert session.stats().channels == 0
 
 
@@ -215,7 +215,7 @@ async def test_a_reserved_type_without_seq_is_nobodys(autojump_clock: MockClock)
     async with attacked() as (link, session):
         await link.send(raw(c=1, type="muxkit.bye", end=True))
         assert [packet.err for packet in await answers(link)] == ["reliable only"]
-        assert not session._connection.pump.is_lost
+        assert not session.pump.is_lost
 
 
 @pytest.mark.requirement("R-01")

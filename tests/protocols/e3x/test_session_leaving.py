@@ -316,7 +316,7 @@ async def test_a_peer_that_left_is_told_apart_from_a_link_that_is_lost(autojump_
     async with e3x.session(there, role="listener") as other, other.open() as channel:
         async with e3x.session(here, role="connector") as one:
             await one.ping()
-        assert other._liveness.peer_left
+        assert other.engine.peer_takes_no_channels
         for call in (other.ping, other.open().__aenter__, channel.receive):
             with pytest.raises(trio.BrokenResourceError):
                 await call()

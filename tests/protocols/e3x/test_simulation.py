@@ -6,7 +6,9 @@ import attrs
 import pytest
 
 from muxkit._limits import Limits
-from muxkit.protocols.e3x import Engine, Event, Message, Opened
+from muxkit.protocols.e3x import Engine, EngineChannel, Event, Opened, Received
+from muxkit.protocols.e3x.receive import ReliableReceiver
+from muxkit.protocols.e3x.send import ReliableSender
 from muxkit.testing import Network, PathWeather
 from tests.protocols.e3x._pairs import Conversation
 
@@ -58,9 +60,9 @@ def test_when_the_network_stays_away_every_channel_that_waits_is_given_up(seed: 
     talk.network.run(60.0)
     for side in talk.sides:
         assert side.broken
-        for channel in side.engine.table:  # a channel that waits for nothing lives on
-            assert channel.outgoing is not None
-            assert channel.outgoing.acked == channel.outgoing.next_seq - 1
+        for channel in side.engine.state.table:  # a channel that waits for nothing lives on
+            assert isinstance(channel.sender, ReliableSender)
+            assert channel.sender.acked == channel.sender.next_seq - 1
 
 
 @pytest.mark.requirement("R-21", "R-49")
@@ -71,8 +73,10 @@ def test_corrupt_packets_never_make_an_engine_raise_or_keep_more(seed: int) -> N
     engines = [Engine(odd, limits=Limits(channels=20)) for odd in (True, False)]
 
     def take(engine: Engine, event: Event) -> None:
-        if isinstance(event, Opened | Message) and not event.channel.gone and event.channel.is_reliable:
-            engine.done(event.channel)
+        if isinstance(event, Opened) and isinstance(event.channel, EngineChannel):
+            event.channel.receiver.done()
+        elif isinstance(event, Received) and isinstance(event.receiver, ReliableReceiver):
+            event.receiver.done()
 
     network.join(
         *engines,
@@ -82,9 +86,9 @@ def test_corrupt_packets_never_make_an_engine_raise_or_keep_more(seed: int) -> N
     )
     channels = [engine.open("talk") for engine in engines for _ in range(5)]
     for number in range(100):
-        for engine, channel in zip([engines[0]] * 5 + [engines[1]] * 5, channels, strict=True):
-            if not channel.gone and engine.admits(channel, 2000):
-                engine.send(channel, bytes([number]) * (2000 if number % 10 == 0 else 20))
+        for channel in channels:
+            if not channel.gone and channel.sender.has_room(2000):
+                channel.sender.send(bytes([number]) * (2000 if number % 10 == 0 else 20))
         network.run(network.now + 0.1)
     for engine in engines:
         assert engine.stats().faults["malformed"] > 50

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.protocols.restream.engine.client import ClientEngine, EncodedMessage, ReceivedBlock
+from muxkit.protocols.restream.engine.client import ClientEngine, EncodedMessage, Received, ReceivedBlock, ReceivedValue
 from muxkit.protocols.restream.wire import messages
 from muxkit.protocols.restream.wire.json import encode_line
 
@@ -35,6 +35,12 @@ class BlockEngine(ClientEngine):
     The application continues after `last_id` on the next connection, so it has to take each block before it lets the
     engine have more bytes.
     """
+
+    def taken(self, event: Received | ReceivedValue | ReceivedBlock) -> None:
+        if isinstance(event, ReceivedBlock):
+            last = event.messages[-1]
+            event = Received(last.id, None, last.time, False, None)
+        super().taken(event)
 
     def rewind(self) -> None:
         super().rewind()

@@ -347,12 +347,13 @@ class ClientEngine(LineEngine[ClientEvent]):
         self._drop_output()
         self._stop_reading()
 
-    def taken(self, event: Received | ReceivedValue) -> None:
+    def taken(self, event: Received | ReceivedValue | ReceivedBlock) -> None:
         """Record that the application has this and all before it; `ClientConfig(ack_every=)` says when it is acked."""
         taken = self._taken
         if isinstance(event, ReceivedValue):
             taken.value = event.value
             return
+        assert isinstance(event, Received)  # a `BlockEngine` handles its own event
         if event.id <= taken.id:
             return
         if event.id > self.last_id:

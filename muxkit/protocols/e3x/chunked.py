@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Final
 
+import attrs
+
+from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import Buffer
-from muxkit.protocols.e3x.engine.engine import Engine
+from muxkit.core import Buffer, Clock
+from muxkit.protocols.e3x.config import Config
+from muxkit.protocols.e3x.engine import Engine
+from muxkit.protocols.e3x.events import Event
 
 CHUNK_MOST: Final = 256  # bytes, with the length
 PACKET_CHUNKS: Final = 8  # chunks that a complete packet counts as
@@ -51,7 +56,7 @@ class Dechunker:
 
     @property
     def is_mid_packet(self) -> bool:
-        """Whether a packet is incomplete."""
+        """True while a packet is incomplete."""
         return self._size > 0
 
     def feed(self, data: bytes, most_chunks: int = sys.maxsize) -> list[bytes]:
@@ -98,62 +103,63 @@ class Dechunker:
         self._size = 0
 
 
-class ChunkedEngine:
+class ChunkedEngine(Engine):
     """An `Engine` over TCP, TLS or a WebSocket: a `StreamEngine`.
 
-    `clock` gives the time when packets are pulled. Give the engine `Config(congestion=False)`: the stream limits the
-    rate itself.
+    It has a clock, which gives the time when packets are pulled. The stream limits the rate itself, so the engine does
+    without its congestion control. Packets larger than `most` bytes are skipped.
     """
 
     def __init__(
-        self, engine: Engine, clock: Callable[[], float], *, most: int = PACKET_MOST, observer: Observer | None = None
+        self,
+        odd: bool,
+        config: Config | None = None,
+        *,
+        limits: Limits | None = None,
+        observer: Observer | None = None,
+        clock: Clock,
+        most: int = PACKET_MOST,
     ) -> None:
-        self.engine = engine
-        self._observer = observer
-        self._clock = clock
-        self._dechunker = Dechunker(most)
-        self._ready: deque[Buffer] = deque()
+        config = attrs.evolve(config or Config(), congestion=False)
+        super().__init__(odd, config, limits=limits, observer=observer, clock=clock)
         self.frames_at_once: int = sys.maxsize
         """`BoundedParsing`: the most chunks that one call parses; a chunk of 1 byte costs as much as one of 255."""
         self.ended: bool = False
-        """The peer closed its direction of the stream."""
+        """True once the peer closed its direction of the stream."""
         self.ended_cleanly: bool = False
-        """It did so between two packets."""
-        # Parts of a `StreamEngine` that the engine itself does
-        self.events: Final = engine.events
-        self.next_deadline: Final = engine.next_deadline
-        self.next_timer: Final = engine.next_timer
-        self.handle_deadline: Final = engine.handle_deadline
-
-    @property
-    def frames(self) -> int:
-        return self.engine.frames
+        """True if it did so between two packets."""
+        self._dechunker = Dechunker(most)
+        self._ready: deque[Buffer] = deque()
 
     @property
     def oversized(self) -> int:
         """Number of packets that were too large."""
         return self._dechunker.oversized
 
-    def receive_bytes(self, data: bytes, now: float) -> None:
-        """Parse and apply received bytes; never raises."""
-        if self._observer is not None and data:
-            self._observer.transport("in", data)
-        for packet in self._dechunker.feed(data, self.frames_at_once):
-            self.engine.receive_datagram(packet, now)
-
     @property
     def unparsed(self) -> int:
         """`BoundedParsing`: bytes that were received and not parsed yet."""
         return self._dechunker.unparsed
 
-    def receive_eof(self, now: float) -> None:
+    def receive_bytes(self, data: bytes, now: float) -> Sequence[Event]:
+        """Parse and apply received bytes; never raises."""
+        if self.state.observer is not None and data:
+            self.state.observer.transport("in", data)
+        events: list[Event] = []
+        for packet in self._dechunker.feed(data, self.frames_at_once):
+            events += self.receive_datagram(packet, now)
+        return events
+
+    def receive_eof(self, now: float) -> Sequence[Event]:
         """Note that the peer closed its direction of the stream; the session decides what follows."""
         self.ended = True
         self.ended_cleanly = not self._dechunker.is_mid_packet
+        return ()
 
     def has_output(self) -> bool:
         if not self._ready:
-            self._ready.extend(encode_chunks(packet) for packet in self.engine.datagrams_to_send(self._clock()))
+            self.state.update_time()
+            self._ready.extend(encode_chunks(packet) for packet in self.datagrams_to_send(self.state.now))
         return bool(self._ready)
 
     def buffers_to_send(self, limit: int) -> list[Buffer]:

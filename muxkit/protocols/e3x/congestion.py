@@ -109,7 +109,7 @@ class Congestion:
     # --- sending
 
     def may_send(self, now: float) -> bool:
-        """Whether the rate allows a packet now."""
+        """Return True if the rate allows a packet now."""
         if not self.is_on or self.free_at <= now:
             return True
         self._used = True
@@ -200,7 +200,7 @@ class Congestion:
         self._free_rounds = 0
 
     def _excess(self, now: float) -> bool:
-        """Whether clearly more packets are lost than this path loses at random."""
+        """Return True if clearly more packets are lost than this path loses at random."""
         if self._ratio_sent < RATIO_LEAST:
             return False
         ratio = self._ratio_lost / self._ratio_sent

@@ -1,4 +1,9 @@
-"""Events of an e3x engine: what the peer sent and confirmed, and what failed."""
+"""What an e3x engine reports beside the events that all protocols have in common (`muxkit.core.events`).
+
+Of those it uses `Opened`, whose opening is the first message; `Received`, always with one message; `Finished`,
+`Writable`, `Pong`, `Probed`, `Silent`, and `GoingAway`, when the peer leaves in order. No packet of a peer ends the
+connection, so there is no `Failed`. The channel in an event is an `EngineChannel`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,8 @@ from enum import Enum
 
 import attrs
 
-from muxkit.protocols.e3x.engine.channel import EngineChannel
+from muxkit.core import Reason
+from muxkit.core.events import Finished, GoingAway, Halves, Opened, Pong, Probed, Received, Silent, Writable
 
 
 class Fault(Enum):
@@ -44,66 +50,33 @@ class Cause(Enum):
 
 
 @attrs.define(eq=False)
-class Opened:
-    """The peer opened a channel. `body` is its first message; call `Engine.done` when it is processed."""
-
-    channel: EngineChannel
-    body: bytes
-
-
-@attrs.define(eq=False)
-class Message:
-    """A message arrived. It is confirmed, and the next one reported, after a call of `Engine.done`.
-
-    On an unreliable channel nothing waits for `done`.
-    """
-
-    channel: EngineChannel
-    body: bytes
-
-
-@attrs.define(eq=False)
-class Ended:
-    """The peer sends nothing more on the channel; reported after all its messages were processed."""
-
-    channel: EngineChannel
-
-
-@attrs.define(eq=False)
 class Delivered:
     """The peer has processed the packets `first` to `last`; the number of a receipt is a message's last packet."""
 
-    channel: EngineChannel
+    channel: Halves
     first: int
     last: int
-
-
-@attrs.define(eq=False)
-class Writable:
-    """A message of the size given to `Engine.watch` may fit now."""
-
-    channel: EngineChannel
 
 
 @attrs.define(eq=False)
 class Closed:
     """The channel is gone: both sides have confirmed its end, or it was closed here and the peer has processed all."""
 
-    channel: EngineChannel
+    channel: Halves
 
 
 @attrs.define(eq=False)
 class Broken:
     """The channel is gone before its end. If the peer broke it, `text` is the peer's: escape it before showing it."""
 
-    channel: EngineChannel
+    channel: Halves
     cause: Cause
     text: str
 
 
 @attrs.define(eq=False)
 class Faulted:
-    """A packet was dropped. `stats()` counts each; one of a kind is reported until the events are taken."""
+    """A packet was dropped. `stats()` counts each; one of a kind is reported until `Engine.events` is called."""
 
     fault: Fault
     text: str
@@ -111,4 +84,39 @@ class Faulted:
     """The field of `Limits` that the peer reached, if that is why."""
 
 
-Event = Opened | Message | Ended | Delivered | Writable | Closed | Broken | Faulted
+@attrs.define(eq=False)
+class PingLost:
+    """No answer to the ping about `key` can come any more: its channel is broken."""
+
+    key: object
+
+
+@attrs.define(eq=False)
+class GoodbyeHeard:
+    """The peer has answered the goodbye of this side, or its channel is broken."""
+
+
+@attrs.define(eq=False)
+class GivenUp:
+    """The peer has ended the session before everything was processed, with its reason."""
+
+    reason: Reason
+
+
+Event = (
+    Opened
+    | Received[bytes]
+    | Finished
+    | Delivered
+    | Writable
+    | Closed
+    | Broken
+    | Faulted
+    | Pong
+    | Probed
+    | PingLost
+    | Silent
+    | GoingAway
+    | GoodbyeHeard
+    | GivenUp
+)

@@ -1,0 +1,404 @@
+"""The e3x engine: received packets and commands go in, events and packets to send come out.
+
+What it keeps, and how channels live, is told in `state`. This is its face: packets in, deadlines, the choice of the
+packet that leaves next, and the commands that are not a half's own. Messages are sent and received on the halves of
+a channel (`send`, `receive`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from muxkit._errors import LocalProtocolError, RemoteProtocolError
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.core import Clock, Reason, StartPace
+from muxkit.core.events import Halves
+from muxkit.core.mux_engine import MuxEngine
+from muxkit.protocols.e3x.config import DEFAULT_TYPE, LEAST_PACKET, MOST_PACKET, Config
+from muxkit.protocols.e3x.events import Cause, Event, Fault
+from muxkit.protocols.e3x.liveness import Liveness
+from muxkit.protocols.e3x.openings import Openings
+from muxkit.protocols.e3x.packets import ack_part, head_of, name_of, parse_packet, quoted
+from muxkit.protocols.e3x.receive import ReliableReceiver
+from muxkit.protocols.e3x.send import ReliableSender
+from muxkit.protocols.e3x.state import EngineChannel, State
+
+PACKETS_AT_ONCE = 256  # packets that one call of `datagrams_to_send` returns at most
+CHANNEL_PRICE = 7 * 1024  # bytes of memory for a channel, its session objects and a task that handles it
+
+
+@attrs.frozen(kw_only=True, slots=False)  # a session adds its own to them
+class Stats:
+    """Counters of an engine since its beginning; times in seconds."""
+
+    packets_sent: int
+    packets_received: int
+    bytes_sent: int
+    bytes_received: int
+    resent: int
+    """Packets sent again."""
+    lost: int
+    """Packets that the peer reported missing."""
+    evicted: int
+    """Packets of unreliable channels that made way for newer ones before they were sent."""
+    channels: int
+    held: int
+    """Bytes received and not processed."""
+    unsent: int
+    """Bytes queued and not sent."""
+    faults: dict[str, int]
+    """Dropped packets, by `Fault`."""
+    round_trip: float | None
+    """Smoothed; None before the first one was measured."""
+    least_round_trip: float | None
+    queue: float
+    """The part of it that the path's queue causes."""
+    rate: float
+    """Bytes a second that may be sent, by the congestion control; without meaning over a byte stream."""
+    falls: int
+    """Times that the rate was lowered."""
+
+
+class Engine(MuxEngine):
+    """One end of e3x towards one peer; a `DatagramEngine`.
+
+    The connector is odd, the listener even. Each command either does all of its work, or raises `LocalProtocolError`
+    and changes nothing. No packet of a peer makes an engine raise or end. `clock` gives the time to commands.
+    """
+
+    def __init__(
+        self,
+        odd: bool,
+        config: Config | None = None,
+        *,
+        limits: Limits | None = None,
+        observer: Observer | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.state: State = State(
+            odd=odd,
+            config=config or Config(),
+            limits=(limits or Limits()).at_price(CHANNEL_PRICE),
+            observer=observer,
+            clock=clock,
+        )
+        self.openings: Openings = Openings(self.state)
+        self.liveness: Liveness = Liveness(self.state, self.openings)
+        self.starts: StartPace = self.state.starts
+        self.packets_received: int = 0
+        self.packets_sent: int = 0
+        self.bytes_received: int = 0
+        self.bytes_sent: int = 0
+
+    # --- what others ask
+
+    @property
+    def limits(self) -> Limits:
+        return self.state.limits
+
+    @property
+    def channels(self) -> int:
+        """Number of live channels of both sides."""
+        return len(self.state.table)
+
+    @property
+    def frames(self) -> int:
+        """Packets received."""
+        return self.packets_received
+
+    @property
+    def places(self) -> int:
+        return self.openings.places
+
+    @property
+    def outbox(self) -> int:
+        return self.state.unsent
+
+    @property
+    def messages_sent(self) -> int:
+        return self.state.messages_sent
+
+    @property
+    def peer_takes_no_channels(self) -> bool:
+        return self.liveness.peer_left
+
+    @property
+    def packet_size(self) -> int:
+        """The largest packet to send, in bytes. A new size holds for messages that are queued afterwards."""
+        return self.state.packet
+
+    @packet_size.setter
+    def packet_size(self, size: int) -> None:
+        if not LEAST_PACKET <= size <= MOST_PACKET:
+            raise LocalProtocolError(f"packets of {size} bytes; from {LEAST_PACKET} to {MOST_PACKET} are possible")
+        self.state.packet = size
+
+    def channel(self, id: int) -> EngineChannel | None:
+        """Return the live channel with this id."""
+        return self.state.table.get(id)
+
+    def stats(self) -> Stats:
+        """Return the counters of now."""
+        state, congestion = self.state, self.state.congestion
+        return Stats(
+            packets_sent=self.packets_sent,
+            packets_received=self.packets_received,
+            bytes_sent=self.bytes_sent,
+            bytes_received=self.bytes_received,
+            resent=state.resent,
+            lost=state.lost,
+            evicted=state.evicted,
+            channels=len(state.table),
+            held=state.held,
+            unsent=state.unsent,
+            faults={fault.value: count for fault, count in state.faults.items()},
+            round_trip=congestion.round_trip,
+            least_round_trip=congestion.least_round_trip,
+            queue=congestion.queue,
+            rate=congestion.rate,
+            falls=congestion.falls,
+        )
+
+    # --- commands
+
+    def open(
+        self, type: str, body: bytes = b"", *, reliable: bool = True, id: int | None = None, end: bool = False
+    ) -> EngineChannel:
+        """Open a channel; its first packet, which carries `body`, is queued at once. With `end` it is also the last."""
+        return self.openings.open(type, body, reliable=reliable, id=id, end=end)
+
+    def open_channel(self, opening: bytes) -> Halves:
+        """Open a reliable channel without a name."""
+        return self.open(DEFAULT_TYPE, opening)
+
+    def err(self, channel: EngineChannel, text: str) -> None:
+        """Break a channel and tell the peer why; what is queued is dropped. Harmless when it is gone."""
+        self.state.err(channel, text)
+
+    def refuse(self, channel: Halves, reason: Reason) -> None:
+        assert isinstance(channel, EngineChannel)
+        self.state.give_up(channel, reason)
+
+    def blame(self, channel: EngineChannel) -> None:
+        """Count a failure of local work on a channel that the peer opened, as if the peer had broken it."""
+        if not channel.ours:
+            self.starts.broken_off(self.state.now)
+
+    def ping(self, key: object) -> None:
+        self.liveness.ping(key)
+
+    def go_away(self, reason: Reason) -> None:
+        """Do nothing: whoever opens a channel learns it from the err of that one."""
+
+    def farewell(self, reason: Reason) -> bytes:
+        """Return a packet that opens and ends a channel of the goodbye, past all queues."""
+        return self.liveness.farewell(reason)
+
+    # --- packets in
+
+    def receive_datagram(self, data: bytes, now: float) -> Sequence[Event]:
+        """Parse and apply a received packet; never raises."""
+        self.state.now = max(self.state.now, now)
+        self.packets_received += 1
+        self.bytes_received += len(data)
+        self._receive(bytes(data))
+        return self._take_events()
+
+    def _receive(self, data: bytes) -> None:
+        state = self.state
+        try:
+            packet = parse_packet(data)
+        except RemoteProtocolError as error:
+            state.fault(Fault.MALFORMED, str(error))
+            return
+        if state.observer is not None:
+            state.observer.frame("in", f"channel {packet.channel}", name_of(packet), len(packet.body))
+        channel = state.table.get(packet.channel)
+        if channel is None:
+            self.openings.receive(packet)
+        elif packet.err is None:
+            channel.receiver.receive(packet)
+        else:
+            if not channel.ours:
+                state.starts.broken_off(state.now)
+            state.break_channel(channel, Cause.PEER, packet.err, tell=False)
+
+    def events(self) -> Sequence[Event]:
+        """Take what commands and writing have caused, oldest first."""
+        self.state.reported.clear()
+        return self._take_events()
+
+    def _take_events(self) -> Sequence[Event]:
+        while self.state.own:
+            self.liveness.handle_events()
+        happened = self.state.happened
+        if not happened:
+            return ()
+        self.state.happened = []
+        return happened
+
+    # --- time
+
+    def start(self, now: float) -> None:
+        """Begin to notice a silent peer; without it the engine never pings by itself."""
+        self.state.now = max(self.state.now, now)
+        self.state.silence.start(now)
+
+    def next_timer(self) -> float | None:
+        """`SeparateTimers`: when the next timer fires, without packets that wait to be sent."""
+        of_channels, of_session = self.state.next_timer, self.state.silence.deadlines.next
+        if of_channels is None or of_session is None:
+            return of_session if of_channels is None else of_channels
+        return min(of_channels, of_session)
+
+    def next_deadline(self) -> float | None:
+        """When to call `handle_deadline`, and `datagrams_to_send` after it."""
+        state = self.state
+        now, congestion = state.now, state.congestion
+        if state.acking or state.answers:
+            return now
+        moment = self.next_timer()
+        if not (state.errs or state.resends or state.line):
+            return moment
+        # A channel in line may be unable to send because of its window; then this deadline has no effect, once.
+        ready = max(congestion.free_at, now) if congestion.is_on else now
+        if congestion.is_on and not (state.resends or state.line):
+            ready = max(ready, now + state.err_pace.pause(now))
+        return ready if moment is None else min(ready, moment)
+
+    def handle_deadline(self, now: float) -> Sequence[Event]:
+        """Act on the timers that are due; harmless when early."""
+        state = self.state
+        state.now = now = max(state.now, now)
+        for channel in state.due_channels(now):
+            self._handle_time(channel, now)
+            if not channel.gone:
+                state.arm(channel)
+        if (due := state.silence.deadlines.next) is not None and due <= now:
+            self.liveness.handle_time(now)
+        return self._take_events()
+
+    def _handle_time(self, channel: EngineChannel, now: float) -> None:
+        state, sender, receiver = self.state, channel.sender, channel.receiver
+        timeout = state.config.timeout
+        if state.observer is not None:
+            state.observer.timer(f"channel {channel.id}")
+        if channel.dies_at <= now:
+            if channel.closing:
+                state.close_timed_out(channel)
+            elif channel.id in state.unopened:
+                state.drop_unopened(channel)
+            else:
+                text = f"no end came for {state.linger} s after ours"
+                state.break_channel(channel, Cause.TIMEOUT, text, tell=False)
+        elif isinstance(sender, ReliableSender) and isinstance(receiver, ReliableReceiver):
+            if sender.silent_at(timeout) <= now:
+                state.break_channel(channel, Cause.TIMEOUT, f"nothing came for {timeout:g} s", tell=True)
+                return
+            if receiver.ack_at <= now:
+                # A channel without its first packet may be forged: its gaps are reported once.
+                receiver.handle_time(now, 0.0 if channel.id in state.unopened else timeout)
+            if sender.probe_at <= now:
+                state.resends.extendleft((sender, piece) for piece in reversed(sender.probes(now)))
+
+    # --- packets out
+
+    @property
+    def owes(self) -> bool:
+        """True if acks wait, which are sent at any rate, or errs."""
+        return bool(self.state.errs or self.state.acking or self.state.answers)
+
+    def datagrams_to_send(self, now: float) -> Sequence[bytes]:
+        """Take out the packets to send now: errs, then packets to send again, then new ones in turns, then acks."""
+        state = self.state
+        state.now = now = max(state.now, now)
+        out: list[bytes] = []
+        self._write_errs(out, now)
+        had = state.unsent
+        while len(out) < PACKETS_AT_ONCE and (state.resends or state.line):
+            packet = self._take_resend(now) if state.resends else self._take_new(now)
+            if packet is None:
+                if not state.congestion.may_send(now):
+                    break
+                continue
+            state.congestion.sent(len(packet), now)
+            out.append(packet)
+        self._write_acks(out, now)
+        if state.unsent < had and (state.drained or state.crowded):
+            self._report_writable()
+        self.bytes_sent += sum(map(len, out))
+        self.packets_sent += len(out)
+        return out
+
+    def _take_resend(self, now: float) -> bytes | None:
+        """Take the next packet to send again; None if it is not needed any more, or not allowed yet."""
+        state = self.state
+        sender, piece = state.resends[0]
+        assert isinstance(sender, ReliableSender)
+        if sender.channel.gone or sender.take_back(piece):
+            state.resends.popleft()
+            return None
+        if not state.congestion.may_send(now):
+            return None
+        state.resends.popleft()
+        state.resent += 1
+        return sender.encode(piece, now)
+
+    def _take_new(self, now: float) -> bytes | None:
+        """Take the next new packet, of the channel whose turn it is; None if it has none, or none is allowed yet."""
+        state = self.state
+        channel = state.line[0]
+        if channel.gone or not channel.sender.is_ready:
+            channel.in_line = False
+            state.line.popleft()
+            if not channel.is_reliable:
+                state.close_if_over(channel)
+            return None
+        if not state.congestion.may_send(now):
+            return None
+        state.line.rotate(-1)
+        return channel.sender.write(now)
+
+    def _write_errs(self, out: list[bytes], now: float) -> None:
+        state = self.state
+        errs, congestion = state.errs, state.congestion
+        while errs and len(out) < PACKETS_AT_ONCE:
+            if congestion.is_on and not (congestion.may_send(now) and state.err_pace.take(now)):
+                break
+            id = next(iter(errs))
+            packet = state.packet_of(id, b'"c":%d,"err":%b' % (id, quoted(errs.pop(id))), "err")
+            congestion.sent(len(packet), now)
+            out.append(packet)
+
+    def _write_acks(self, out: list[bytes], now: float) -> None:
+        """Write acks at any rate: they are small, and the peer waits for them."""
+        state = self.state
+        while state.acking and len(out) < PACKETS_AT_ONCE:
+            receiver = state.acking.pop(next(iter(state.acking)))
+            out.append(receiver.write_ack(now))
+        while state.answers and len(out) < PACKETS_AT_ONCE:
+            id = next(iter(state.answers))
+            del state.answers[id]
+            tombstone = state.tombstone(id)
+            if tombstone is not None:
+                head = head_of(id, None, None, False, 0) + ack_part(tombstone.ack, None)
+                out.append(state.packet_of(id, head, "ack"))
+
+    def _report_writable(self) -> None:
+        """Report senders that have room again: those that sent something, and then who waits for the outbox, in turn.
+
+        A sender whose own queue is full is not looked at while others send.
+        """
+        state = self.state
+        drained = [*state.drained.values()]
+        state.drained.clear()
+        for sender in drained:
+            sender.report_if_writable()
+        while state.crowded:
+            first = next(iter(state.crowded.values()))
+            first.report_if_writable()
+            if first.channel.id in state.crowded:
+                break  # the outbox has no room for it, and it is its turn

@@ -1,0 +1,557 @@
+"""The sending halves of channels: what may be sent, which packet is next, and what an ack says about it.
+
+A reliable sender keeps each packet until it is acked. Its window counts packets ahead of the last ack, which comes when
+the peer's application has processed them. Three things bring a packet again: a miss that lists it, a pause without any
+ack (a probe), and the end of a rest.
+
+An `ack` in a packet with a seq asks the peer for a prompt ack. So a packet carries one when it tells the peer something
+new, and otherwise about four times a round trip and before a pause.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import attrs
+
+from muxkit._errors import LocalProtocolError
+from muxkit.core import NO_QUEUE, Ceiling, queue_of
+from muxkit.core.events import Writable
+from muxkit.protocols.e3x.events import Cause, Delivered
+from muxkit.protocols.e3x.packets import ASK_SIZE, LISTED_MOST, SEQ_MOST, cut, decode_miss, head_of, pieces_after
+from muxkit.protocols.e3x.state import NEVER, EngineChannel, EngineSender, Piece, State
+
+RESEND_PAUSE: Final = 1.0  # s, e3x "miss": "only be resent once until at least one second has passed"
+SPOKE_UNASKED: Final = 0.2  # s without an ack; the next ack may be a repetition by the peer, not an answer
+PROBE_FIRST: Final = 1.0  # s without an ack, after which the oldest and the last packet are sent again
+PROBE_FACTOR: Final = 1.1
+PROBE_MOST: Final = 1.3  # s; eight probes in the ten seconds that a channel lives without an answer
+# A peer that answers a probe, and misses nothing, has everything: its application is at work. The document lets it wait
+# with its ack, so there is no hurry. Only that ack can be lost from then on, and a receiver sends such an ack twice.
+REST_FIRST: Final = 2.0  # s between an answer and the next probe, doubled with each answer
+REST_MOST: Final = 30.0  # s; long enough to cost nothing, and short enough to wait for an ack that was lost twice
+REST_SHARE: Final = 1.0  # s between two probes of channels that rest, on average over the session
+
+
+@attrs.define(eq=False)
+class News:
+    """The information in an ack and its miss."""
+
+    first: int  # first and last of the newly acked seqs; none if `last` is smaller
+    last: int
+    resend: list[Piece]
+    named: int = 0  # packets that were listed as missing for the first time
+    lost: int = 0  # of those, the packets sent since the rate was last lowered
+    is_cut: bool = False  # the list may not hold all that is missing
+    round_trip: float | None = None
+    is_sure: bool = True  # the round trip was measured without doubt
+
+
+class ReliableSender(EngineSender):
+    """The sending half of a reliable channel."""
+
+    def __init__(self, state: State, channel: EngineChannel) -> None:
+        super().__init__(state, channel)
+        config = state.config
+        self._ceiling = Ceiling(min(config.first_window, config.most_window))
+        self._most_window = config.most_window
+        self._most_flying = state.limits.channel_bytes
+        self._pieces: dict[int, Piece] = {}
+        self.next_seq: int = 1
+        self.last: int = 0
+        """The receipt of the last message: the seq of its last packet."""
+        self.unsent: int = 0  # bytes queued
+        self.flying: int = 0  # bytes sent and not acked
+        self.is_cut: bool = False  # the last list of missing packets may have been longer
+        self.watched: int = 0  # bytes of the message that a `Writable` event was asked for; 0 for none
+        self.acked_at: float = 0.0  # when the last ack arrived
+        self.asked_at: float = -1.0
+        self.asked_seq: int = 0
+        self.stands_still: bool = False  # the last ack did not advance, and packets are missing
+        self.timed_at: float | None = None  # while acks stand still: when the packet was sent that the next ack answers
+        self.waiting_since: float = 0.0  # since when packets are unacked
+        self.probe_at: float = NEVER
+        self.probe_pause: float = PROBE_FIRST
+        self._probed = 0  # the last packet that the peer accepts, if it was sent again and no answer has come yet
+        self.is_resting: bool = False  # the peer has everything that was sent, and its application is at work
+        self._rest_pause = REST_FIRST
+
+    # --- what others ask
+
+    @property
+    def queued(self) -> int:
+        return self.unsent
+
+    @property
+    def credit_out(self) -> int | None:
+        """Packets, as the windows of the document are."""
+        return max(0, self.limit - self.sent)
+
+    @property
+    def has_sent(self) -> bool:
+        """True while the peer's application may not have processed every message."""
+        return self.acked < self.last
+
+    @property
+    def acked(self) -> int:
+        return self._ceiling.acknowledged
+
+    @property
+    def sent(self) -> int:
+        """The highest seq that was sent."""
+        return self._ceiling.sent
+
+    @property
+    def is_written(self) -> bool:
+        return self.sent == self.next_seq - 1
+
+    @property
+    def is_done(self) -> bool:
+        """True if everything that was queued was acked."""
+        return self.acked == self.next_seq - 1
+
+    @property
+    def awaits_ack(self) -> bool:
+        return not (self.channel.gone or self.is_done)
+
+    @property
+    def unacked(self) -> list[int]:
+        """The seqs of all packets that are not acked, sent or not."""
+        return list(self._pieces)
+
+    @property
+    def window(self) -> int:
+        """Packets that may be sent ahead of the acks."""
+        return self._ceiling.size
+
+    @property
+    def limit(self) -> int:
+        """The highest seq that the peer accepts: a miss may have put it below what was sent."""
+        return self._ceiling.acknowledged + self._ceiling.size
+
+    @property
+    def quota(self) -> int:
+        """Bytes that the next packet can carry."""
+        return self.state.packet - overhead(self.channel, self.next_seq, end=True)
+
+    def due(self, timeout: float) -> float:
+        return min(self.probe_at, self.silent_at(timeout))
+
+    def silent_at(self, timeout: float) -> float:
+        """Return when the channel breaks because nothing was received while packets are unacked."""
+        if self.probe_at == NEVER:
+            return NEVER
+        if self.is_resting:
+            return self.probe_at + timeout  # it owes an answer to the next probe, and none before
+        return max(self.channel.heard_at, self.waiting_since) + timeout
+
+    # --- queueing messages
+
+    def has_room(self, size: int) -> bool:
+        """Return True if a message of `size` bytes may be queued.
+
+        An empty queue takes any message, so no channel waits for another.
+        """
+        if self.channel.gone:
+            return False
+        limits = self.state.limits
+        unsent = self.unsent
+        return unsent == 0 or (unsent + size <= limits.channel_first and self.state.unsent + size <= limits.outbox)
+
+    def notify_when_room(self, size: int) -> None:
+        if not self.channel.gone:
+            self.watched = size
+            self.state.drained[self.channel.id] = self  # to be looked at once, since there may be room already
+
+    def check_size(self, size: int) -> None:
+        self._body_sizes(size)
+
+    def try_send(self, message: bytes) -> bool | None:
+        """`send` without its checks, which `has_room` and the state of the runtime's half make unnecessary."""
+        if not self.has_room(len(message)) or self.ended:
+            return None
+        self.queue(message, end=False, is_message=True)
+        self.state.messages_sent += 1
+        return True
+
+    def queue(self, body: bytes, *, end: bool, is_message: bool) -> None:
+        channel, sizes = self.channel, self._body_sizes(len(body))
+        self.ended = end
+        self.state.queue_up(channel)
+        for frag, piece in cut(body, *sizes):
+            seq = self.next_seq
+            type = channel.type if channel.ours and seq == 1 else None
+            self._pieces[seq] = Piece(seq, piece, type=type, end=end and frag == 0, frag=frag)
+            self.next_seq = seq + 1
+        self.unsent += len(body)
+        self.state.unsent += len(body)
+        if is_message:
+            self.last = self.next_seq - 1
+
+    def _body_sizes(self, size: int) -> tuple[int, int]:
+        """Return the bytes of body in the first packet of a message, and in each other one.
+
+        Raises `LocalProtocolError` for a message that cannot be sent.
+        """
+        state, channel, seq = self.state, self.channel, self.next_seq
+        packet = state.packet
+        whole = packet - overhead(channel, seq, end=True)
+        if size > whole and not state.config.frag:
+            raise too_large(channel, size, packet, whole)
+        if size > state.limits.message:
+            raise LocalProtocolError(
+                f"channel {channel.id}: {size} bytes against Limits(message={state.limits.message})"
+            )
+        if size <= whole:
+            first = other = whole
+        else:
+            # Numbers are counted with as many digits as they can have in this message.
+            first = packet - overhead(channel, seq, frag=size, end=True)
+            other = packet - overhead(channel, max(2, min(SEQ_MOST, seq + size)), frag=size, end=True)
+        if first < 1:
+            raise LocalProtocolError(f"a packet of {packet} bytes has no room beside type {channel.type[:64]!r}")
+        seq += pieces_after(size, first, other)
+        if seq > SEQ_MOST:
+            raise LocalProtocolError(
+                f"channel {channel.id}: seq {seq} would be needed, {SEQ_MOST} is the last; break it with err"
+            )
+        return first, other
+
+    def report_if_writable(self) -> None:
+        state, id = self.state, self.channel.id
+        if self.watched:
+            if self.has_room(self.watched):
+                self.watched = 0
+                state.happened.append(Writable(self))
+            elif self.unsent + self.watched <= state.limits.channel_first:
+                state.crowded.setdefault(id, self)
+                return
+        state.crowded.pop(id, None)
+
+    def dropped(self) -> None:
+        self.state.unsent -= self.unsent
+
+    # --- sending packets
+
+    @property
+    def is_ready(self) -> bool:
+        return self.next() is not None
+
+    def next(self) -> Piece | None:
+        """Return the next new packet if the window and the memory limit allow it to be sent.
+
+        No packet is sent while more is missing than the peer can list: the peer could not report what became of it.
+        """
+        piece = self._pieces.get(self._ceiling.sent + 1)
+        if piece is None or self._ceiling.available <= 0 or self.is_cut:
+            return None
+        return piece if not self.flying or self.flying + len(piece.body) <= self._most_flying else None
+
+    def write(self, now: float) -> bytes:
+        piece = self.next()
+        assert piece is not None
+        self.state.unsent -= len(piece.body)
+        if self.watched:
+            self.state.drained[self.channel.id] = self
+        return self.encode(piece, now)
+
+    def encode(self, piece: Piece, now: float) -> bytes:
+        """Encode a packet that leaves now, for the first time or again, with an ack if one is due or wanted."""
+        state, channel = self.state, self.channel
+        receiver = channel.receiver
+        self._mark_sent(piece, now)
+        head = head_of(channel.id, piece.type, piece.seq, piece.end, piece.frag)
+        pace = state.congestion
+        wants = self._wants_ack(piece, now, pace.ask_pause, pace.round_trip)
+        # An opening carries no ack: nothing was received on its channel.
+        if piece.type is None and (wants or receiver.owes_news):
+            part = receiver.encode_ack(state.packet - 4 - len(head) - len(piece.body), wants_miss=False, now=now)
+            if part:
+                head += part
+                state.acking.pop(channel.id, None)
+                self._mark_asked(piece, now)
+        state.arm(channel)
+        name = "end" if piece.end else "open" if piece.type else "data"
+        return state.packet_of(channel.id, head, f"{name} again" if piece.times > 1 else name, piece.body)
+
+    def _mark_sent(self, piece: Piece, now: float) -> None:
+        """Count a packet as sent, for the first time or again."""
+        if piece.times == 0:
+            if self._ceiling.sent == self._ceiling.acknowledged:
+                self.waiting_since = now
+                self.probe_pause = PROBE_FIRST
+                self.probe_at = now + PROBE_FIRST
+            elif self.is_resting:
+                self._wake(now)
+                self.probe_at = now + PROBE_FIRST
+            self._ceiling.spend(1)
+            self.unsent -= len(piece.body)
+            self.flying += len(piece.body)
+        piece.times += 1
+        piece.sent_at = now
+        piece.is_queued = False
+
+    def take_back(self, piece: Piece) -> bool:
+        """Return True, and let it be queued anew, if a queued packet must not go again: acked, or above the window."""
+        if self._ceiling.acknowledged < piece.seq <= self.limit:
+            return False
+        piece.is_queued = False
+        return True
+
+    # --- acks
+
+    def receive_ack(self, ack: int, deltas: list[int] | None) -> None:
+        """Apply the `ack` of a packet, up to `sent`, with the deltas of its `miss`."""
+        state, channel, congestion = self.state, self.channel, self.state.congestion
+        window: int | None = None
+        missing: list[int] = []
+        if deltas is not None:
+            miss = decode_miss(ack, deltas)
+            window, missing = miss.window, miss.missing
+        news = self._acknowledge(ack, window, missing, state.now, congestion.fell_at)
+        if news is None:
+            return
+        if self.is_resting:
+            # Many channels that rest are probed as rarely as one of them: one probe per `REST_SHARE` for all.
+            state.resting.add(channel.id)
+            self.probe_at = max(self.probe_at, state.now + REST_SHARE * len(state.resting))
+        elif state.resting:
+            state.resting.discard(channel.id)
+        congestion.ack_received(news.round_trip, news.lost, state.now, is_sure=news.is_sure, is_cut=news.is_cut)
+        state.lost += news.named
+        state.resends.extend((self, piece) for piece in news.resend)
+        has_advanced = news.last >= news.first
+        if has_advanced:
+            state.report(channel, Delivered(channel, news.first, news.last))
+        state.queue_up(channel)
+        if ack == SEQ_MOST and not self.ended:
+            text = f"seq {SEQ_MOST} was used, and there is no other"
+            state.break_channel(channel, Cause.EXHAUSTED, text, tell=True)
+        state.close_if_over(channel)
+        if channel.closing:
+            channel.receiver.continue_closing(has_advanced=has_advanced)
+
+    def _acknowledge(self, ack: int, window: int | None, missing: list[int], now: float, fell_at: float) -> News | None:
+        """Note what an ack tells; None if it is older than the last."""
+        before = self._ceiling.acknowledged
+        if ack < before:
+            return None
+        self._ceiling.acknowledge(ack, None if window is None else min(window, self._most_window))
+        news = News(before + 1, ack, [])
+        rested, self.acked_at = now - self.acked_at, now
+        if ack > before:
+            self._forget(before, ack, news, now)
+            self.timed_at = None
+        # The peer cannot know packets that were not sent; those above the own bound are not sent again either.
+        highest = min(self._ceiling.sent, self.limit)
+        missing = [seq for seq in missing if ack < seq <= highest]
+        self.stands_still = ack == before and bool(missing)
+        for seq in missing:
+            piece = self._pieces[seq]
+            if not piece.is_named:
+                piece.is_named = True
+                news.named += 1
+                news.lost += piece.times == 1 and piece.sent_at > fell_at
+                if seq == self.asked_seq:
+                    self.timed_at = None  # the packet that asked was lost
+            # The first resend may follow at once; later ones pause for a second.
+            if not piece.is_queued and (piece.times == 1 or now >= piece.sent_at + RESEND_PAUSE):
+                piece.is_queued = True
+                news.resend.append(piece)
+        if self._probed and not missing and ack == before and self._probed == highest:
+            self._rest(now)
+        was_cut, self.is_cut = self.is_cut, len(missing) >= LISTED_MOST - 1
+        news.is_cut = self.is_cut
+        if was_cut or news.is_cut:
+            self.timed_at = None
+        elif news.named and news.round_trip is None:
+            news.round_trip = self._seen_beyond(missing[-1], now)
+        elif self.stands_still and not news.named and self.timed_at is not None:
+            if rested < SPOKE_UNASKED:
+                news.round_trip, news.is_sure = now - self.timed_at, False
+            self.timed_at = None
+        return news
+
+    def _wants_ack(self, piece: Piece, now: float, pause: float, round_trip: float | None) -> bool:
+        """Return True if this packet, which was just marked as sent, asks for an ack.
+
+        About four packets a round trip do, and the last one before a pause. While acks stand still behind a missing
+        packet, an ack does not show which packet it answers: then one packet at a time asks, so that its ack measures
+        the round trip.
+        """
+        if self.next() is None:
+            return True
+        if not self.stands_still:
+            return piece.times > 1 or now - self.asked_at >= pause or self._asked_long_ago(piece)
+        if round_trip is None or now - self.asked_at < 1.5 * round_trip:
+            return False
+        return self.timed_at is None or now - self.timed_at > 3 * round_trip
+
+    def _asked_long_ago(self, piece: Piece) -> bool:
+        return piece.seq - self.asked_seq >= max(1, self.window // 4)
+
+    def _mark_asked(self, piece: Piece, now: float) -> None:
+        """Note that this packet asks for an ack."""
+        self.timed_at = now if self.stands_still and self.next() is not None else None
+        self.asked_at, self.asked_seq = now, piece.seq
+        piece.asks = True
+
+    def _forget(self, before: int, ack: int, news: News, now: float) -> None:
+        first = self._pieces[before + 1]
+        is_clean = True
+        asked: Piece | None = None
+        for seq in range(before + 1, ack + 1):
+            piece = self._pieces.pop(seq)
+            self.flying -= len(piece.body)
+            is_clean = is_clean and piece.times == 1
+            if piece.asks:
+                asked = piece
+        # The packet that asked for this ack measures the round trip, unless it has waited for another packet. An ack
+        # that a resend made possible measures the resend.
+        if asked is not None and is_clean and not self.stands_still:
+            news.round_trip = now - asked.sent_at
+        elif first.times == 2 and first.is_named:
+            news.round_trip, news.is_sure = now - first.sent_at, False
+        self._probed, self.is_resting, self._rest_pause = 0, False, REST_FIRST
+        self.probe_pause = PROBE_FIRST
+        self.waiting_since = now
+        self.probe_at = now + PROBE_FIRST if self._ceiling.sent > ack else NEVER
+
+    def _seen_beyond(self, last_missing: int, now: float) -> float | None:
+        """Return the round trip of the packet after the last missing one, whose arrival made the peer send the miss."""
+        after = self._pieces.get(last_missing + 1)
+        return now - after.sent_at if after is not None and after.times == 1 else None
+
+    # --- probes
+
+    def probes(self, now: float) -> list[Piece]:
+        """Return the packets to send again because no ack came: the oldest and the last, each at most once a second.
+
+        The last is the last one that the peer accepts: it would drop one above its window, and might not answer.
+        """
+        oldest, last = self._pieces[self.acked + 1], self._pieces[min(self.sent, self.limit)]
+        pieces = [oldest] if oldest is last else [oldest, last]
+        rested = [piece for piece in pieces if now >= piece.sent_at + RESEND_PAUSE]
+        if rested:
+            if self.is_resting:
+                self._wake(now)
+            self._probed = last.seq if last in rested else self._probed
+            self.probe_pause = min(self.probe_pause * PROBE_FACTOR, PROBE_MOST)
+            self.probe_at = now + self.probe_pause
+        else:
+            self.probe_at = min(piece.sent_at for piece in pieces) + RESEND_PAUSE
+        probes = [piece for piece in rested if not piece.is_queued]
+        for piece in probes:
+            piece.is_queued = True
+        return probes
+
+    def _rest(self, now: float) -> None:
+        """A probe was answered: probe again later, and later each time."""
+        self._probed = 0
+        self.is_resting = True
+        self.probe_at = now + self._rest_pause
+        self._rest_pause = min(2 * self._rest_pause, REST_MOST)
+
+    def _wake(self, now: float) -> None:
+        """End a rest: from now on an answer is due within the timeout."""
+        self._probed = 0
+        self.is_resting = False
+        self.waiting_since = now
+        self.probe_pause = PROBE_FIRST
+
+
+class UnreliableSender(EngineSender):
+    """The sending half of an unreliable channel: it never waits, and drops the oldest if too much is queued.
+
+    Nothing of it is ever confirmed, so it has no timers.
+    """
+
+    def __init__(self, state: State, channel: EngineChannel) -> None:
+        super().__init__(state, channel)
+        self.datagrams: deque[tuple[bytes, bool]] = NO_QUEUE
+        """Unsent messages, each with whether it is the last."""
+        self.queued_bytes: int = 0
+
+    @property
+    def queued(self) -> int:
+        return self.queued_bytes
+
+    @property
+    def has_sent(self) -> bool:
+        """False, since nothing of it is ever confirmed."""
+        return False
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.datagrams)
+
+    @property
+    def is_done(self) -> bool:
+        return not self.datagrams
+
+    @property
+    def is_written(self) -> bool:
+        return self.is_done
+
+    def due(self, timeout: float) -> float:
+        return NEVER
+
+    @property
+    def quota(self) -> int:
+        """Bytes of the largest message."""
+        return self.state.packet - overhead(self.channel, None, end=True)
+
+    def check_size(self, size: int) -> None:
+        if size > self.quota:
+            raise too_large(self.channel, size, self.state.packet, self.quota)
+
+    def has_room(self, size: int) -> bool:
+        return not self.channel.gone
+
+    def notify_when_room(self, size: int) -> None:
+        """Do nothing, since there is always room."""
+
+    def queue(self, body: bytes, *, end: bool, is_message: bool) -> None:
+        self.check_size(len(body))
+        state = self.state
+        self.ended = end
+        state.queue_up(self.channel)
+        self.datagrams = queue_of(self.datagrams)
+        self.datagrams.append((body, end))
+        self._count(len(body))
+        while self.queued_bytes > state.limits.channel_first and len(self.datagrams) > 1:
+            self._count(-len(self.datagrams.popleft()[0]))
+            state.evicted += 1
+        if end:
+            self.channel.dies_at = state.now + state.linger
+            state.arm(self.channel)
+
+    def _count(self, size: int) -> None:
+        self.queued_bytes += size
+        self.state.unsent += size
+
+    def write(self, now: float) -> bytes:
+        """Return the next packet, which leaves now; there must be one."""
+        channel = self.channel
+        body, end = self.datagrams.popleft()
+        self._count(-len(body))
+        type = channel.type if channel.ours and not channel.announced else None
+        head = head_of(channel.id, type, None, end, 0)
+        return self.state.packet_of(channel.id, head, "end" if end else "data", body)
+
+    def dropped(self) -> None:
+        self._count(-self.queued_bytes)
+        self.datagrams = NO_QUEUE
+
+
+def too_large(channel: EngineChannel, size: int, packet: int, room: int) -> LocalProtocolError:
+    """Make the error for a message that does not fit into a packet."""
+    return LocalProtocolError(f"channel {channel.id}: {size} bytes; a packet of {packet} has room for {room}")
+
+
+def overhead(channel: EngineChannel, seq: int | None, *, frag: int = 0, end: bool = False) -> int:
+    """Return the bytes of a packet of this channel beside its body."""
+    # An unreliable channel tells its type until the peer answers on it: the first packet may be lost.
+    type = channel.type if channel.ours and (seq is None or seq == 1) else None
+    return 4 + len(head_of(channel.id, type, seq, end, frag)) + (0 if seq is None else ASK_SIZE)
