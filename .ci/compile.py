@@ -50,9 +50,9 @@ def sources(root: Path) -> list[str]:
     return [
         str(file.relative_to(root))
         for file in files
-        if file.name not in ("__init__.py", "_config.py", "config.py", "_session.py", "_channels.py")
+        if file.name not in ("__init__.py", "_config.py", "config.py")
         and not {"_session", "dial"} & {*file.parts}
-        and file.name not in ("_channels.py", "_session.py")
+        and not (file.name in ("_channels.py", "_session.py") and "protocols" in file.parts)  # the Trio side
         and str(file.relative_to(package)) not in NOT_COMPILED
     ]
 

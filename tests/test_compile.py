@@ -35,7 +35,7 @@ def test_an_isolated_build_is_given_what_mypy_needs_to_see() -> None:
     pinned = set((ROOT / ".ci" / "constraints.txt").read_text(encoding="utf-8").splitlines())
     assert asked - pinned == set()
     names = {requirement.partition("==")[0] for requirement in asked}
-    assert names == {"mypy", "setuptools", "attrs", "msgspec", "trio", "trio-websocket", "wsproto"}
+    assert names == {"mypy", "setuptools", "attrs", "h11", "msgspec", "trio", "trio-websocket", "wsproto"}
 
 
 @pytest.mark.parametrize("variables", [{}, {"MUXKIT_COMPILE": ""}, {"MUXKIT_COMPILE": "0"}])

@@ -39,13 +39,16 @@ def text_files() -> Iterator[Path]:
                 yield path
 
 
+FLAT = ("bpmux", "e3x", "yamux")  # protocols whose engines lie beside their sessions
+
+
 def sans_io_modules() -> list[str]:
     """The modules that do no I/O: the ground floor, core, and all of a protocol but its session."""
     files = [
         *(ROOT / "muxkit").glob("_[elo]*.py"),
         *(ROOT / "muxkit" / "core").rglob("*.py"),
         *(ROOT / "muxkit" / "protocols").glob("*/engine/**/*.py"),
-        *(ROOT / "muxkit" / "protocols").glob("*/_[!_]*.py"),
+        *(file for name in FLAT for file in (ROOT / "muxkit" / "protocols" / name).glob("*.py")),
     ]
     names = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

@@ -23,6 +23,7 @@ import attrs
 import trio
 
 import muxkit
+from muxkit import rpc
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 CATALOGUE: Final = ROOT / "tests" / "data" / "troubleshooting.toml"
@@ -200,6 +201,62 @@ async def _limits_that_differ() -> None:
     muxkit.Limits(message=100 * 2**20)
 
 
+class _Shop(rpc.Service):
+    async def count(self, item: str) -> int: ...
+
+    async def buy(self, item: str) -> int: ...
+
+
+class _ShopService:
+    __rpc_name__ = "_Shop"
+
+    async def count(self, item: str) -> int:
+        raise ZeroDivisionError
+
+
+async def _calling(use: Callable[[muxkit.Session], Awaitable[object]]) -> None:
+    logging.getLogger("muxkit").disabled = True  # the failure of the handler is meant
+    try:
+        topic = muxkit.Topic(int, keep=1)
+        topic.publish_nowait(1)
+        topic.publish_nowait(2)
+        numbers = muxkit.handler(int)(_echo_values)
+        handler = rpc.serve(_ShopService(), channels={"numbers": numbers, "topic": topic})
+        async with muxkit.open_server(handler, "bpmux+mem://calls") as server, muxkit.connect(server.url) as session:
+            await use(session)
+    finally:
+        logging.getLogger("muxkit").disabled = False
+
+
+async def _echo_values(channel: muxkit.TypedChannel[int]) -> None:
+    async for value in channel:
+        await channel.send(value)
+
+
+async def _send_a_wrong_value(session: muxkit.Session) -> None:
+    channel = await session.open("numbers")
+    await channel.send(b'"tea"')
+    await channel.receive()
+
+
+async def _use_an_unknown_codec(session: muxkit.Session) -> None:
+    channel = await session.open("numbers", headers={"codec": "yaml"})
+    await channel.receive()
+
+
+async def _come_too_late(session: muxkit.Session) -> None:
+    async with session.subscribe("topic", codec=muxkit.Json(int), since=0) as updates:
+        await updates.__anext__()
+
+
+async def _call_a_failing_handler(session: muxkit.Session) -> None:
+    await rpc.client(_Shop, session).count("tea")
+
+
+async def _call_a_missing_method(session: muxkit.Session) -> None:
+    await rpc.client(_Shop, session).buy("tea")
+
+
 def _without_extra() -> str:
     """Return what a program reads that lacks an extra, in a process in which the package cannot be imported."""
     code = """
@@ -242,6 +299,11 @@ OWN: Final[list[Callable[[], Awaitable[object]]]] = [
     _failing_handler,
     _certificate_missing,
     _limits_that_differ,
+    partial(_calling, _send_a_wrong_value),
+    partial(_calling, _use_an_unknown_codec),
+    partial(_calling, _come_too_late),
+    partial(_calling, _call_a_failing_handler),
+    partial(_calling, _call_a_missing_method),
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from typing import Any, Final, Generic, TypeVar
 
 from muxkit._errors import ExtraNeeded
@@ -55,11 +57,10 @@ class Zstd(Generic[ValueT]):
 
 
 def _zstd_module() -> Any:  # noqa: ANN401 - one of two modules with the same content
+    if sys.version_info >= (3, 14):
+        return import_module("compression.zstd")
     try:
-        from compression import zstd  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        try:
-            from backports import zstd  # type: ignore[no-redef, import-not-found, unused-ignore]
-        except ImportError as error:
-            raise ExtraNeeded("backports.zstd", "zstd") from error
+        from backports import zstd
+    except ImportError as error:
+        raise ExtraNeeded("backports.zstd", "zstd") from error
     return zstd

@@ -32,25 +32,20 @@ from muxkit.core.halves import Receiver, Sender
 ItemT = TypeVar("ItemT")
 
 
+@attrs.frozen
 class Halves:
-    """A channel inside an engine: a half to send on, a half to receive on, or both.
+    """A channel inside an engine: a half to send on, a half to receive on, or both."""
 
-    A protocol in which both halves share more than an id derives the class of its channels from it.
-    """
-
-    __slots__ = ("receiver", "sender")
-    __match_args__ = ("sender", "receiver")
-
-    def __init__(self, sender: Sender | None, receiver: Receiver[Any] | None) -> None:
-        self.sender: Sender | None = sender
-        self.receiver: Receiver[Any] | None = receiver
+    sender: Sender | None
+    receiver: Receiver[Any] | None
 
 
 @attrs.define(eq=False)
 class Opened:
     """The peer opened a channel, with a name and a payload. The session accepts or refuses it."""
 
-    channel: Halves
+    channel: Any
+    """The channel inside the engine: its `Halves`, or an object of the protocol's own if these share more."""
     opening: bytes
 
 
@@ -134,14 +129,14 @@ class Writable:
 class Pong:
     """The answer to the oldest ping about `key` came; what a key is, the protocol says."""
 
-    key: Any = None  # mypyc does not take `object` here
+    key: Any = None  # mypyc finds no `object` here
 
 
 @attrs.define(eq=False)
 class Probed:
     """The engine sent a ping by itself, to see whether the peer still lives; a `Pong` follows for it, too."""
 
-    key: Any = None  # mypyc does not take `object` here
+    key: Any = None  # mypyc finds no `object` here
 
 
 @attrs.define(eq=False)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 import sys
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, TypeVar, overload
 
@@ -264,7 +264,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         """Return the limit that what waits for the application has reached, None while there is room."""
         return "backlog" if sum(map(len, self._backlogs)) >= self._limits.backlog else None
 
-    def offer(self, backlog: Backlog[Any], item: Hashable, key: Hashable = None) -> None:
+    def offer(self, backlog: Backlog[Any], item: object, key: object = None) -> None:
         """Let something that the peer opened wait until the application takes it; `key` finds it again."""
         backlog.put(item, key)
         if not backlog.is_claimed:
@@ -323,7 +323,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
                 self.handle_event(event)
 
     def handle_event(self, event: object) -> None:
-        """Act on any other event; a protocol that has events of its own handles them first."""
+        """Act on any other event than `Received`."""
         # The patterns name no fields: for a positional one, CPython makes a string and puts it into the cache of
         # attributes, so each event would evict an entry that the next call needs.
         half: object
@@ -334,16 +334,9 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
             case Opened():
                 self.handle_opened(event)
             case Finished():
-                if isinstance(half := event.receiver.owner, ReceiveHalf):
-                    half.ended(trio.EndOfChannel)
-                self.half_ended(event.receiver)
+                self.handle_finished(event.receiver)
             case Cancelled():
-                if event.breaks_off:
-                    self.drop_broken_off(event.receiver)
-                if isinstance(half := event.receiver.owner, ReceiveHalf):
-                    half.reason = event.payload[:REASON_MOST]  # kept as long as the half, so its size is bounded
-                    half.ended(partial(cancelled_by_peer, half.reason))
-                self.half_ended(event.receiver)
+                self.handle_cancelled(event)
             case Stopped():
                 if event.breaks_off:
                     self.drop_broken_off(event.sender)
@@ -357,12 +350,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
                     half.confirmed()
                 self.half_ended(event.half)
             case Refused():
-                half = event.half.owner
-                if isinstance(half, SendHalf):
-                    half.stopped(refused_by_peer)
-                elif isinstance(half, ReceiveHalf):
-                    half.ended(refused_by_peer)
-                self.half_ended(event.half)
+                self.handle_refused(event.half)
             case Pong():
                 self.pings.answered(event.key)
             case Probed():
@@ -388,7 +376,35 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
                 told = Reason(str(error), PEER_BROKE_A_RULE)
                 self.lose(str(error), by="peer", cause=error, told=told)
             case _:
-                raise AssertionError(f"an event that no session handles: {event!r}")
+                self.handle_own_event(event)
+
+    def handle_own_event(self, event: object) -> None:
+        """Act on an event that only the protocol of this session has."""
+        raise AssertionError(f"an event that no session handles: {event!r}")
+
+    def handle_finished(self, receiver: Receiver[Any]) -> None:
+        """The peer has ended a half in order."""
+        if isinstance(half := receiver.owner, ReceiveHalf):
+            half.ended(trio.EndOfChannel)
+        self.half_ended(receiver)
+
+    def handle_cancelled(self, event: Cancelled) -> None:
+        """The peer gave up sending on a half."""
+        if event.breaks_off:
+            self.drop_broken_off(event.receiver)
+        if isinstance(half := event.receiver.owner, ReceiveHalf):
+            half.reason = event.payload[:REASON_MOST]  # kept as long as the half, so its size is bounded
+            half.ended(partial(cancelled_by_peer, half.reason))
+        self.half_ended(event.receiver)
+
+    def handle_refused(self, end: Sender | Receiver[Any]) -> None:
+        """The peer will never see this half, because it takes no new channels."""
+        half = end.owner
+        if isinstance(half, SendHalf):
+            half.stopped(refused_by_peer)
+        elif isinstance(half, ReceiveHalf):
+            half.ended(refused_by_peer)
+        self.half_ended(end)
 
     @abstractmethod
     def handle_opened(self, event: Opened) -> None:

@@ -182,12 +182,17 @@ async def test_cancelling_a_caller_cancels_its_handler_and_no_other(shop: Shop, 
     async def other() -> None:
         results.append(await shop.orders.wait(50))
 
+    async def cancelled(scope: trio.CancelScope) -> None:
+        with scope:  # without a deadline, which would travel
+            await shop.orders.wait(60)
+
     async with trio.open_nursery() as nursery:
+        scope = trio.CancelScope()
         nursery.start_soon(other)
-        with trio.move_on_after(3) as scope:
-            with trio.CancelScope():
-                await shop.orders.wait(60)
-        assert scope.cancelled_caught
+        nursery.start_soon(cancelled, scope)
+        await trio.sleep(3)
+        assert shop.service.running == 2
+        scope.cancel()
         await settled()
         assert shop.service.running == 1
     assert results == ["inf"]

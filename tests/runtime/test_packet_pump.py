@@ -341,6 +341,23 @@ async def test_deadlines_are_met_and_may_be_moved_forward(autojump_clock: MockCl
         assert run.engine.called_at == [5.0]
 
 
+async def test_a_timer_that_begins_when_a_packet_leaves_at_once_is_met(autojump_clock: MockClock) -> None:
+    """Was: a lone packet over UDP that got lost was sent again only when something else happened."""
+
+    class Resending(Parcels):
+        def datagrams_to_send(self, now: float) -> Sequence[bytes]:
+            if self.out:
+                self.deadline = now + 1.0
+            return super().datagrams_to_send(now)
+
+    async with running(Bursty(), Resending()) as run:
+        await trio.sleep(10)
+        run.send(b"1")
+        sent_at = trio.current_time()
+        await trio.sleep(20)
+        assert run.engine.called_at == [sent_at + 1.0]
+
+
 async def test_something_that_is_due_while_the_writer_is_busy_does_not_spin(autojump_clock: MockClock) -> None:
     class Eager(Parcels):
         def handle_deadline(self, now: float) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from contextlib import suppress
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -102,8 +104,13 @@ def test_a_compression_bomb_ends_at_the_bound() -> None:
     codec = muxkit.Zstd(muxkit.Json(str, max_size=100_000))
     bomb = codec.encode("x" * 100_000_000)
     assert len(bomb) < 100_000
-    with pytest.raises(muxkit.InvalidMessage, match="expands to more than the 100,000 bytes"):
-        decoded(codec, bomb)
+    tracemalloc.start()
+    try:
+        with pytest.raises(muxkit.InvalidMessage, match="expands to more than the 100,000 bytes"):
+            decoded(codec, bomb)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("change", [lambda message: message[:-3], lambda message: message + b"x"], ids=["cut", "more"])
@@ -150,3 +157,23 @@ def test_an_unknown_name_is_an_error_that_lists_the_names(name: str) -> None:
 def test_a_codec_that_cannot_handle_the_type_is_an_error() -> None:
     with pytest.raises(UnknownCodec, match="'protobuf' can't be used here: invalid type"):
         codec_for("protobuf", Price)
+
+
+def test_a_codec_of_another_package_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    from muxkit.codecs import _names
+
+    class Loud(muxkit.Json[Price]):
+        def __init__(self, type: type[Price]) -> None:
+            super().__init__(type)
+            self.name = "loud"
+
+    point = EntryPoint("loud", "package:Loud", "muxkit.codecs")
+    monkeypatch.setattr(EntryPoint, "load", lambda self: Loud)
+    monkeypatch.setattr(_names, "entry_points", lambda group: [point] if group == "muxkit.codecs" else [])
+    _names._added.cache_clear()
+    try:
+        assert codec_for("loud", Price).name == "loud"
+        assert codec_for("loud+zstd", Price).name == "loud+zstd"
+        assert "loud" in available()
+    finally:
+        _names._added.cache_clear()

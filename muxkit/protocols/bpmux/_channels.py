@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Receiving, Sending
+from muxkit.protocols.bpmux.entities import Entity
 from muxkit.protocols.bpmux.receive import Receiver
 from muxkit.protocols.bpmux.send import Sender
 from muxkit.runtime import ChannelStopped, ErrorMaker
 from muxkit.runtime import IncomingRequest as CommonRequest
 from muxkit.runtime import channel as common
-from muxkit.runtime.halves.receiving import ReceiveHalf
 from muxkit.runtime.halves.sending import SendHalf
-
-if TYPE_CHECKING:
-    from muxkit.protocols.bpmux._session import Session
+from muxkit.runtime.mux import MuxSession
 
 
 class Sink(common.Sink):
     """A channel to send on."""
 
-    __slots__ = ("_entity",)
+    __slots__ = ()
 
-    def __init__(self, session: Session, entity: Sender, half: SendHalf | None = None) -> None:
-        super().__init__(session, SendHalf(session, entity) if half is None else half)
-        self._entity: Sender = entity
+    @property
+    def _entity(self) -> Entity:
+        return _entity_of(self.half.sender)
 
     def give_credit(self, amount: int) -> None:
         """Let the peer send an end payload of so many bytes when it stops this half.
@@ -43,11 +39,11 @@ class Sink(common.Sink):
 class Source(common.Source):
     """A channel to receive from."""
 
-    __slots__ = ("_entity",)
+    __slots__ = ()
 
-    def __init__(self, session: Session, entity: Receiver, half: ReceiveHalf[bytes] | None = None) -> None:
-        super().__init__(session, ReceiveHalf(session, entity) if half is None else half)
-        self._entity: Receiver = entity
+    @property
+    def _entity(self) -> Entity:
+        return _entity_of(self.half.receiver)
 
     def give_credit(self, amount: int) -> None:
         """Grant the peer so many bytes beside the automatic grants.
@@ -63,23 +59,17 @@ class Source(common.Source):
 class Duplex(common.MuxChannel):
     """A two-way channel: a sink and a source with one id."""
 
-    __slots__ = ("_mux", "_receiver", "_sender")
-
-    def __init__(self, session: Session, sender: Sender, receiver: Receiver, opening: bytes = b"") -> None:
-        super().__init__(session, SendHalf(session, sender), ReceiveHalf(session, receiver), opening)
-        self._mux = session
-        self._sender: Sender = sender
-        self._receiver: Receiver = receiver
+    __slots__ = ()
 
     @property
     def sink(self) -> Sink:
         """Its sending half, as a channel to send on."""
-        return Sink(self._mux, self._sender, self.sending)
+        return Sink(self._session, self.sending)
 
     @property
     def source(self) -> Source:
         """Its receiving half, as a channel to receive from."""
-        return Source(self._mux, self._receiver, self.receiving)
+        return Source(self._session, self.receiving)
 
 
 class Request:
@@ -87,7 +77,7 @@ class Request:
 
     __slots__ = ("_entity", "_error", "_over", "_response", "_session")
 
-    def __init__(self, session: Session, entity: Receiver) -> None:
+    def __init__(self, session: MuxSession, entity: Receiver) -> None:
         self._session = session
         self._over = trio.Event()
         self._response: bytes | None = None
@@ -149,7 +139,7 @@ class AnswerHalf(SendHalf):
 
     __slots__ = ("on_cancelled",)
 
-    def __init__(self, session: Session, entity: Sender) -> None:
+    def __init__(self, session: MuxSession, entity: Sender) -> None:
         super().__init__(session, entity)
         self.on_cancelled = trio.Event()
 
@@ -171,14 +161,14 @@ class IncomingRequest(CommonRequest):
 
     __slots__ = ("_answer", "_entity", "_payload", "_session")
 
-    def __init__(self, session: Session, entity: Sender, payload: bytes) -> None:
+    def __init__(self, session: MuxSession, entity: Sender, payload: bytes) -> None:
         self._session = session
         self._answer = AnswerHalf(session, entity)
         self._entity: Sender = entity
         self._payload = payload
 
     @property
-    def session(self) -> Session:
+    def session(self) -> MuxSession:
         return self._session
 
     @property
@@ -213,3 +203,9 @@ class IncomingRequest(CommonRequest):
 
     async def __aexit__(self, *_: object) -> None:
         self._answer.close()
+
+
+def _entity_of(half: object) -> Entity:
+    """Return the engine's half as what it is; sessions of bpmux have no others."""
+    assert isinstance(half, Entity)
+    return half

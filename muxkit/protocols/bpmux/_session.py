@@ -17,7 +17,7 @@ from muxkit._observer import Observer, frames_of
 from muxkit._typed import Connect, OpenServer, Reconnecting
 from muxkit.codecs import Codec, announced
 from muxkit.core import Headers, Reason, Receiving, Sending, counted, encode_headers, with_name
-from muxkit.core.events import Cancelled, Finished, Halves, Opened, Refused
+from muxkit.core.events import Cancelled, Halves, Opened
 from muxkit.core.halves import Receiver as CoreReceiver
 from muxkit.core.halves import Sender as CoreSender
 from muxkit.protocols.bpmux._channels import Duplex, IncomingRequest, Request, Sink, Source
@@ -25,7 +25,6 @@ from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine import Engine
 from muxkit.protocols.bpmux.entities import Entity, Kind
 from muxkit.protocols.bpmux.events import HalfClosed, Pinged, Requested, Responded
-from muxkit.protocols.bpmux.receive import Receiver
 from muxkit.protocols.bpmux.send import Sender
 from muxkit.runtime import (
     Backlog,
@@ -131,16 +130,20 @@ class Session(MuxSession):
     def open_duplex(self, payload: bytes = b"", *, credit: int | None = None) -> ChannelOpening[Duplex]:
         """Open a two-way channel, which is announced at once. With `credit` all further grants are made by hand."""
         return ChannelOpening(
-            self._opener(payload, lambda: Duplex(self, *self.engine.open_duplex(payload, credit=credit), payload))
+            self._opener(payload, lambda: self._duplex(*self.engine.open_duplex(payload, credit=credit), payload))
         )
 
     def open_sink(self, payload: bytes = b"") -> ChannelOpening[Sink]:
         """Open a channel to send on."""
-        return ChannelOpening(self._opener(payload, lambda: Sink(self, self.engine.open_sink(payload))))
+        return ChannelOpening(self._opener(payload, lambda: Sink(self, SendHalf(self, self.engine.open_sink(payload)))))
 
     def open_source(self, payload: bytes = b"", *, credit: int | None = None) -> Opening[Source]:
         """Open a channel to receive from. With `credit` all further grants are made by hand."""
-        return Opening(self._opener(payload, lambda: Source(self, self.engine.open_stream(payload, credit=credit))))
+
+        def make() -> Source:
+            return Source(self, ReceiveHalf(self, self.engine.open_stream(payload, credit=credit)))
+
+        return Opening(self._opener(payload, make))
 
     def open_request(self, payload: bytes = b"", *, credit: int | None = None) -> Opening[Request]:
         """Send a request. `credit` is the largest response, in bytes; without it that is the usual window."""
@@ -209,13 +212,16 @@ class Session(MuxSession):
         backlog: Backlog[Any] = self._sources if sender is None else self._sinks if receiver is None else self._duplexes
         if self._is_declined(backlog, event.channel, event.opening):
             return
-        if not isinstance(sender, Sender):
-            assert isinstance(receiver, Receiver)  # as there is no sender
-            self.offer(backlog, (Source(self, receiver), event.opening))
-        elif isinstance(receiver, Receiver):
-            self.offer(backlog, Duplex(self, sender, receiver, event.opening))
+        if sender is None:
+            assert receiver is not None  # as there is no sender
+            self.offer(backlog, (Source(self, ReceiveHalf(self, receiver)), event.opening))
+        elif receiver is None:
+            self.offer(backlog, (Sink(self, SendHalf(self, sender)), event.opening), sender)
         else:
-            self.offer(backlog, (Sink(self, sender), event.opening), sender)
+            self.offer(backlog, self._duplex(sender, receiver, event.opening))
+
+    def _duplex(self, sender: CoreSender, receiver: CoreReceiver[bytes], opening: bytes) -> Duplex:
+        return Duplex(self, SendHalf(self, sender), ReceiveHalf(self, receiver), opening)
 
     def _on_requested(self, event: Requested) -> None:
         if not self._is_declined(self._requests, Halves(event.request, None), event.payload):
@@ -276,16 +282,8 @@ class Session(MuxSession):
 
     # --- events
 
-    def handle_event(self, event: object) -> None:
+    def handle_own_event(self, event: object) -> None:
         match event:
-            case Finished() | Cancelled() if event.receiver is self.engine.top_stream:
-                self._on_top_ended(event.payload if isinstance(event, Cancelled) else b"")
-            case Cancelled() if isinstance(request := event.receiver.owner, Request):
-                request.declined(event.payload)
-                self.half_ended(event.receiver)
-            case Refused() if isinstance(request := event.half.owner, Request):
-                request.failed(refused_by_peer)
-                self.half_ended(event.half)
             case Requested():
                 self._on_requested(event)
             case Responded():
@@ -298,7 +296,29 @@ class Session(MuxSession):
             case Pinged():
                 pass  # the engine answers it
             case _:
-                super().handle_event(event)
+                super().handle_own_event(event)
+
+    def handle_finished(self, receiver: CoreReceiver[Any]) -> None:
+        if receiver is self.engine.top_stream:
+            self._on_top_ended(b"")
+        else:
+            super().handle_finished(receiver)
+
+    def handle_cancelled(self, event: Cancelled) -> None:
+        if event.receiver is self.engine.top_stream:
+            self._on_top_ended(event.payload)
+        elif isinstance(request := event.receiver.owner, Request):
+            request.declined(event.payload)
+            self.half_ended(event.receiver)
+        else:
+            super().handle_cancelled(event)
+
+    def handle_refused(self, end: CoreSender | CoreReceiver[Any]) -> None:
+        if isinstance(request := end.owner, Request):
+            request.failed(refused_by_peer)
+            self.half_ended(end)
+        else:
+            super().handle_refused(end)
 
     def _on_top_ended(self, payload: bytes) -> None:
         """The peer opens nothing more; an end with a payload is the reason why the connection ends."""

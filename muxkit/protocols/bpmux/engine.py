@@ -144,10 +144,10 @@ class Engine(MuxEngine):
 
     # --- the stream
 
-    def receive_bytes(self, data: bytes, now: float) -> None:
-        """Parse and apply received bytes; never raises."""
+    def receive_bytes(self, data: bytes, now: float) -> Sequence[Event]:
+        """Parse and apply received bytes; return the events since the last call. Never raises."""
         if self.over:
-            return
+            return self.events()
         state, reader = self._state, self._reader
         state.now = now
         if self._observer is not None and data:
@@ -171,7 +171,7 @@ class Engine(MuxEngine):
                 position = reader.parse(data, position, base)
         except RemoteProtocolError as error:
             self._stop(Failed(error))
-            return
+            return self.events()
         self.bytes_received = base + position
         self.unparsed = len(data) - position
         if self.unparsed:
@@ -183,6 +183,7 @@ class Engine(MuxEngine):
             self._watch_progress(now)
         elif was_unfinished:
             self._stall.stop()
+        return self.events()
 
     def _look_for_announcement(self, first: bytes, data: bytes) -> None:
         """Look at the first bytes of the connection, which are parsed in the usual way as well."""
@@ -192,11 +193,12 @@ class Engine(MuxEngine):
         if credit:
             self._state.peer_announced(credit)
 
-    def receive_eof(self, now: float) -> None:
+    def receive_eof(self, now: float) -> Sequence[Event]:
         """End the connection: the peer closed its direction of the stream."""
         if not self.over:
             self.hung_up_cleanly = not self._is_mid_chunk and self.channels == 0
             self._stop(HungUp(self.hung_up_cleanly))
+        return self.events()
 
     def receive_half_close(self, now: float) -> bool:
         """Note that the peer sends nothing more; return True if it is still owed something that it may read.
@@ -291,7 +293,7 @@ class Engine(MuxEngine):
         return chain.from_iterable(self._state.maps[kind].values() for kind in senders)
 
     def events(self) -> Sequence[Event]:
-        """Take the events since the last call, oldest first."""
+        """Take the events since the last call, oldest first: those that commands and writing have caused."""
         events = self._state.events
         if not events:
             return ()
@@ -327,10 +329,10 @@ class Engine(MuxEngine):
             return None
         return self._deadlines.next if self._is_started else float("-inf")
 
-    def handle_deadline(self, now: float) -> None:
+    def handle_deadline(self, now: float) -> Sequence[Event]:
         """Act on the timers that are due."""
         if self.over:
-            return
+            return self.events()
         if not self._is_started:
             self._is_started = True
             self._keepalive.start(now)
@@ -339,7 +341,8 @@ class Engine(MuxEngine):
                 self._observer.timer(timer.value)
             if (last := self._timer_expired(timer, now)) is not None:
                 self._stop(last)
-                return
+                break
+        return self.events()
 
     def _timer_expired(self, timer: Timer, now: float) -> Event | None:
         """Act on a timer; return the last event if the connection is over."""

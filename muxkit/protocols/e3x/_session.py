@@ -247,7 +247,7 @@ class Session(ChannelOwner):
         assert isinstance(channel, EngineChannel)
         refusal = self.refusal_of(self._backlog, body)
         if refusal is not None:
-            self.engine.refuse(channel, refusal)
+            self.engine.give_up(channel, refusal)
             return
         made = self._add(channel, body)
         receiver, payload = channel.receiver, without_name(body).payload
@@ -270,7 +270,7 @@ class Session(ChannelOwner):
     def give_up(self, channel: Channel, reason: Reason) -> None:
         """This side breaks a channel; the engine reports nothing, because it was told to."""
         if not self.pump.is_lost:
-            self.engine.refuse(channel.engine_channel, reason)
+            self.engine.give_up(channel.engine_channel, reason)
             self.engine.blame(channel.engine_channel)
         self._forget(channel.engine_channel)
         self.dispatch_events()

@@ -145,10 +145,9 @@ class ChunkedEngine(Engine):
         """Parse and apply received bytes; never raises."""
         if self.state.observer is not None and data:
             self.state.observer.transport("in", data)
-        events: list[Event] = []
         for packet in self._dechunker.feed(data, self.frames_at_once):
-            events += self.receive_datagram(packet, now)
-        return events
+            self.take_in(packet, now)
+        return self.take_events()
 
     def receive_eof(self, now: float) -> Sequence[Event]:
         """Note that the peer closed its direction of the stream; the session decides what follows."""

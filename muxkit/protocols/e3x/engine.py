@@ -24,7 +24,7 @@ from muxkit.protocols.e3x.openings import Openings
 from muxkit.protocols.e3x.packets import ack_part, head_of, name_of, parse_packet, quoted
 from muxkit.protocols.e3x.receive import ReliableReceiver
 from muxkit.protocols.e3x.send import ReliableSender
-from muxkit.protocols.e3x.state import EngineChannel, State
+from muxkit.protocols.e3x.state import EngineChannel, EngineSender, State
 
 PACKETS_AT_ONCE = 256  # packets that one call of `datagrams_to_send` returns at most
 CHANNEL_PRICE = 7 * 1024  # bytes of memory for a channel, its session objects and a task that handles it
@@ -172,14 +172,19 @@ class Engine(MuxEngine):
 
     def open_channel(self, opening: bytes) -> Halves:
         """Open a reliable channel without a name."""
-        return self.open(DEFAULT_TYPE, opening)
+        channel = self.open(DEFAULT_TYPE, opening)
+        return Halves(channel.sender, channel.receiver)
 
     def err(self, channel: EngineChannel, text: str) -> None:
         """Break a channel and tell the peer why; what is queued is dropped. Harmless when it is gone."""
         self.state.err(channel, text)
 
     def refuse(self, channel: Halves, reason: Reason) -> None:
-        assert isinstance(channel, EngineChannel)
+        assert isinstance(channel.sender, EngineSender)
+        self.give_up(channel.sender.channel, reason)
+
+    def give_up(self, channel: EngineChannel, reason: Reason) -> None:
+        """Break a channel and tell the peer the reason. Harmless when it is gone."""
         self.state.give_up(channel, reason)
 
     def blame(self, channel: EngineChannel) -> None:
@@ -201,16 +206,17 @@ class Engine(MuxEngine):
 
     def receive_datagram(self, data: bytes, now: float) -> Sequence[Event]:
         """Parse and apply a received packet; never raises."""
-        self.state.now = max(self.state.now, now)
+        self.take_in(data, now)
+        return self.take_events()
+
+    def take_in(self, data: bytes, now: float) -> None:
+        """Parse and apply a received packet, and leave its events to `take_events`."""
+        state = self.state
+        state.now = max(state.now, now)
         self.packets_received += 1
         self.bytes_received += len(data)
-        self._receive(bytes(data))
-        return self._take_events()
-
-    def _receive(self, data: bytes) -> None:
-        state = self.state
         try:
-            packet = parse_packet(data)
+            packet = parse_packet(bytes(data))
         except RemoteProtocolError as error:
             state.fault(Fault.MALFORMED, str(error))
             return
@@ -229,9 +235,10 @@ class Engine(MuxEngine):
     def events(self) -> Sequence[Event]:
         """Take what commands and writing have caused, oldest first."""
         self.state.reported.clear()
-        return self._take_events()
+        return self.take_events()
 
-    def _take_events(self) -> Sequence[Event]:
+    def take_events(self) -> Sequence[Event]:
+        """Take what has happened, without the start of a new count of faults."""
         while self.state.own:
             self.liveness.handle_events()
         happened = self.state.happened
@@ -279,7 +286,7 @@ class Engine(MuxEngine):
                 state.arm(channel)
         if (due := state.silence.deadlines.next) is not None and due <= now:
             self.liveness.handle_time(now)
-        return self._take_events()
+        return self.take_events()
 
     def _handle_time(self, channel: EngineChannel, now: float) -> None:
         state, sender, receiver = self.state, channel.sender, channel.receiver

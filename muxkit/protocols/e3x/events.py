@@ -8,11 +8,12 @@ connection, so there is no `Failed`. The channel in an event is an `EngineChanne
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 import attrs
 
 from muxkit.core import Reason
-from muxkit.core.events import Finished, GoingAway, Halves, Opened, Pong, Probed, Received, Silent, Writable
+from muxkit.core.events import Finished, GoingAway, Opened, Pong, Probed, Received, Silent, Writable
 
 
 class Fault(Enum):
@@ -53,7 +54,7 @@ class Cause(Enum):
 class Delivered:
     """The peer has processed the packets `first` to `last`; the number of a receipt is a message's last packet."""
 
-    channel: Halves
+    channel: Any
     first: int
     last: int
 
@@ -62,14 +63,14 @@ class Delivered:
 class Closed:
     """The channel is gone: both sides have confirmed its end, or it was closed here and the peer has processed all."""
 
-    channel: Halves
+    channel: Any
 
 
 @attrs.define(eq=False)
 class Broken:
     """The channel is gone before its end. If the peer broke it, `text` is the peer's: escape it before showing it."""
 
-    channel: Halves
+    channel: Any
     cause: Cause
     text: str
 
@@ -88,7 +89,7 @@ class Faulted:
 class PingLost:
     """No answer to the ping about `key` can come any more: its channel is broken."""
 
-    key: object
+    key: Any
 
 
 @attrs.define(eq=False)

@@ -58,6 +58,7 @@ class ReliableSender(EngineSender):
         self._most_window = config.most_window
         self._most_flying = state.limits.channel_bytes
         self._pieces: dict[int, Piece] = {}
+        self._ready: Piece | None = None  # the next packet, between `is_ready` and `write`
         self.next_seq: int = 1
         self.last: int = 0
         """The receipt of the last message: the seq of its last packet."""
@@ -136,6 +137,8 @@ class ReliableSender(EngineSender):
         return self.state.packet - overhead(self.channel, self.next_seq, end=True)
 
     def due(self, timeout: float) -> float:
+        if self.probe_at == NEVER or self.is_resting:  # silence is noticed later than the next probe is due
+            return self.probe_at
         return min(self.probe_at, self.silent_at(timeout))
 
     def silent_at(self, timeout: float) -> float:
@@ -236,7 +239,8 @@ class ReliableSender(EngineSender):
 
     @property
     def is_ready(self) -> bool:
-        return self.next() is not None
+        self._ready = self.next()
+        return self._ready is not None
 
     def next(self) -> Piece | None:
         """Return the next new packet if the window and the memory limit allow it to be sent.
@@ -249,7 +253,7 @@ class ReliableSender(EngineSender):
         return piece if not self.flying or self.flying + len(piece.body) <= self._most_flying else None
 
     def write(self, now: float) -> bytes:
-        piece = self.next()
+        piece, self._ready = self._ready, None
         assert piece is not None
         self.state.unsent -= len(piece.body)
         if self.watched:

@@ -48,7 +48,7 @@ from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core import ChannelTable, Clock, Ids, Ranges, Reason, StartPace, TokenBucket
-from muxkit.core.events import Halves, Silent
+from muxkit.core.events import Silent
 from muxkit.core.halves import Receiver, Sender
 from muxkit.protocols.e3x.assembly import Reassembly
 from muxkit.protocols.e3x.config import Config
@@ -88,7 +88,7 @@ class Piece:
     is_queued: bool = False  # it waits to be sent again
 
 
-class EngineChannel(Halves):
+class EngineChannel:
     """A channel of an engine: its two halves, and what they have in common. For others it is read-only."""
 
     sender: EngineSender
@@ -200,7 +200,7 @@ class EngineSender(EngineHalf, Sender):
 
     @abstractmethod
     def write(self, now: float) -> bytes:
-        """Return the next new packet, which leaves now; there must be one."""
+        """Return the next new packet, which leaves now, after `is_ready` was True."""
 
     @abstractmethod
     def dropped(self) -> None:

@@ -226,7 +226,7 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     def __contains__(self, key: object) -> bool:
         return key in self._items
 
-    def put(self, item: ItemT, key: Hashable = None) -> None:
+    def put(self, item: ItemT, key: object = None) -> None:
         """Add an item; `drop` finds it by `key`, by default itself."""
         self._items[item if key is None else key] = item
         self._lot.unpark()

@@ -94,6 +94,8 @@ class DatagramPump(Pump[EventT]):
             self._broke("writing", error)
         if self._carry:
             self._wake_writer()
+        else:
+            self.rearm()  # timers begin when a packet leaves
 
     async def _write(self) -> None:
         while True:

@@ -124,10 +124,9 @@ def violation(engine: Engine, *chunks: str, now: float = 0.0) -> RemoteProtocolE
     assert not engine.has_output()
     assert engine.buffers_to_send() == []
     assert engine.next_deadline() is None
-    engine.receive_bytes(b"\x64\x00", now)
-    engine.receive_eof(now)
-    engine.handle_deadline(now + 1000)
-    assert not engine.events()
+    assert not engine.receive_bytes(b"\x64\x00", now)
+    assert not engine.receive_eof(now)
+    assert not engine.handle_deadline(now + 1000)
     return last.error
 
 
@@ -166,8 +165,8 @@ def grant(engine: Engine, channel: str, credit: int) -> None:
     types = ("out-request", "in-request", "out-sink", "in-sink", "out-stream", "in-stream")
     name, _, id = channel.partition(" ")
     tag = types.index(name) << 5 | 0x08
-    engine.receive_bytes(bytes([tag]) + encode_varu64(int(id)) + encode_varu64(credit), 0.0)
-    assert not any(isinstance(event, Failed) for event in engine.events())
+    chunk = bytes([tag]) + encode_varu64(int(id)) + encode_varu64(credit)
+    assert not any(isinstance(event, Failed) for event in engine.receive_bytes(chunk, 0.0))
 
 
 @overload

@@ -167,8 +167,7 @@ def test_a_second_end_is_a_violation_and_the_first_one_counts_once(
     assert [event[0] for event in fed(engine, opening, end)] == events
     if is_acked:
         assert written(engine)
-    engine.receive_bytes(bytes.fromhex(end), 0.0)
-    (event,) = engine.events()
+    (event,) = engine.receive_bytes(bytes.fromhex(end), 0.0)
     assert isinstance(event, Failed), "no second end is reported"
     assert event.error.rule == "bpmux-R14"
     assert engine.over

@@ -231,8 +231,7 @@ def test_dribbling_is_over_at_the_limit() -> None:
     engine.handle_deadline(6.0)
     assert not engine.over
     fed(engine, "00" * 6, now=10.9)
-    engine.handle_deadline(11.0)
-    (event,) = engine.events()
+    (event,) = engine.handle_deadline(11.0)
     assert isinstance(event, Failed)
     assert "6 bytes in 5.0 s while a message is unfinished, 7 are asked" in str(event.error)
     assert event.error.limit == "stall"

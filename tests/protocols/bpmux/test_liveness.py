@@ -19,22 +19,16 @@ def keeping_alive(interval: float = 20.0, timeout: float = 20.0, *, limits: Limi
     return engine
 
 
-def last_event(engine: Engine) -> Event:
-    return [*engine.events()][-1]
-
-
 @pytest.mark.requirement("R-46")
 def test_a_peer_that_is_gone_is_noticed_after_both_intervals_to_the_moment() -> None:
     engine = keeping_alive()
     assert engine.next_deadline() == 120.0
-    engine.handle_deadline(120.0)
-    assert [type(event) for event in engine.events()] == [Probed]
+    assert [type(event) for event in engine.handle_deadline(120.0)] == [Probed]
     assert written(engine) == "a400"
     assert engine.next_deadline() == 140.0
     engine.handle_deadline(139.999)
     assert not engine.over
-    engine.handle_deadline(140.0)
-    last = last_event(engine)
+    last = engine.handle_deadline(140.0)[-1]
     assert isinstance(last, Silent)
     assert last.seconds == 40.0
     assert engine.over
@@ -54,9 +48,7 @@ def test_whatever_comes_after_the_ping_starts_the_count_again(interval: float, t
     engine.handle_deadline(heard_at + interval)
     assert written(engine) == "a400"
     assert engine.next_deadline() == heard_at + interval + timeout
-    engine.events()
-    engine.handle_deadline(heard_at + interval + timeout)
-    assert isinstance(last_event(engine), Silent)
+    assert isinstance(engine.handle_deadline(heard_at + interval + timeout)[-1], Silent)
 
 
 @pytest.mark.requirement("R-46")
@@ -143,8 +135,7 @@ def test_a_message_that_dribbles_is_dropped_when_the_span_is_over() -> None:
         fed(engine, "61", now=second)
     engine.handle_deadline(39.9)
     assert not engine.over
-    engine.handle_deadline(40.0)
-    last = last_event(engine)
+    last = engine.handle_deadline(40.0)[-1]
     assert isinstance(last, Failed)
     assert last.error.limit == "stall"
     assert "in 30.0 s while a message is unfinished, 1024 are asked" in str(last.error)
@@ -185,8 +176,7 @@ def test_the_watch_ends_with_the_message() -> None:
 def test_the_beginning_of_a_chunk_is_a_message_that_is_unfinished(chunks: str) -> None:
     engine = stalling()
     fed(engine, chunks, now=0.0)
-    engine.handle_deadline(30.0)
-    assert isinstance(last_event(engine), Silent)
+    assert isinstance(engine.handle_deadline(30.0)[-1], Silent)
 
 
 @pytest.mark.requirement("R-29")
@@ -194,8 +184,7 @@ def test_a_line_that_dies_inside_a_message_is_silence_and_no_broken_rule() -> No
     # F29: this was reported as a violation by the peer: "0 bytes in 30.0 s while a message is unfinished".
     engine = stalling()
     fed(engine, "50 09 f9 10 00 61", now=10.0)
-    engine.handle_deadline(40.0)
-    last = last_event(engine)
+    last = engine.handle_deadline(40.0)[-1]
     assert isinstance(last, Silent)
     assert last.seconds == 30.0
 
@@ -217,8 +206,7 @@ def test_who_waits_for_a_loan_is_not_blamed() -> None:
     engine.handle_deadline(90.0)
     assert not engine.over
     fed(engine, "50", now=91.0)
-    engine.handle_deadline(120.0)
-    assert isinstance(last_event(engine), Failed)
+    assert isinstance(engine.handle_deadline(120.0)[-1], Failed)
 
 
 @pytest.mark.requirement("R-29")
@@ -248,22 +236,18 @@ def test_an_early_or_a_late_call_is_harmless() -> None:
 def test_the_peers_hang_up_is_clean_when_nothing_was_open_or_half_said(before: str, clean: bool) -> None:
     engine = Engine(Config(keepalive=None))
     feed(engine, [bytes.fromhex(before)])
-    engine.receive_eof(1.0)
-    (event,) = engine.events()
+    (event,) = engine.receive_eof(1.0)
     assert told(event) == ("HungUp", f"HungUp(is_clean={clean})")
     assert engine.hung_up_cleanly is clean
     assert engine.over
-    engine.receive_eof(2.0)
-    assert not engine.events()
+    assert not engine.receive_eof(2.0)
 
 
 def test_several_timers_that_are_due_at_once_end_the_connection_once() -> None:
     engine = keeping_alive(limits=Limits(stall=30.0))
     fed(engine, "50", now=110.0)
     engine.handle_deadline(130.0)
-    engine.events()
-    engine.handle_deadline(1000.0)
-    assert len([event for event in engine.events() if isinstance(event, (Failed, Silent))]) == 1
+    assert len([event for event in engine.handle_deadline(1000.0) if isinstance(event, (Failed, Silent))]) == 1
 
 
 @pytest.mark.parametrize(

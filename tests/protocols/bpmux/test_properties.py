@@ -186,8 +186,9 @@ def test_messages_are_joined_only_where_they_come_one_behind_the_other() -> None
 def test_no_more_messages_are_joined_than_may_be_parsed_at_once() -> None:
     engine = streams()
     engine.frames_at_once = 3
-    engine.receive_bytes(bytes.fromhex("50 01 00" * 20), 0.0)
-    assert [told(event) for event in engine.events()] == [("Received", "in-stream 1", b"", b"", b"")]
+    assert [told(event) for event in engine.receive_bytes(bytes.fromhex("50 01 00" * 20), 0.0)] == [
+        ("Received", "in-stream 1", b"", b"", b"")
+    ]
     assert engine.unparsed == 17 * 3
 
 

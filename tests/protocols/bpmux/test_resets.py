@@ -7,7 +7,7 @@ import trio
 
 import muxkit
 from muxkit.core.events import Failed
-from muxkit.protocols.bpmux import Config, Engine, Kind
+from muxkit.protocols.bpmux import Config, Engine, Event, Kind
 
 LIMITS = muxkit.Limits(resets_burst=3, resets_per_second=1)
 QUIET = Config(keepalive=None)
@@ -19,16 +19,17 @@ class Pair:
     def __init__(self) -> None:
         self.client = Engine(QUIET)
         self.server = Engine(QUIET, limits=LIMITS)
+        self.reported: list[Event] = []  # by the server
         self.deliver()
 
     def deliver(self) -> None:
         while self.client.has_output() or self.server.has_output():
-            self.server.receive_bytes(b"".join(self.client.buffers_to_send()), 1.0)
+            self.reported += self.server.receive_bytes(b"".join(self.client.buffers_to_send()), 1.0)
             self.client.receive_bytes(b"".join(self.server.buffers_to_send()), 1.0)
 
     @property
     def failure(self) -> muxkit.RemoteProtocolError | None:
-        return next((event.error for event in self.server.events() if isinstance(event, Failed)), None)
+        return next((event.error for event in self.reported if isinstance(event, Failed)), None)
 
 
 @pytest.mark.requirement("R-10")

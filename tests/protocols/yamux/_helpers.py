@@ -100,6 +100,7 @@ def receiver_of(halves: Halves) -> StreamReceiver:
 
 
 def opened(events: list[Any]) -> Halves:
+    found: Halves
     (found,) = (event.channel for event in events if isinstance(event, Opened))
     return found
 

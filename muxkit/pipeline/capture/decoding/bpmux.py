@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -144,9 +145,9 @@ class EngineDecoder(BpmuxDecoder):
         if self.begin(direction, data, segment, offset, found):
             if direction == "out":
                 self.cut(direction, data, found)
+                self._settle(())
             else:
-                self._engine.receive_bytes(data, 0.0)
-            self._settle()
+                self._settle(self._engine.receive_bytes(data, 0.0))
         return found
 
     def dump(self) -> bytes:
@@ -154,10 +155,10 @@ class EngineDecoder(BpmuxDecoder):
 
     # --- received
 
-    def _settle(self) -> None:
-        """Consume everything at once."""
+    def _settle(self, events: Sequence[bpmux.Event]) -> None:
+        """Consume everything at once, with what follows from that."""
         engine = self._engine
-        while events := engine.events():
+        while events := [*events, *engine.events()]:
             for event in events:
                 match event:
                     case Received(receiver, payloads):
@@ -170,6 +171,7 @@ class EngineDecoder(BpmuxDecoder):
                         self.halves["in"].lost = True
                     case _:
                         pass
+            events = ()
         self._drain()
 
     def _drain(self) -> None:
@@ -184,7 +186,7 @@ class EngineDecoder(BpmuxDecoder):
         if self._engine.over or not self._follows:
             return
         try:
-            self._settle()
+            self._settle(())
             self._do(chunk, total)
         except LocalProtocolError as error:
             self._give_up(error)
