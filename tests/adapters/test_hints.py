@@ -228,7 +228,8 @@ async def test_who_does_not_read_the_alert_is_not_waited_for_long(autojump_clock
 
 
 @pytest.mark.parametrize(
-    ("protocol", "name"), [("aqueduct", "Aqueduct"), ("relink", "Relink"), ("e3x", "e3x"), ("bpmux", "bpmux")]
+    ("protocol", "name"),
+    [("aqueduct", "Aqueduct"), ("relink", "Relink"), ("e3x", "e3x"), ("bpmux", "bpmux"), ("yamux", "yamux")],
 )
 async def test_what_a_client_of_each_protocol_says_first_is_recognised(protocol: str, name: str) -> None:
     """F8: "an opening without a payload (bpmux-R14, byte 0)"."""

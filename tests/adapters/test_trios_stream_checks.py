@@ -83,7 +83,7 @@ async def test_a_stream_of_a_transport_passes_trios_checks(
 
 
 @pytest.mark.requirement("R-41")
-@pytest.mark.parametrize("protocol", ["bpmux", "relink", "e3x", "aqueduct"])
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "e3x", "aqueduct", "yamux"])
 async def test_a_channel_as_a_stream_passes_trios_checks(protocol: str, autojump_clock: trio.testing.MockClock) -> None:
     await check_channels(f"{protocol}+mem://checks", patience=5.0)
 

@@ -7,7 +7,7 @@ acknowledgement of streams that were taken, and the codes of the go-away.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from itertools import chain
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from muxkit.protocols.yamux.config import Config
 from muxkit.protocols.yamux.engine import Engine
 from muxkit.protocols.yamux.receive import StreamReceiver
 from muxkit.protocols.yamux.send import StreamSender
-from muxkit.runtime import Backlog, Opening, protect_package, protected_manager
+from muxkit.runtime import Backlog, LinkLost, Opening, protect_package, protected_manager
 from muxkit.runtime.halves.receiving import ReceiveHalf
 from muxkit.runtime.halves.sending import SendHalf
 from muxkit.runtime.mux import LINGER, MuxSession, running
@@ -114,10 +114,10 @@ class Session(MuxSession):
         sender, receiver = event.channel.sender, event.channel.receiver
         assert isinstance(sender, StreamSender)
         assert isinstance(receiver, StreamReceiver)
-        backlog: Backlog[Any] = self._incoming if receiver.carries_messages else self._streams
+        backlog: Backlog[Any] = self._incoming if sender.carries_messages else self._streams
         if (reason := self.refusal_of(backlog, event.opening)) is not None:
             self.engine.refuse(event.channel, reason)
-        elif receiver.carries_messages:
+        elif sender.carries_messages:
             self.offer(backlog, self.new_channel(sender, receiver, event.opening), receiver)
         else:
             self.offer(backlog, self._new_stream(sender, receiver), receiver)
@@ -151,7 +151,13 @@ class Session(MuxSession):
                 yield half.owner
 
     async def say_goodbye(self) -> None:
-        """Send a go-away behind everything else: implementations in Rust and JavaScript drop all streams at once."""
+        """Send a go-away behind everything else: implementations in Rust and JavaScript drop all streams at once.
+
+        A peer that is ending its halves at the same time waits for our answer, so let it say that first.
+        """
+        if self.engine.channels:
+            with suppress(LinkLost):
+                await self.ping()
         self.engine.go_away(Reason())
         self.request_write()
         await self.pump.flushed()

@@ -43,10 +43,6 @@ class StreamReceiver(WindowReceiver):
         return self.stream.label
 
     @property
-    def carries_messages(self) -> bool:
-        return self.kind is Kind.MESSAGES
-
-    @property
     def is_silent(self) -> bool:
         """True while the peer, which opened the stream, has sent nothing on it."""
         return self.kind is Kind.UNKNOWN and not self._head

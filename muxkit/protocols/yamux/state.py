@@ -142,7 +142,7 @@ class State(MuxState):
         if stream.is_gone or stream.reset is not None:
             return
         # Only channels carry a reason, and only within the credit that the peer has given.
-        payload = reason.encode() if stream.receiver.carries_messages else b""
+        payload = reason.encode() if stream.sender.carries_messages else b""
         stream.reset = payload if len(payload) <= stream.sender.credit_out else b""
         self.control.resets[stream] = None
         stream.sender.drop_all()
@@ -177,7 +177,7 @@ class State(MuxState):
         On a channel a reset tells it so immediately, and destroys nothing, as muxkit keeps what came before a reset.
         Other programs lose it, so a stream of bytes is only reset when the peer takes too long.
         """
-        if stream.receiver.carries_messages:
+        if stream.sender.carries_messages:
             self.reset(stream, Reason())
         else:
             self.closing.add(stream, self.now)

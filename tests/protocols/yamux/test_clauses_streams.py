@@ -383,8 +383,8 @@ def test_a_message_larger_than_the_window_borrows_credit() -> None:
 def test_a_stream_shows_by_its_first_bytes_what_it_carries() -> None:
     server = engine(limits=Limits(handshake=5.0))
     assert fed(server, update(1, 0, SYN), update(3, 0, SYN), data(1, b"\x80\x00\x00\x08mux")) == []
-    assert receiver_of(opened(fed(server, data(1, b"kit/1")))).carries_messages
+    assert sender_of(opened(fed(server, data(1, b"kit/1")))).carries_messages
     events = [*server.handle_deadline(5.0)]
-    assert not receiver_of(opened(events)).carries_messages
+    assert not sender_of(opened(events)).carries_messages
     server.take_streams()
-    assert not receiver_of(opened(fed(server, update(5, 0, SYN)))).carries_messages
+    assert not sender_of(opened(fed(server, update(5, 0, SYN)))).carries_messages

@@ -25,20 +25,21 @@ PATIENCE = 60.0  # s
 
 @asynccontextmanager
 async def pair(**options: Any) -> AsyncIterator[tuple[yamux.Session, yamux.Session]]:
-    """Join a client and a server by a stream in memory."""
+    """Join a client and a server by a stream in memory; the client leaves first."""
     here, there = trio.testing.memory_stream_pair()
     over = trio.Event()
 
     async def serve(task_status: trio.TaskStatus[yamux.Session]) -> None:
-        async with yamux.session(there, role="server", **options) as server:
-            task_status.started(server)
-            await over.wait()
+        with suppress(muxkit.LinkLost):  # some tests leave streams open at this side
+            async with yamux.session(there, role="server", **options) as server:
+                task_status.started(server)
+                await over.wait()
 
     async with background() as nursery:
         server = await nursery.start(serve)
         async with yamux.session(here, role="client", **options) as client:
             yield client, server
-            over.set()
+        over.set()
 
 
 async def stream_pair(client: yamux.Session, server: yamux.Session) -> tuple[yamux.YamuxStream, yamux.YamuxStream]:
