@@ -111,14 +111,14 @@ class Writable:
 class Pong:
     """The answer to the oldest ping about `key` came; what a key is, the protocol says."""
 
-    key: object = None
+    key: Any = None
 
 
 @attrs.define(eq=False)
 class Probed:
     """The engine sent a ping by itself, to see whether the peer still lives; a `Pong` follows for it, too."""
 
-    key: object = None
+    key: Any = None
 
 
 @attrs.define(eq=False)

@@ -418,7 +418,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         """A half has ended: let go of it, and wake those who wait for its place, its bytes or its pong."""
         owner = half.owner
         half.owner = None  # or only a garbage collection would free both
-        if isinstance(owner, SendHalf | ReceiveHalf):
+        if isinstance(owner, (SendHalf, ReceiveHalf)):
             owner.channel = None  # the same
         self.budget.wake_waiting()  # its queue no longer counts
         if half in self.pings:

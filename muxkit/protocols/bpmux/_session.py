@@ -264,7 +264,7 @@ class Session(MuxSession):
 
     def drop_broken_off(self, half: CoreSender | CoreReceiver[Any]) -> None:
         owner = half.owner
-        channel = owner.channel if isinstance(owner, SendHalf | ReceiveHalf) else None
+        channel = owner.channel if isinstance(owner, (SendHalf, ReceiveHalf)) else None
         item = self.drop_waiting(half if channel is None else channel)
         if item is None:
             return
@@ -371,7 +371,7 @@ class Session(MuxSession):
 
     def live_halves(self) -> Iterator[SendHalf | ReceiveHalf[Any]]:
         for entity in self._live_entities():
-            if isinstance(half := entity.owner, SendHalf | ReceiveHalf):
+            if isinstance(half := entity.owner, (SendHalf, ReceiveHalf)):
                 yield half
 
     def _live_requests(self) -> list[Request]:
