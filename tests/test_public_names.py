@@ -36,7 +36,7 @@ OBJECTS: Final[list[tuple[type, set[str], str]]] = [
     (muxkit.Channel, CHANNEL, ""),
     (muxkit.Session, SESSION, ""),
     (bpmux.Duplex, CHANNEL, "close ping sent_with_opening sink source"),
-    (bpmux.Sink, SENDING - {"cancel_when_over"}, "give_credit half ping"),
+    (bpmux.Sink, SENDING, "give_credit half ping"),
     (bpmux.Source, RECEIVING, "abort end_payload give_credit half ping"),
     (bpmux.Request, set(), "abort aclose declined failed ping responded response"),
     (muxkit.IncomingRequest, set(), "abort cancelled decline payload respond session"),

@@ -2,8 +2,8 @@
 
 Every protocol has a sending and a receiving half for each channel, and every protocol answers the same questions about
 them: is there room for so many bytes, tell me when there is, take this message, this was the last one, give up, the
-application has consumed so much. These are the questions, as two abstract classes. An engine implements them with the
-rules of its document, and the runtime's `SendHalf` and `ReceiveHalf` hold one each and call it directly.
+application has consumed so much. These are the questions, as two protocols. An engine implements them with the rules of
+its document, and the runtime's `SendHalf` and `ReceiveHalf` hold one each and call it directly.
 
     application          channel.send(message)          channel.receive()
     muxkit.runtime       SendHalf                       ReceiveHalf          which task waits, what was cancelled
@@ -13,9 +13,9 @@ rules of its document, and the runtime's `SendHalf` and `ReceiveHalf` hold one e
 A half reports to its engine, which returns events (`muxkit.core.events`). `owner` leads back from the half in an event
 to the object of the session: the runtime puts it there, and engines never look at it.
 
-Both are protocols from which the engines' classes inherit by name, and not abstract base classes, because a class with
-slots can have only one base that has any: bpmux's two kinds of entity share another one. So each implementation has
-`owner` among its own slots.
+The classes of engines inherit from them by name. They are no abstract base classes with slots, because a class can have
+only one base that has any, and bpmux's two kinds of entity share another one. So each implementation has `owner` among
+its own slots.
 """
 
 from __future__ import annotations

@@ -159,6 +159,10 @@ class Sink(trio.abc.SendChannel[bytes]):
         """Wait until the peer confirmed the end; raises what came instead."""
         await self.half.wait_over()
 
+    def cancel_when_over(self, scope: trio.CancelScope) -> None:
+        """Cancel this scope when the half is over; see `SendHalf.cancel_when_over`."""
+        self.half.cancel_when_over(scope)
+
     async def aclose(self) -> None:
         """Say that no more follows, after everything that was sent; does not wait for the peer."""
         await self.half.aclose()

@@ -341,12 +341,12 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
             case Cancelled():
                 self.handle_cancelled(event)
             case Stopped():
-                if event.breaks_off:
-                    self.drop_broken_off(event.sender)
                 if isinstance(half := event.sender.owner, SendHalf):
                     # The error holds the other half and not the channel, which would be a cycle of references.
                     beside = None if half.channel is None else half.channel.receiving
                     half.stopped(partial(stopped_by_peer, beside, event.payload[:REASON_MOST]))
+                if event.breaks_off:
+                    self.drop_broken_off(event.sender)
                 self.half_ended(event.sender)
             case Confirmed():
                 if isinstance(half := event.half.owner, SendHalf):
@@ -393,11 +393,11 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
 
     def handle_cancelled(self, event: Cancelled) -> None:
         """The peer gave up sending on a half."""
-        if event.breaks_off:
-            self.drop_broken_off(event.receiver)
         if isinstance(half := event.receiver.owner, ReceiveHalf):
             half.reason = event.payload[:REASON_MOST]  # kept as long as the half, so its size is bounded
             half.ended(partial(cancelled_by_peer, half.reason))
+        if event.breaks_off:  # behind the end, or dropping the channel would stop a half that is gone
+            self.drop_broken_off(event.receiver)
         self.half_ended(event.receiver)
 
     def handle_refused(self, end: Sender | Receiver[Any]) -> None:
@@ -446,7 +446,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         """A half has ended: let go of it, and wake those who wait for its place, its bytes or its pong."""
         owner = half.owner
         half.owner = None  # or only a garbage collection would free both
-        if isinstance(owner, SendHalf | ReceiveHalf):
+        if isinstance(owner, (SendHalf, ReceiveHalf)):
             owner.channel = None  # the same
         self.budget.wake_waiting()  # its queue no longer counts
         if half in self.pings:

@@ -16,7 +16,7 @@ from muxkit._limits import Limits
 from muxkit._observer import Observer, frames_of
 from muxkit._typed import Connect, OpenServer, Reconnecting
 from muxkit.codecs import Codec, announced
-from muxkit.core import Headers, Reason, Receiving, Sending, counted, encode_headers, with_name
+from muxkit.core import Headers, Reason, Receiving, Sending, encode_headers, with_name
 from muxkit.core.events import Cancelled, Halves, Opened
 from muxkit.core.halves import Receiver as CoreReceiver
 from muxkit.core.halves import Sender as CoreSender
@@ -76,6 +76,7 @@ class Session(MuxSession):
     """A bpmux session; made by `session`."""
 
     wire_name = "bpmux"
+    refusal_while_closing = Reason()  # the peer knows by the end of our top level
 
     def __init__(self, stream: trio.abc.Stream, config: Config, limits: Limits, observer: Observer | None) -> None:
         self.engine: Engine = Engine(config, limits=limits, observer=frames_of(observer))
@@ -238,7 +239,7 @@ class Session(MuxSession):
             # The peer cannot know yet that this side accepts no channels, so this does not count as refused.
             self.engine.decline(channel)
         else:
-            self.engine.refuse(channel, Reason() if self.is_draining else reason)
+            self.engine.refuse(channel, reason)
         return True
 
     def full_limit(self) -> str | None:
@@ -263,7 +264,7 @@ class Session(MuxSession):
 
     def drop_broken_off(self, half: CoreSender | CoreReceiver[Any]) -> None:
         owner = half.owner
-        channel = owner.channel if isinstance(owner, SendHalf | ReceiveHalf) else None
+        channel = owner.channel if isinstance(owner, (SendHalf, ReceiveHalf)) else None
         item = self.drop_waiting(half if channel is None else channel)
         if item is None:
             return
@@ -370,7 +371,7 @@ class Session(MuxSession):
 
     def live_halves(self) -> Iterator[SendHalf | ReceiveHalf[Any]]:
         for entity in self._live_entities():
-            if isinstance(half := entity.owner, SendHalf | ReceiveHalf):
+            if isinstance(half := entity.owner, (SendHalf, ReceiveHalf)):
                 yield half
 
     def _live_requests(self) -> list[Request]:
@@ -417,10 +418,6 @@ class Session(MuxSession):
         """Return the bytes of messages that the engine holds, with those that wait for credit."""
         queues = (entity.outgoing for kind in QUEUES for entity in self.engine.entities(kind).values())
         return sum(queue.queued + queue.opening_left for queue in queues if queue is not None)
-
-    def __repr__(self) -> str:
-        state = "lost" if self.pump.is_lost else counted(self.engine.channels, "channel")
-        return f"<bpmux.Session {self.pump.peer or 'on a stream'}: {state}>"
 
 
 def _opening_of(item: Duplex | tuple[Source | Sink, bytes] | IncomingRequest) -> bytes:

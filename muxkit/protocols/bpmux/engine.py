@@ -146,7 +146,7 @@ class Engine(MuxEngine):
 
     def receive_bytes(self, data: bytes, now: float) -> Sequence[Event]:
         """Parse and apply received bytes; return the events since the last call. Never raises."""
-        if self.over:
+        if self._state.over:
             return self.events()
         state, reader = self._state, self._reader
         state.now = now
@@ -195,7 +195,7 @@ class Engine(MuxEngine):
 
     def receive_eof(self, now: float) -> Sequence[Event]:
         """End the connection: the peer closed its direction of the stream."""
-        if not self.over:
+        if not self._state.over:
             self.hung_up_cleanly = not self._is_mid_chunk and self.channels == 0
             self._stop(HungUp(self.hung_up_cleanly))
         return self.events()
@@ -206,7 +206,7 @@ class Engine(MuxEngine):
         The document knows the end of entities, and not of one direction of the byte stream below them. A client that
         sends a request and shuts down its side of the socket can be answered within the credit that it gave.
         """
-        if self.over or self._is_mid_chunk or not self.owes_peer():
+        if self._state.over or self._is_mid_chunk or not self.owes_peer():
             return False
         self.is_half_closed = True
         self._stall.stop()
@@ -221,7 +221,7 @@ class Engine(MuxEngine):
 
     def owes_peer(self) -> bool:
         """Return True while messages or ends wait to be written, or an entity is owed something."""
-        if self.over:
+        if self._state.over:
             return False
         if self._state.outbox.used > 0 or self._state.control.ends:
             return True
@@ -303,14 +303,14 @@ class Engine(MuxEngine):
     def has_output(self) -> bool:
         """Whether there is something to write."""
         control = self._state.control
-        return not self.over and bool(
+        return not self._state.over and bool(
             self._state.scheduler.line or control.dirty or control.acks or control.ends or control.openings
         )
 
     def buffers_to_send(self, limit: int = 256 * 1024) -> list[Buffer]:
         """Take about `limit` bytes to write now."""
         out: list[Buffer] = []
-        if not self.over:
+        if not self._state.over:
             control = self._state.control
             written = 0
             if control.dirty or control.acks or control.ends or control.openings:
@@ -325,13 +325,13 @@ class Engine(MuxEngine):
 
     def next_deadline(self) -> float | None:
         """When to call `handle_deadline`: at once until the first call, which tells the time; None if no timer runs."""
-        if self.over:
+        if self._state.over:
             return None
         return self._deadlines.next if self._is_started else float("-inf")
 
     def handle_deadline(self, now: float) -> Sequence[Event]:
         """Act on the timers that are due."""
-        if self.over:
+        if self._state.over:
             return self.events()
         if not self._is_started:
             self._is_started = True
@@ -492,7 +492,7 @@ class Engine(MuxEngine):
         The peer reads the reason if it gave credit for one with the opening. Harmless when the channel, or the
         connection, is over already.
         """
-        if self.over:
+        if self._state.over:
             return
         if not self._state.refusals.take(self._state.now):
             self._stop(Failed(RemoteProtocolError("too many channels opened to be refused", limit="backlog")))
@@ -502,13 +502,13 @@ class Engine(MuxEngine):
     def decline(self, channel: Halves, reason: Reason = NO_REASON) -> None:
         """`refuse` for an opening that is no fault of the peer, so it is not counted."""
         sender, receiver = channel.sender, channel.receiver
-        if isinstance(sender, Sender) and not (self.over or sender.gone or sender.ending):
+        if isinstance(sender, Sender) and not (self._state.over or sender.gone or sender.ending):
             # An abort would wait for credit, and what was refused must not stay.
             if reason and sender.credit_out > 0:
                 sender.abort(reason)
             else:
                 sender.end()
-        if isinstance(receiver, Receiver) and not (self.over or receiver.gone or receiver.ending):
+        if isinstance(receiver, Receiver) and not (self._state.over or receiver.gone or receiver.ending):
             receiver.end()
 
     # --- the end

@@ -21,6 +21,10 @@ class Receiver(Entity, core.Receiver[bytes]):
     __slots__ = ()
 
     @property
+    def credit_in(self) -> int:  # here as well, as in `Sender`
+        return self.window.credit
+
+    @property
     def held(self) -> int:
         return self.window.held
 

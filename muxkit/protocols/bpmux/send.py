@@ -289,6 +289,11 @@ class Sender(Entity, core.Sender):
 
     __slots__ = ()
 
+    # `Entity` has the same property, but mypyc takes what a trait declares with a wider type from this class alone.
+    @property
+    def credit_out(self) -> int:
+        return self.credit.available
+
     @property
     def queued(self) -> int:
         return 0 if self.outgoing is None else self.outgoing.queued
