@@ -125,7 +125,7 @@ class Probed:
 class GoingAway:
     """The peer opens no more channels and takes none; those that are open go on."""
 
-    reason: Reason = attrs.field(factory=Reason)
+    reason: Reason
 
 
 @attrs.define(eq=False)
