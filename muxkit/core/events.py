@@ -145,7 +145,7 @@ class Probed:
 class GoingAway:
     """The peer opens no more channels and takes none; those that are open go on."""
 
-    reason: Reason = NO_REASON
+    reason: Reason
 
 
 @attrs.define(eq=False)

@@ -136,7 +136,7 @@ class Liveness:
             self._bye = channel
             self.peer_left = True
             state.silence.stop()
-            state.happened.append(GoingAway())
+            state.happened.append(GoingAway(Reason()))
 
     def _take_final_ack(self, id: int, ack: int) -> None:
         """Apply the last ack of a channel by a peer that leaves."""

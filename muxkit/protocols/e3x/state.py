@@ -420,6 +420,8 @@ class State:
 
     def break_channel(self, channel: EngineChannel, cause: Cause, text: str, *, tell: bool) -> None:
         """Break a channel; with `tell` the peer is sent an err."""
+        if cause is Cause.TIMEOUT:  # not for a closed channel whose peer goes on sending: such a peer lives
+            self.suspect()  # first: if the peer is silent, all channels get the same error
         if tell:
             self.break_silently(channel, text)
         else:
@@ -428,8 +430,6 @@ class State:
 
     def report_broken(self, channel: EngineChannel, cause: Cause, text: str) -> None:
         """Report that a channel was broken, unless nobody here has heard of it."""
-        if cause is Cause.TIMEOUT:
-            self.suspect()  # first: if the peer is silent, all channels get the same error
         if channel.announced or channel.ours:
             event = Broken(channel, cause, text)
             self.happened.append(event)
