@@ -83,6 +83,7 @@ async def pings_of_every_kind(pair: Pair) -> Steps:
     "Session.open_sink",
     "Session.open_source",
     "Session.open_request",
+    "Session.subscribe",
     "Opening.__aenter__",
     "Opening.__aexit__",
 )
@@ -92,6 +93,8 @@ async def openings(pair: Pair) -> Steps:
             async with make():
                 pass
         async with pair.one.open_request():
+            pass
+        async with pair.one.subscribe("news", codec=muxkit.Json(int)):
             pass
 
     async with trio.open_nursery() as nursery:
