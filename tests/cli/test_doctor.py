@@ -24,6 +24,7 @@ PAIRS = {
     *(f"bpmux+{name}" for name in ("mem", "sim", "tcp", "tls", "unix", "ws", "wss")),
     *(f"relink+{name}" for name in ("mem", "sim", "tcp", "tls", "unix", "ws", "wss")),
     *(f"restream+{name}" for name in ("mem", "sim", "tcp", "tls", "unix", "ws", "wss")),
+    *(f"yamux+{name}" for name in ("mem", "sim", "tcp", "tls", "unix", "ws", "wss")),
     *(f"aqueduct+{name}" for name in ("mem", "sim", "tcp", "tls", "unix", "ws", "wss", "quic")),
     *(f"e3x+{name}" for name in ("mem", "sim", "tcp", "tls", "unix", "ws", "wss", "udp", "dtls")),
 }

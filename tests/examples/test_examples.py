@@ -35,6 +35,12 @@ def test_echo_brings_back_what_was_sent() -> None:
     assert run("echo") == ["b'hello'"]
 
 
+def test_streams_of_yamux_bring_back_what_was_sent() -> None:
+    *echoed, round_trip = run("yamux_echo")
+    assert echoed == [f"stream {id}: hello {number}" for number, id in enumerate((1, 3, 5))]
+    assert re.fullmatch(r"a round trip takes [\d.]+ ms", round_trip)
+
+
 def test_numbers_survive_a_bad_network_and_a_restart() -> None:
     some, rest, cuts = run("restream_numbers")
     assert re.fullmatch(r"250 numbers over \d+ connections, then a break", some)
