@@ -13,7 +13,7 @@ import pytest
 import muxkit
 import muxkit.asyncio
 from muxkit.metrics.collecting import METRICS
-from muxkit.protocols import aqueduct, bpmux, e3x, relink
+from muxkit.protocols import aqueduct, bpmux, e3x, relink, yamux
 from muxkit_adapters.packets.listeners import PeerLink
 from muxkit_web import TYPES
 from tests._pages import ROOT
@@ -29,12 +29,13 @@ FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 NAMED = re.compile(r"(?<![\w./\"'@-])(session|channel|link|server|muxkit)((?:\.[A-Za-z_]\w*)+)")
 FILES = re.compile(r"\.(py|log|toml|service|socket|local|example|sock|key|pem|db|md|json|txt|conf)$")
-PROTOCOLS: dict[str, ModuleType] = {"aqueduct": aqueduct, "bpmux": bpmux, "e3x": e3x, "relink": relink}
+PROTOCOLS: dict[str, ModuleType] = {"aqueduct": aqueduct, "bpmux": bpmux, "e3x": e3x, "relink": relink, "yamux": yamux}
 SESSIONS: dict[str, tuple[type, ...]] = {
     "aqueduct": (aqueduct.Connection,),
     "bpmux": (bpmux.Session,),
     "e3x": (e3x.Session,),
     "relink": (relink.Link,),
+    "yamux": (yamux.Session,),
 }
 CHANNELS: dict[str, tuple[type, ...]] = {
     "aqueduct": (aqueduct.Channel,),
