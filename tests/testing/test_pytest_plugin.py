@@ -98,7 +98,7 @@ async def test_pair(muxkit_pair, muxkit_protocol):
             break
         assert await channel.receive() == b"and back"
 """
-    suite(pytester, code).assert_outcomes(passed=4)
+    suite(pytester, code).assert_outcomes(passed=5)
 
 
 def test_a_pair_may_be_cut(pytester: pytest.Pytester) -> None:
