@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, ClassVar, Literal, TypeVar, overload
 
 import trio
 
@@ -76,7 +76,7 @@ class Session(MuxSession):
     """A bpmux session; made by `session`."""
 
     wire_name = "bpmux"
-    refusal_while_closing = Reason()  # the peer knows by the end of our top level
+    refusal_while_closing: ClassVar[Reason] = Reason()  # the peer knows by the end of our top level
 
     def __init__(self, stream: trio.abc.Stream, config: Config, limits: Limits, observer: Observer | None) -> None:
         self.engine: Engine = Engine(config, limits=limits, observer=frames_of(observer))
