@@ -1,7 +1,7 @@
 """Streams of bytes over yamux: an echo server, and a client that any implementation of yamux could be.
 
 Run it without arguments for both ends in one process. With `serve PORT` or `call PORT` it is one of them, and the other
-one may be a program in Go, Rust or JavaScript.
+one may be a program in Go or JavaScript.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Aqueduct, the commits of Relink) adds event classes of its own and handles them 
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import attrs
 
@@ -30,8 +30,6 @@ from muxkit.core._channels import Reason
 from muxkit.core.halves import Receiver, Sender
 
 ItemT = TypeVar("ItemT")
-
-NO_REASON: Final = Reason()  # a default as it is, since mypyc takes no field of attrs for a class of its own
 
 
 @attrs.frozen

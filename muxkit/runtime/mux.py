@@ -18,7 +18,7 @@ This is what it inherits:
     MuxSession.request_write                   ReceiveHalf.deliver
     StreamPump.request_write, then the link    MuxChannel.receive, ReceiveHalf.receive
 
-Where protocols differ in a step, the step is one method with a docstring that says what each of them answers.
+Where protocols differ in a step, the step is one method, which a protocol overrides.
 """
 
 from __future__ import annotations
@@ -364,9 +364,9 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
                 self.openers.wake_waiters()
             case ChannelFailed():
                 self.handle_channel_failed(event)
-            case LimitReached(limit):
+            case LimitReached():
                 if self.facts is not None:
-                    self.facts.limit(limit)
+                    self.facts.limit(event.limit)
             case HungUp():
                 self.handle_hung_up(event)
             case Silent():

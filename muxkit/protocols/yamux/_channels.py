@@ -12,7 +12,7 @@ __all__ = ["Channel", "YamuxStream"]
 
 
 class YamuxStream(ByteStream):
-    """One yamux stream: a `trio.abc.HalfCloseableStream`, as programs in Go, Rust and JavaScript have it."""
+    """One yamux stream: a `trio.abc.HalfCloseableStream`, as programs in Go and JavaScript have it."""
 
     def __init__(self, session: Session, sending: SendHalf, receiving: ReceiveHalf[bytes], id: int) -> None:
         super().__init__(sending, receiving)
