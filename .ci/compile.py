@@ -43,6 +43,9 @@ def _plain(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement)[0]).lower()
 
 
+TRIO_SIDE = ("_channels.py", "_connection.py", "_session.py")  # files of a protocol that use Trio
+
+
 def sources(root: Path) -> list[str]:
     """Give the modules without I/O, by their paths below the root."""
     package = root / "muxkit"
@@ -52,7 +55,7 @@ def sources(root: Path) -> list[str]:
         for file in files
         if file.name not in ("__init__.py", "_config.py", "config.py")
         and not {"_session", "dial"} & {*file.parts}
-        and not (file.name in ("_channels.py", "_session.py") and "protocols" in file.parts)  # the Trio side
+        and not (file.name in TRIO_SIDE and "protocols" in file.parts)
         and str(file.relative_to(package)) not in NOT_COMPILED
     ]
 

@@ -20,9 +20,10 @@ MEANT: dict[str, str] = dict.fromkeys(
         "circle: muxkit.protocols.yamux.receive muxkit.protocols.yamux.send muxkit.protocols.yamux.state",
         "circle: muxkit.protocols.bpmux.control muxkit.protocols.bpmux.entities muxkit.protocols.bpmux.events "
         "muxkit.protocols.bpmux.receive muxkit.protocols.bpmux.send muxkit.protocols.bpmux.state",
-        # A channel has its session, and that opens channels.
-        "circle: muxkit.runtime.channel muxkit.runtime.halves.receiving muxkit.runtime.halves.sending "
-        "muxkit.runtime.mux",
+        # A channel has its connection, and that opens channels.
+        "circle: muxkit.protocols.e3x._channels muxkit.protocols.e3x._connection",
+        "circle: muxkit.runtime.channel muxkit.runtime.connection muxkit.runtime.halves.receiving "
+        "muxkit.runtime.halves.sending",
     ),
     TYPES_ONLY,
 )

@@ -53,7 +53,7 @@ def sans_io_modules() -> list[str]:
     names = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for path in sorted(files)
-        if not any(part.startswith(("_session", "_channels")) for part in path.parts)
+        if not any(part.startswith(("_session", "_channels", "_connection")) for part in path.parts)
     ]
     assert "muxkit.core" in names
     assert "muxkit.protocols.bpmux.engine" in names

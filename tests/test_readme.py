@@ -117,8 +117,8 @@ def test_the_limits_that_a_protocol_ignores_are_those_that_its_sources_do_not_na
     for protocol, ignored in table:
         folder = ROOT / "muxkit/protocols" / protocol.strip().lower()
         sources = "".join(path.read_text("utf-8") for path in folder.rglob("*.py"))
-        if "MuxSession" in sources:
-            sources += (ROOT / "muxkit/runtime/mux.py").read_text("utf-8")
+        if "MuxConnection" in sources:
+            sources += (ROOT / "muxkit/runtime/connection.py").read_text("utf-8")
         named = set(re.findall(r"limits\.(\w+)", sources))
         named |= {"channel_memory"} if "CHANNEL_PRICE" in sources else set()
         unused = {field.name for field in attrs.fields(Limits)} - named - of_transports

@@ -19,18 +19,18 @@ from muxkit.runtime.halves.receiving import ReceiveHalf
 from muxkit.runtime.halves.sending import SendHalf
 
 if TYPE_CHECKING:
-    from muxkit.runtime.mux import MuxSession
+    from muxkit.runtime.connection import MuxConnection
 
 
 class MuxChannel(Channel):
     """A two-way channel of whole messages: a sending half and a receiving half."""
 
-    __slots__ = ("_opening", "_session", "receiving", "sending")
+    __slots__ = ("_connection", "_opening", "receiving", "sending")
 
     def __init__(
-        self, session: MuxSession, sending: SendHalf, receiving: ReceiveHalf[bytes], opening: bytes = b""
+        self, connection: MuxConnection[Any], sending: SendHalf, receiving: ReceiveHalf[bytes], opening: bytes = b""
     ) -> None:
-        self._session = session
+        self._connection = connection
         self._opening = opening
         self.sending: SendHalf = sending
         self.receiving: ReceiveHalf[bytes] = receiving
@@ -38,7 +38,7 @@ class MuxChannel(Channel):
 
     @property
     def session(self) -> Session:
-        return self._session
+        return self._connection.session
 
     @property
     def sent_with_opening(self) -> bytes:
@@ -95,11 +95,11 @@ class MuxChannel(Channel):
     def abort(self, reason: str = "", *, code: int = 0) -> None:
         self.sending.abort(reason, code=code)
         self.receiving.close()
-        self._session.channel_aborted(self)
+        self._connection.channel_aborted(self)
 
     async def ping(self) -> float:
         """Wait for one round trip about this channel, if the protocol has such pings; return its seconds."""
-        return await ping_half(self._session, self.sending if self.sending.state is Sending.OPEN else self.receiving)
+        return await ping_half(self._connection, self.sending if self.sending.state is Sending.OPEN else self.receiving)
 
     def as_stream(self) -> ByteStream:
         """Return the channel as a `trio.abc.HalfCloseableStream`; use either that or the methods of the channel."""
@@ -116,17 +116,17 @@ class MuxChannel(Channel):
         )
 
     def __repr__(self) -> str:
-        protocol = self._session.info.protocol
+        protocol = self._connection.info.protocol
         return f"<{protocol} channel: {self.sending!r} {self.receiving!r}>"
 
 
 class Sink(trio.abc.SendChannel[bytes]):
     """A channel to send on: a sending half alone, or that of a two-way channel."""
 
-    __slots__ = ("_session", "half")
+    __slots__ = ("_connection", "half")
 
-    def __init__(self, session: MuxSession, half: SendHalf) -> None:
-        self._session = session
+    def __init__(self, connection: MuxConnection[Any], half: SendHalf) -> None:
+        self._connection = connection
         self.half: SendHalf = half
 
     @property
@@ -177,7 +177,7 @@ class Sink(trio.abc.SendChannel[bytes]):
 
     async def ping(self) -> float:
         """Wait for one round trip about this channel; return its seconds."""
-        return await ping_half(self._session, self.half)
+        return await ping_half(self._connection, self.half)
 
     def __repr__(self) -> str:
         return repr(self.half)
@@ -186,10 +186,10 @@ class Sink(trio.abc.SendChannel[bytes]):
 class Source(trio.abc.ReceiveChannel[bytes]):
     """A channel to receive from: a receiving half alone, or that of a two-way channel."""
 
-    __slots__ = ("_session", "half")
+    __slots__ = ("_connection", "half")
 
-    def __init__(self, session: MuxSession, half: ReceiveHalf[bytes]) -> None:
-        self._session = session
+    def __init__(self, connection: MuxConnection[Any], half: ReceiveHalf[bytes]) -> None:
+        self._connection = connection
         self.half: ReceiveHalf[bytes] = half
 
     @property
@@ -229,23 +229,23 @@ class Source(trio.abc.ReceiveChannel[bytes]):
 
     async def ping(self) -> float:
         """Wait for one round trip about this channel; return its seconds."""
-        return await ping_half(self._session, self.half)
+        return await ping_half(self._connection, self.half)
 
     def __repr__(self) -> str:
         return repr(self.half)
 
 
-async def ping_half(session: MuxSession, half: SendHalf | ReceiveHalf[Any]) -> float:
+async def ping_half(connection: MuxConnection[Any], half: SendHalf | ReceiveHalf[Any]) -> float:
     """Wait for one round trip about a half of a channel, and return its seconds; raises why the half is not open."""
     if isinstance(half, SendHalf):
         if half.state is not Sending.OPEN:
             await trio.lowlevel.checkpoint_if_cancelled()
             await half.refuse()
-        return await session.ping_about(half.sender)
+        return await connection.ping_about(half.sender)
     if half.state is not Receiving.OPEN:
         await trio.lowlevel.checkpoint()
         raise half.end()
-    return await session.ping_about(half.receiver)
+    return await connection.ping_about(half.receiver)
 
 
 # Python prints the name of a coroutine that is never awaited. A program knows the channel by its public name.

@@ -28,6 +28,7 @@ import trio
 import muxkit
 from muxkit.core import Cursor, NeedMore
 from muxkit.protocols.bpmux import Chunk, Partial, Type, encode_chunk, parse_chunk
+from muxkit.runtime.mux_session import connection_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -75,8 +76,8 @@ class Host:
         try:
             if asked == "shutdown":
                 await session.shutdown(grace=self.linger)
-            if session.pump.is_lost:
-                raise session.pump.loss()
+            if connection_of(session).pump.is_lost:
+                raise connection_of(session).pump.loss()
         except muxkit.LinkLost as error:
             self.report(error)
         else:
@@ -110,7 +111,7 @@ class Host:
             # Only bpmux's own channel has an opening payload; the server serves nothing else.
             how = getattr(channel, "opening", b"")[:5]
             if how == b"stall":
-                await self.session.pump.hung_up.wait()
+                await connection_of(self.session).pump.hung_up.wait()
                 return
             if how == b"fail!":
                 raise ValueError("the handler does not like this channel")
@@ -132,7 +133,7 @@ class Host:
     async def source(self, source: Source, opening: bytes) -> None:
         async with source:
             if opening == b"stall":
-                await self.session.pump.hung_up.wait()
+                await connection_of(self.session).pump.hung_up.wait()
                 return
             with suppress(muxkit.LinkLost, muxkit.ChannelCancelled):
                 async for _ in source:
@@ -172,12 +173,12 @@ async def main(urls: list[str], limits: dict[str, Any], linger: float, certifica
         context.load_cert_chain(certificate)
 
     async def watch_leaving(session: Session, began: float, age: float) -> None:
-        await session.pump.hung_up.wait()
+        await connection_of(session).pump.hung_up.wait()
         say(
             left=port_of(session.info.peer),
             seconds=trio.current_time() - began,
             lived=lived.seconds() - age,
-            reason=session.pump.loss().reason,
+            reason=connection_of(session).pump.loss().reason,
         )
 
     async def handle(common: muxkit.Session) -> None:

@@ -15,6 +15,7 @@ from muxkit import Limits
 from muxkit.protocols import bpmux
 from muxkit.runtime.halves.receiving import ReceiveHalf
 from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import SessionPair, check_session, weather_pair
 from muxkit_adapters import memory
 
@@ -32,7 +33,7 @@ async def over_memory() -> AsyncIterator[SessionPair]:
 
     def cut() -> None:
         for session in (one, other):
-            session.pump.lose("the test cut it", by="network")
+            connection_of(session).pump.lose("the test cut it", by="network")
 
     async with bpmux.session(here, linger=1) as one, bpmux.session(there, linger=1) as other:
         yield SessionPair(one, other, cut)
@@ -53,7 +54,7 @@ async def small_windows() -> AsyncIterator[SessionPair]:
         bpmux.session(here, linger=1, limits=limits) as one,
         bpmux.session(there, linger=1, limits=limits) as other,
     ):
-        yield SessionPair(one, other, lambda: one.pump.lose("cut", by="network"))
+        yield SessionPair(one, other, lambda: connection_of(one).pump.lose("cut", by="network"))
 
 
 @pytest.mark.requirement("R-07", "R-33", "R-36", "R-39", "R-41", "R-42")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import trio
 
 from muxkit._errors import LocalProtocolError
@@ -9,11 +11,11 @@ from muxkit.core import Receiving, Sending
 from muxkit.protocols.bpmux.entities import Entity
 from muxkit.protocols.bpmux.receive import Receiver
 from muxkit.protocols.bpmux.send import Sender
-from muxkit.runtime import ChannelStopped, ErrorMaker
+from muxkit.runtime import ChannelStopped, ErrorMaker, Session
 from muxkit.runtime import IncomingRequest as CommonRequest
 from muxkit.runtime import channel as common
+from muxkit.runtime.connection import MuxConnection
 from muxkit.runtime.halves.sending import SendHalf
-from muxkit.runtime.mux import MuxSession
 
 
 class Sink(common.Sink):
@@ -30,10 +32,10 @@ class Sink(common.Sink):
 
         Harmless once either side has ended the channel.
         """
-        self._session.budget.owner.check()
+        self._connection.budget.owner.check()
         if self.half.state is Sending.OPEN:
             self._entity.give_credit(amount)
-            self._session.request_write()
+            self._connection.request_write()
 
 
 class Source(common.Source):
@@ -50,10 +52,10 @@ class Source(common.Source):
 
         Harmless once either side has ended the channel.
         """
-        self._session.budget.owner.check()
+        self._connection.budget.owner.check()
         if self.half.state is Receiving.OPEN:
             self._entity.give_credit(amount)
-            self._session.request_write()
+            self._connection.request_write()
 
 
 class Duplex(common.MuxChannel):
@@ -64,21 +66,21 @@ class Duplex(common.MuxChannel):
     @property
     def sink(self) -> Sink:
         """Its sending half, as a channel to send on."""
-        return Sink(self._session, self.sending)
+        return Sink(self._connection, self.sending)
 
     @property
     def source(self) -> Source:
         """Its receiving half, as a channel to receive from."""
-        return Source(self._session, self.receiving)
+        return Source(self._connection, self.receiving)
 
 
 class Request:
     """A request of this side, which the peer answers with one response."""
 
-    __slots__ = ("_entity", "_error", "_over", "_response", "_session")
+    __slots__ = ("_connection", "_entity", "_error", "_over", "_response")
 
-    def __init__(self, session: MuxSession, entity: Receiver) -> None:
-        self._session = session
+    def __init__(self, connection: MuxConnection[Any], entity: Receiver) -> None:
+        self._connection = connection
         self._over = trio.Event()
         self._response: bytes | None = None
         self._error: ErrorMaker | None = None
@@ -91,7 +93,7 @@ class Request:
         Raises `ChannelStopped` when the peer declined, `LinkLost` when the connection is gone,
         `trio.ClosedResourceError` after `abort`.
         """
-        self._session.budget.owner.check()
+        self._connection.budget.owner.check()
         await self._over.wait()
         if self._response is None:
             raise (self._error() if self._error is not None else trio.ClosedResourceError("the request was cancelled"))
@@ -99,12 +101,12 @@ class Request:
 
     def abort(self) -> None:
         """Tell the peer that no response is needed; harmless after the response has arrived."""
-        self._session.budget.owner.check()
+        self._connection.budget.owner.check()
         if not self._over.is_set():
             self._over.set()
-            if not self._session.pump.is_lost:
+            if not self._connection.pump.is_lost:
                 self._entity.end()
-                self._session.request_write()
+                self._connection.request_write()
 
     async def aclose(self) -> None:
         """`abort`, with a checkpoint."""
@@ -113,9 +115,9 @@ class Request:
 
     async def ping(self) -> float:
         """Wait for one round trip about this request; return its seconds."""
-        return await self._session.ping_about(self._entity)
+        return await self._connection.ping_about(self._entity)
 
-    # --- for the session
+    # --- for the connection
 
     def responded(self, payload: bytes) -> None:
         """The response has arrived."""
@@ -139,8 +141,8 @@ class AnswerHalf(SendHalf):
 
     __slots__ = ("on_cancelled",)
 
-    def __init__(self, session: MuxSession, entity: Sender) -> None:
-        super().__init__(session, entity)
+    def __init__(self, connection: MuxConnection[Any], entity: Sender) -> None:
+        super().__init__(connection, entity)
         self.on_cancelled = trio.Event()
 
     def confirmed(self) -> None:
@@ -159,17 +161,17 @@ class AnswerHalf(SendHalf):
 class IncomingRequest(CommonRequest):
     """A request of the peer; leaving an `async with` block around it declines it if it has no response."""
 
-    __slots__ = ("_answer", "_entity", "_payload", "_session")
+    __slots__ = ("_answer", "_connection", "_entity", "_payload")
 
-    def __init__(self, session: MuxSession, entity: Sender, payload: bytes) -> None:
-        self._session = session
-        self._answer = AnswerHalf(session, entity)
+    def __init__(self, connection: MuxConnection[Any], entity: Sender, payload: bytes) -> None:
+        self._connection = connection
+        self._answer = AnswerHalf(connection, entity)
         self._entity: Sender = entity
         self._payload = payload
 
     @property
-    def session(self) -> MuxSession:
-        return self._session
+    def session(self) -> Session:
+        return self._connection.session
 
     @property
     def payload(self) -> bytes:
@@ -186,12 +188,12 @@ class IncomingRequest(CommonRequest):
         await self._answer.finish(payload)
 
     async def cancelled(self) -> None:
-        self._session.budget.owner.check()
+        self._connection.budget.owner.check()
         await self._answer.on_cancelled.wait()
 
     async def ping(self) -> float:
         """Wait for one round trip about this request; return its seconds."""
-        return await common.ping_half(self._session, self._answer)
+        return await common.ping_half(self._connection, self._answer)
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
         if not self._entity.is_answered:

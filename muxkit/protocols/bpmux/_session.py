@@ -1,56 +1,23 @@
-"""bpmux sessions: what the document adds to a session of muxkit.
-
-The life of a session is `muxkit.runtime.mux`. bpmux adds channels in one direction, requests, a top level with messages
-of its own, and a peer that may end its direction of the stream while it is still owed something.
-"""
+"""bpmux sessions: two-way channels, channels in one direction, requests, and messages of the top level."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any, ClassVar, Literal, TypeVar, overload
+from functools import partial
+from typing import Literal
 
 import trio
 
 from muxkit._limits import Limits
-from muxkit._observer import Observer, frames_of
+from muxkit._observer import Observer
 from muxkit._typed import Connect, OpenServer, Reconnecting
-from muxkit.codecs import Codec, announced
-from muxkit.core import Headers, Reason, Receiving, Sending, encode_headers, with_name
-from muxkit.core.events import Cancelled, Halves, Opened
-from muxkit.core.halves import Receiver as CoreReceiver
-from muxkit.core.halves import Sender as CoreSender
 from muxkit.protocols.bpmux._channels import Duplex, IncomingRequest, Request, Sink, Source
+from muxkit.protocols.bpmux._connection import Connection
 from muxkit.protocols.bpmux.config import Config
-from muxkit.protocols.bpmux.engine import Engine
-from muxkit.protocols.bpmux.entities import Entity, Kind
-from muxkit.protocols.bpmux.events import HalfClosed, Pinged, Requested, Responded
-from muxkit.protocols.bpmux.send import Sender
-from muxkit.runtime import (
-    Backlog,
-    ChannelOpening,
-    ChannelStopped,
-    ErrorMaker,
-    LinkLost,
-    Opening,
-    StreamPump,
-    TypedChannel,
-    ValueT,
-    protect_package,
-    turns,
-    typed,
-)
-from muxkit.runtime.channel import MuxChannel, ping_half
-from muxkit.runtime.halves.receiving import ReceiveHalf
-from muxkit.runtime.halves.sending import SendHalf
-from muxkit.runtime.mux import LINGER, REASON_MOST, MuxSession, refused_by_peer, running
+from muxkit.runtime import ChannelOpening, Opening, protect_package
+from muxkit.runtime.mux_session import LINGER, MuxSession, running
 from muxkit.trace import traced
-
-MadeT = TypeVar("MadeT", Duplex, Sink, Source, Request)
-
-# In this order halves are closed: those to send on, those to receive from, requests.
-CLOSING_ORDER = (Kind.REQUEST_IN, Kind.SINK_OUT, Kind.SINK_IN, Kind.STREAM_OUT, Kind.STREAM_IN, Kind.REQUEST_OUT)
-QUEUES = (Kind.SINK_OUT, Kind.SINK_IN, Kind.REQUEST_OUT, Kind.REQUEST_IN)  # entities whose queues hold payload
 
 
 def session(
@@ -67,379 +34,62 @@ def session(
     `linger` seconds. It raises `LinkLost` if the peer may not have received everything. Leaving by an error or a
     cancellation hangs up at once.
     """
-    return running(
-        lambda: Session(stream, config or Config(), limits or Limits(), traced(observer, "bpmux session")), linger
-    )
+
+    def make() -> Session:
+        return Session(Connection(stream, config or Config(), limits or Limits(), traced(observer, "bpmux session")))
+
+    return running(make, linger)
 
 
-class Session(MuxSession):
+class Session(MuxSession[Connection, Duplex]):
     """A bpmux session; made by `session`."""
-
-    wire_name = "bpmux"
-    refusal_while_closing: ClassVar[Reason] = Reason()  # the peer knows by the end of our top level
-
-    def __init__(self, stream: trio.abc.Stream, config: Config, limits: Limits, observer: Observer | None) -> None:
-        self.engine: Engine = Engine(config, limits=limits, observer=frames_of(observer))
-        super().__init__(stream, "bpmux", self.engine.limits, observer, outbox=self.engine.waiting)
-        self.pump: StreamPump[Any] = StreamPump(stream, self.engine, self, outbox=self.engine.waiting)
-        self._duplexes: Backlog[Duplex] = self.new_backlog()
-        self._sources: Backlog[tuple[Source, bytes]] = self.new_backlog("sinks")
-        self._sinks: Backlog[tuple[Sink, bytes]] = self.new_backlog("sources")
-        self._requests: Backlog[IncomingRequest] = self.new_backlog("requests")
-        self._messages = ReceiveHalf(self, self.engine.top_stream)
-        """The half that receives the peer's top-level messages."""
-        self._top = SendHalf(self, self.engine.top_sink)
-        """The half that sends top-level messages."""
 
     # --- the top level
 
     async def send(self, message: bytes) -> None:
         """Send a top-level message."""
-        await self._top.send(message)
+        await self._connection.top.send(message)
 
     async def receive(self) -> bytes:
         """Receive the peer's next top-level message."""
-        return await self._messages.receive()
+        return await self._connection.messages.receive()
 
     async def request(self, payload: bytes) -> bytes:
         """Send a request and wait for the response; a cancellation cancels the request."""
         async with self.open_request(payload) as request:
             return await request.response()
 
-    # --- opening: waits for a slot under the limits, and for top-level credit if there is a payload
-
-    @overload
-    def open(
-        self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None
-    ) -> ChannelOpening[Duplex]: ...
-    @overload
-    def open(
-        self, name: str = "", *, codec: Codec[ValueT], payload: bytes = b"", headers: Headers | None = None
-    ) -> ChannelOpening[TypedChannel[ValueT]]: ...
-    def open(
-        self,
-        name: str = "",
-        *,
-        codec: Codec[ValueT] | None = None,
-        payload: bytes = b"",
-        headers: Headers | None = None,
-    ) -> ChannelOpening[Duplex] | ChannelOpening[TypedChannel[ValueT]]:
-        if codec is not None:
-            return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
-        return self.open_duplex(with_name(name, payload, encode_headers(headers, self.limits.headers)))
+    # --- opening
 
     def open_duplex(self, payload: bytes = b"", *, credit: int | None = None) -> ChannelOpening[Duplex]:
         """Open a two-way channel, which is announced at once. With `credit` all further grants are made by hand."""
-        return ChannelOpening(
-            self._opener(payload, lambda: self._duplex(*self.engine.open_duplex(payload, credit=credit), payload))
-        )
+        return ChannelOpening(partial(self._connection.open_duplex, payload, credit))
 
     def open_sink(self, payload: bytes = b"") -> ChannelOpening[Sink]:
         """Open a channel to send on."""
-        return ChannelOpening(self._opener(payload, lambda: Sink(self, SendHalf(self, self.engine.open_sink(payload)))))
+        return ChannelOpening(partial(self._connection.open_sink, payload))
 
     def open_source(self, payload: bytes = b"", *, credit: int | None = None) -> Opening[Source]:
         """Open a channel to receive from. With `credit` all further grants are made by hand."""
-
-        def make() -> Source:
-            return Source(self, ReceiveHalf(self, self.engine.open_stream(payload, credit=credit)))
-
-        return Opening(self._opener(payload, make))
+        return Opening(partial(self._connection.open_source, payload, credit))
 
     def open_request(self, payload: bytes = b"", *, credit: int | None = None) -> Opening[Request]:
         """Send a request. `credit` is the largest response, in bytes; without it that is the usual window."""
-        return Opening(self._opener(payload, lambda: Request(self, self.engine.open_request(payload, credit=credit))))
+        return Opening(partial(self._connection.open_request, payload, credit))
 
-    def _opener(self, payload: bytes, make: Callable[[], MadeT]) -> Callable[[], Awaitable[MadeT]]:
-        async def open() -> MadeT:
-            try:
-                await self._wait_to_open(payload)
-                try:
-                    return make()
-                finally:
-                    self.request_write()
-                    if payload:
-                        self._top.end_turn()
-            finally:
-                self.openers.wake_waiters()
-
-        return open
-
-    async def _wait_to_open(self, payload: bytes) -> None:
-        """Wait until a channel may be opened; the caller must open it before its next checkpoint."""
-        # Opening payloads use top-level credit, so they wait in line with the top-level messages.
-        waits_for_credit = bool(payload) and not self.engine.config.letter
-        while True:
-            await self.wait_to_open()
-            if not waits_for_credit or self._top.may_send(len(payload)):
-                return
-            self.openers.wake_waiters()  # the next openers in line may need no credit
-            try:
-                await self._top.wait_turn(len(payload))
-            except ChannelStopped:
-                continue
-            if self.engine.places > 0:
-                return
-            self._top.end_turn()
-
-    def closed(self) -> Exception | None:
-        """Return why no channel can be opened any more, or None: the top level decides, whatever else is draining."""
-        if (loss := self.loss) is not None:
-            return loss()
-        top = self.engine.top_sink
-        if self._top.state is not Sending.OPEN and not top.end_in:
-            return trio.ClosedResourceError("no channel can be opened any more: this side is closing the session")
-        return refused_by_peer() if top.gone or top.ending else None
-
-    # --- channels that the peer opens
-
-    def incoming(self) -> AsyncIterator[Duplex]:
-        return self._duplexes.claim()
+    # --- what the peer opens
 
     def sources(self) -> AsyncIterator[tuple[Source, bytes]]:
         """Iterate over the sinks that the peer opens: a source on this side, and the opening payload."""
-        return self._sources.claim()
+        return self._connection.sources.claim()
 
     def sinks(self) -> AsyncIterator[tuple[Sink, bytes]]:
         """Iterate over the streams that the peer opens: a sink on this side, and the opening payload."""
-        return self._sinks.claim()
+        return self._connection.sinks.claim()
 
     def requests(self) -> AsyncIterator[IncomingRequest]:
         """Iterate over the requests of the peer."""
-        return self._requests.claim()
-
-    def handle_opened(self, event: Opened) -> None:
-        sender, receiver = event.channel.sender, event.channel.receiver
-        backlog: Backlog[Any] = self._sources if sender is None else self._sinks if receiver is None else self._duplexes
-        if self._is_declined(backlog, event.channel, event.opening):
-            return
-        if sender is None:
-            assert receiver is not None  # as there is no sender
-            self.offer(backlog, (Source(self, ReceiveHalf(self, receiver)), event.opening))
-        elif receiver is None:
-            self.offer(backlog, (Sink(self, SendHalf(self, sender)), event.opening), sender)
-        else:
-            self.offer(backlog, self._duplex(sender, receiver, event.opening))
-
-    def _duplex(self, sender: CoreSender, receiver: CoreReceiver[bytes], opening: bytes) -> Duplex:
-        return Duplex(self, SendHalf(self, sender), ReceiveHalf(self, receiver), opening)
-
-    def _on_requested(self, event: Requested) -> None:
-        if not self._is_declined(self._requests, Halves(event.request, None), event.payload):
-            self.offer(self._requests, IncomingRequest(self, event.request, event.payload), event.request)
-
-    def _is_declined(self, backlog: Backlog[Any], channel: Halves, opening: bytes) -> bool:
-        """Decline what the peer has just opened if this side takes it no more; return whether it was declined."""
-        # Only duplexes have headers; in another opening, any payload is the application's business.
-        reason = self.refusal_of(backlog, opening if backlog is self._duplexes else b"")
-        if reason is None:
-            return False
-        self.engine.consumed_opening(len(opening))
-        if self.is_draining and not self.engine.top_stream.gone:
-            # The peer cannot know yet that this side accepts no channels, so this does not count as refused.
-            self.engine.decline(channel)
-        else:
-            self.engine.refuse(channel, reason)
-        return True
-
-    def full_limit(self) -> str | None:
-        # Messages that the application has not taken stay in memory after their channel, so such channels count, too.
-        return super().full_limit() or ("channels" if self.engine.unread >= self.limits.channels else None)
-
-    def took(self, item: Duplex | tuple[Source | Sink, bytes] | IncomingRequest) -> None:
-        """Renew the top-level credit of an opening payload."""
-        self.engine.consumed_opening(len(_opening_of(item)))
-        self.request_write()
-
-    def decline(self, item: Duplex | tuple[Source | Sink, bytes] | IncomingRequest, reason: Reason) -> None:
-        """End something that the peer opened and the application hasn't taken, with a reason where there is credit."""
-        self.took(item)
-        match item:
-            case Duplex() | IncomingRequest():
-                item.abort(reason.text, code=reason.code)
-            case (Sink() as sink, _):
-                sink.abort(reason.text, code=reason.code)
-            case (source, _):
-                source.close()
-
-    def drop_broken_off(self, half: CoreSender | CoreReceiver[Any]) -> None:
-        owner = half.owner
-        channel = owner.channel if isinstance(owner, (SendHalf, ReceiveHalf)) else None
-        item = self.drop_waiting(half if channel is None else channel)
-        if item is None:
-            return
-        if isinstance(item, Duplex):
-            item.receiving.close()
-        self.engine.consumed_opening(len(_opening_of(item)))
-
-    def channel_aborted(self, channel: MuxChannel) -> None:
-        if isinstance(sender := channel.sending.sender, Sender):
-            sender.blame()
-
-    def stop_opening(self, error: ErrorMaker | None) -> None:
-        """A peer that hung up cleanly has ended in order, unless it sent this side away, with 401 for example."""
-        is_orderly = self.engine.hung_up_cleanly and not self.pump.is_refusal
-        super().stop_opening(None if is_orderly else error)
-
-    # --- events
-
-    def handle_own_event(self, event: object) -> None:
-        match event:
-            case Requested():
-                self._on_requested(event)
-            case Responded():
-                self.messages_received: int = self.messages_received + 1
-                if isinstance(request := event.request.owner, Request):
-                    request.responded(event.payload)
-                self.half_ended(event.request)
-            case HalfClosed():
-                self._on_half_closed()
-            case Pinged():
-                pass  # the engine answers it
-            case _:
-                super().handle_own_event(event)
-
-    def handle_finished(self, receiver: CoreReceiver[Any]) -> None:
-        if receiver is self.engine.top_stream:
-            self._on_top_ended(b"")
-        else:
-            super().handle_finished(receiver)
-
-    def handle_cancelled(self, event: Cancelled) -> None:
-        if event.receiver is self.engine.top_stream:
-            self._on_top_ended(event.payload)
-        elif isinstance(request := event.receiver.owner, Request):
-            request.declined(event.payload)
-            self.half_ended(event.receiver)
-        else:
-            super().handle_cancelled(event)
-
-    def handle_refused(self, end: CoreSender | CoreReceiver[Any]) -> None:
-        if isinstance(request := end.owner, Request):
-            request.failed(refused_by_peer)
-            self.half_ended(end)
-        else:
-            super().handle_refused(end)
-
-    def _on_top_ended(self, payload: bytes) -> None:
-        """The peer opens nothing more; an end with a payload is the reason why the connection ends."""
-        if payload:
-            told = Reason.decode(payload)
-            self._messages.reason = payload[:REASON_MOST]
-            self._messages.ended(lambda: self._left(told))
-            self.pump.told(told)
-        else:
-            self._messages.ended(trio.EndOfChannel)
-        self.stop_opening(self.pump.loss if self.pump.is_refusal else None)
-        self.half_ended(self.engine.top_stream)
-
-    def _left(self, told: Reason) -> Exception:
-        reason, code = told.text or None, told.code or None
-        return LinkLost("the peer ends the connection", by="peer", peer=self.pump.peer, peer_reason=reason, code=code)
-
-    def _on_half_closed(self) -> None:
-        """End everything that needs the peer to send; what is owed to it goes on."""
-        loss = self._half_lost
-        with turns().spreading():
-            for entity in self._live_entities():
-                half = entity.owner
-                if not self.engine.owes(entity) or (isinstance(half, SendHalf) and half.starves):
-                    _fail(half, loss)
-        self.pings.ended(loss)
-        self.stop_opening(loss)
-        self.gone.unpark_all()
-
-    @property
-    def loss(self) -> ErrorMaker | None:
-        if self.pump.is_lost:
-            return self.pump.loss
-        return self._half_lost if self.engine.is_half_closed else None
-
-    def _half_lost(self) -> Exception:
-        return LinkLost("the peer ended its direction of the connection", by="peer", peer=self.pump.peer)
-
-    def handle_lost(self) -> None:
-        loss = self.pump.loss
-        for request in self._live_requests():
-            request.failed(loss)
-        super().handle_lost()
-
-    # --- leaving
-
-    def _live_entities(self) -> list[Entity]:
-        return [entity for kind in CLOSING_ORDER for entity in self.engine.entities(kind).values()]
-
-    def live_halves(self) -> Iterator[SendHalf | ReceiveHalf[Any]]:
-        for entity in self._live_entities():
-            if isinstance(half := entity.owner, (SendHalf, ReceiveHalf)):
-                yield half
-
-    def _live_requests(self) -> list[Request]:
-        requests = self.engine.entities(Kind.REQUEST_OUT).values()
-        return [request for entity in requests if isinstance(request := entity.owner, Request)]
-
-    def abandon(self) -> None:
-        """End the connection without a reason, and tell the peer that it owes this side nothing."""
-        if not self.engine.over and (last := self.engine.cancellations()):
-            self.pump.write_last(last)
-        self.pump.lose("the session was left by an error", by="local")
-
-    def close_all(self) -> None:
-        super().close_all()
-        for request in self._live_requests():
-            request.abort()
-
-    def abort_all(self) -> None:
-        """Abort every live channel and request; the top level stays."""
-        for half in [*self.live_halves()]:
-            if half not in (self._top, self._messages):
-                half.abort() if isinstance(half, SendHalf) else half.close()
-        for request in self._live_requests():
-            request.abort()
-        self.request_write()
-
-    def awaits_confirmation(self) -> bool:
-        return super().awaits_confirmation() or bool(self._live_requests())
-
-    def announce_shutdown(self) -> None:
-        self._messages.close()
-
-    # --- the connection
-
-    async def ping(self) -> float:
-        return await ping_half(self, self._messages if self._messages.state is Receiving.OPEN else self._top)
-
-    async def ping_about(self, key: object) -> float:
-        if isinstance(key, Entity) and key.gone:
-            await trio.lowlevel.checkpoint()
-        return await super().ping_about(key)
-
-    def queued_bytes(self) -> int:
-        """Return the bytes of messages that the engine holds, with those that wait for credit."""
-        queues = (entity.outgoing for kind in QUEUES for entity in self.engine.entities(kind).values())
-        return sum(queue.queued + queue.opening_left for queue in queues if queue is not None)
-
-
-def _opening_of(item: Duplex | tuple[Source | Sink, bytes] | IncomingRequest) -> bytes:
-    """Return the payload that opened something, as it came."""
-    match item:
-        case Duplex():
-            return item.sent_with_opening
-        case IncomingRequest():
-            return item.payload
-        case (_, opening):
-            return opening
-
-
-def _fail(owner: object, error: ErrorMaker) -> None:
-    """Let whoever uses a half or waits for a response hear that nothing more will come."""
-    match owner:
-        case SendHalf():
-            owner.lost(error)
-        case ReceiveHalf():
-            owner.ended(error)
-        case Request():
-            owner.failed(error)
+        return self._connection.requests.claim()
 
 
 class _Protocol:

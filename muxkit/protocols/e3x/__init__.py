@@ -51,8 +51,8 @@ from muxkit.protocols.e3x.state import EngineChannel as EngineChannel
 if TYPE_CHECKING:
     from muxkit.protocols.e3x._channels import Channel as Channel
     from muxkit.protocols.e3x._channels import Receipt as Receipt
+    from muxkit.protocols.e3x._connection import SessionStats as SessionStats
     from muxkit.protocols.e3x._session import Session as Session
-    from muxkit.protocols.e3x._session import SessionStats as SessionStats
     from muxkit.protocols.e3x._session import connect as connect
     from muxkit.protocols.e3x._session import open_server as open_server
     from muxkit.protocols.e3x._session import protocol as protocol

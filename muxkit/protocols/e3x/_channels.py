@@ -9,9 +9,9 @@ waits, and drops its oldest messages if too many wait at either end.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -20,37 +20,16 @@ from muxkit.core import Reason, Receiving, printable, without_name
 from muxkit.protocols.e3x.config import DEFAULT_TYPE
 from muxkit.protocols.e3x.receive import ReliableReceiver, UnreliableReceiver
 from muxkit.protocols.e3x.send import ReliableSender
-from muxkit.protocols.e3x.state import NO_REASON, EngineChannel
-from muxkit.runtime import (
-    YIELD_BYTES,
-    YIELD_LEAST,
-    ByteStream,
-    ChannelCancelled,
-    ChannelStopped,
-    ErrorMaker,
-    Unsupported,
-    Watermark,
-    as_bytes,
-)
+from muxkit.protocols.e3x.state import EngineChannel
+from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, ByteStream, ErrorMaker, Unsupported, Watermark, as_bytes
 from muxkit.runtime.channel import MuxChannel
 from muxkit.runtime.halves.receiving import ReceiveHalf
 from muxkit.runtime.halves.sending import SendHalf
-from muxkit.runtime.mux import MuxSession
+
+if TYPE_CHECKING:
+    from muxkit.protocols.e3x._connection import Connection
 
 MESSAGES_MOST = 1_000_000  # messages that one call of `receive_many` takes
-
-
-class ChannelOwner(MuxSession):
-    """What channels ask of their session beside what every session has."""
-
-    written: trio.lowlevel.ParkingLot
-    """Tasks that wait until something is written."""
-    dropped: int
-    """Received messages of unreliable channels that made way for newer ones."""
-
-    @abstractmethod
-    def give_up(self, channel: Channel, reason: Reason) -> None:
-        """Break a channel in the engine, and forget it."""
 
 
 class Channel(MuxChannel):
@@ -63,19 +42,19 @@ class Channel(MuxChannel):
 
     __slots__ = ("engine_channel",)
 
-    _session: ChannelOwner
+    _connection: Connection
     sending: E3xSendHalf
     receiving: ReliableReceiveHalf | UnreliableReceiveHalf
 
-    def __init__(self, session: ChannelOwner, channel: EngineChannel, opening: bytes = b"") -> None:
+    def __init__(self, connection: Connection, channel: EngineChannel, opening: bytes = b"") -> None:
         receiver = channel.receiver
         receiving: ReliableReceiveHalf | UnreliableReceiveHalf
         if isinstance(receiver, ReliableReceiver):
-            receiving = ReliableReceiveHalf(session, receiver)
+            receiving = ReliableReceiveHalf(connection, receiver)
         else:
             assert isinstance(receiver, UnreliableReceiver)  # as there are two kinds
-            receiving = UnreliableReceiveHalf(session, receiver)
-        super().__init__(session, E3xSendHalf(session, channel), receiving, opening)
+            receiving = UnreliableReceiveHalf(connection, receiver)
+        super().__init__(connection, E3xSendHalf(connection, channel), receiving, opening)
         self.engine_channel: EngineChannel = channel
 
     def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
@@ -133,7 +112,7 @@ class Channel(MuxChannel):
     def abort(self, reason: str = "", *, code: int = 0) -> None:
         self.sending.abort(reason, code=code)
         self.receiving.drop()
-        self._session.give_up(self, Reason(reason, code))
+        self._connection.give_up(self, Reason(reason, code))
 
     def as_stream(self) -> ByteStream:
         """Return the channel as a `trio.abc.HalfCloseableStream`; use either that or the methods of the channel.
@@ -148,18 +127,6 @@ class Channel(MuxChannel):
         kind = "reliable" if self.is_reliable else "unreliable"
         state = self.sending.state_text()
         return f"<e3x.Channel {self.id} {self.type[:64]!r}, {kind}, {state}, {self.receiving.unread} unread>"
-
-    def broken_by_peer(self, text: str) -> None:
-        """The peer broke the channel, and said this."""
-        said = text.encode(errors="replace")
-        told = Reason() if text == NO_REASON else Reason.decode(said)
-        self.sending.stopped(lambda: ChannelStopped("the peer broke the channel off", payload=said, told=told))
-        self.receiving.ended(lambda: ChannelCancelled("the peer broke the channel off", payload=said, told=told))
-
-    def lost(self, error: ErrorMaker) -> None:
-        """The channel, or the connection, is over, and the peer may know or not what is missing."""
-        self.sending.lost(error)
-        self.receiving.ended(error)
 
     def _need_receipts(self) -> None:
         if not self.is_reliable:
@@ -195,12 +162,12 @@ class E3xSendHalf(SendHalf):
 
     __slots__ = ("_failure", "_is_broken", "_written", "delivery", "engine_channel")
 
-    def __init__(self, session: ChannelOwner, channel: EngineChannel) -> None:
-        super().__init__(session, channel.sender)
+    def __init__(self, connection: Connection, channel: EngineChannel) -> None:
+        super().__init__(connection, channel.sender)
         self.engine_channel: EngineChannel = channel
         self.delivery: Watermark = Watermark(0)
         """The receipt up to which the peer's application has processed everything."""
-        self._written = session.written
+        self._written = connection.written
         self._failure: ErrorMaker | None = None
         self._is_broken = False  # by the peer, so it knows that messages are missing
 
@@ -212,7 +179,7 @@ class E3xSendHalf(SendHalf):
         sender = self.engine_channel.sender
         assert isinstance(sender, ReliableSender)
         receipt = Receipt(self, sender.last)  # before another task can send
-        self._session.request_write()
+        self._connection.request_write()
         if self._since_yield >= YIELD_BYTES:
             await self._yield()
         return receipt
@@ -240,7 +207,7 @@ class E3xSendHalf(SendHalf):
         if self._failure is not None:
             raise self._failure()
 
-    # --- for the session
+    # --- for the connection
 
     @property
     def is_unheard(self) -> bool:
@@ -277,8 +244,8 @@ class E3xReceiveHalf(ReceiveHalf[bytes]):
 
     __slots__ = ("_scope",)
 
-    def __init__(self, session: ChannelOwner, receiver: ReliableReceiver | UnreliableReceiver) -> None:
-        super().__init__(session, receiver)
+    def __init__(self, connection: Connection, receiver: ReliableReceiver | UnreliableReceiver) -> None:
+        super().__init__(connection, receiver)
         self._scope: trio.CancelScope | None = None  # cancelled when the peer sends no more
 
     def cancel_when_ended(self, scope: trio.CancelScope) -> None:
@@ -300,9 +267,9 @@ class ReliableReceiveHalf(E3xReceiveHalf):
 
     portion_most = 0  # the engine gives one message at a time
 
-    def __init__(self, session: ChannelOwner, receiver: ReliableReceiver) -> None:
-        super().__init__(session, receiver)
-        self._e3x = session
+    def __init__(self, connection: Connection, receiver: ReliableReceiver) -> None:
+        super().__init__(connection, receiver)
+        self._e3x = connection
         self._reliable = receiver
 
     async def receive_many(self, limit: int | None = None) -> list[bytes]:
@@ -364,9 +331,9 @@ class UnreliableReceiveHalf(E3xReceiveHalf):
 
     portion_most = 0  # the engine hears of each message
 
-    def __init__(self, session: ChannelOwner, receiver: UnreliableReceiver) -> None:
-        super().__init__(session, receiver)
-        self._e3x = session
+    def __init__(self, connection: Connection, receiver: UnreliableReceiver) -> None:
+        super().__init__(connection, receiver)
+        self._e3x = connection
         self._unreliable = receiver
         self.dropped: int = 0
 

@@ -1,67 +1,24 @@
-"""e3x sessions: what the document, and what muxkit adds to it, add to a session of muxkit.
-
-The life of a session is `muxkit.runtime.mux`. e3x runs over packets or over a byte stream, with one pump for each. It
-confirms what the peer's application has processed, so leaving waits for that. Packets have no end of a connection, so
-a side that leaves says goodbye, and the other side follows it (`liveness`).
-"""
+"""e3x sessions: reliable and unreliable channels, over packets or over a byte stream."""
 
 from __future__ import annotations
 
-import errno
-import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, ClassVar, Final, Literal, overload
+from typing import Any, Literal, overload
 
-import attrs
 import trio
 
-from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import Observer, frames_of
+from muxkit._observer import Observer
 from muxkit._typed import Connect, OpenServer, Reconnecting
 from muxkit.codecs import Codec, announced
-from muxkit.core import Headers, Reason, counted, encode_headers, encode_name, with_name, without_name
-from muxkit.core.events import Finished, GoingAway, Opened, Silent
-from muxkit.protocols.e3x._channels import Channel, ChannelOwner, E3xSendHalf
-from muxkit.protocols.e3x.chunked import ChunkedEngine, encode_chunks
-from muxkit.protocols.e3x.config import DEFAULT_TYPE, LEAST_PACKET, Config
-from muxkit.protocols.e3x.engine import Engine, Stats
-from muxkit.protocols.e3x.events import Broken, Cause, Closed, Delivered, Faulted, GivenUp, GoodbyeHeard, PingLost
-from muxkit.protocols.e3x.packets import RESERVED
-from muxkit.protocols.e3x.receive import UnreliableReceiver
-from muxkit.protocols.e3x.state import EngineChannel
-from muxkit.runtime import (
-    CLOSED_HERE,
-    Backlog,
-    ChannelOpening,
-    DatagramPump,
-    LinkKind,
-    LinkLost,
-    NowaitPackets,
-    PacketLink,
-    Side,
-    StreamPump,
-    TypedChannel,
-    ValueT,
-    called,
-    protect_package,
-    typed,
-)
-from muxkit.runtime import SessionStats as CommonStats
-from muxkit.runtime.halves.receiving import ReceiveHalf
-from muxkit.runtime.halves.sending import SendHalf
-from muxkit.runtime.mux import LINGER, running
+from muxkit.core import Headers, encode_headers, encode_name, with_name
+from muxkit.protocols.e3x._channels import Channel
+from muxkit.protocols.e3x._connection import Connection, Role, SessionStats
+from muxkit.protocols.e3x.config import DEFAULT_TYPE, Config
+from muxkit.runtime import ChannelOpening, LinkKind, PacketLink, TypedChannel, ValueT, called, protect_package, typed
+from muxkit.runtime.mux_session import LINGER, MuxSession, running
 from muxkit.trace import traced
-
-REFUSED: Final = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH})
-FAREWELL_TIMEOUT: Final = 1.0  # s to wait for the peer's ends, and again for its answer to the goodbye
-UNACKED_TIMEOUT: Final = 2.0  # s that a peer which has left is kept waiting for acks
-
-_log = logging.getLogger("muxkit")
-
-Role = Literal["connector", "listener"]
 
 
 def session(
@@ -80,106 +37,18 @@ def session(
     all within `linger` seconds. It raises `LinkLost` if the peer may not have processed everything. Leaving by an error
     or a cancellation hangs up at once.
     """
-    make = partial(Session, link, role, config or Config(), limits or Limits(), traced(observer, f"e3x {role}"))
+
+    def make() -> Session:
+        return Session(Connection(link, role, config or Config(), limits or Limits(), traced(observer, f"e3x {role}")))
+
     return called("session", running(make, linger))
 
 
-@attrs.frozen(kw_only=True)
-class SessionStats(CommonStats, Stats):
-    """The common counters, those of the engine, and these."""
+class Session(MuxSession[Connection, Channel]):
+    """An e3x session; made by `session`.
 
-    dropped: int
-    """Received unreliable messages that made way for newer ones before the application took them."""
-    too_large: int
-    """Packets that were too large for the link, after its limit on packets fell."""
-    refused: int
-    """Errors of the network that cost one packet each."""
-
-
-class Session(ChannelOwner):
-    """An e3x session; made by `session`."""
-
-    wire_name = "e3x"
-    refusal_while_closing: ClassVar[Reason] = Reason("closing")
-    refusal_of_too_many: ClassVar[Reason] = Reason("too many channels")
-
-    engine: Engine
-    pump: StreamPump[Any] | DatagramPump[Any]
-
-    def __init__(
-        self, link: PacketLink | trio.abc.Stream, role: Role, config: Config, limits: Limits, observer: Observer | None
-    ) -> None:
-        if role not in ("connector", "listener"):
-            raise ValueError(f"role={role!r}: one side is the connector, the other the listener")
-        odd, frames, clock = role == "connector", frames_of(observer), trio.lowlevel.current_clock()
-        if isinstance(link, trio.abc.Stream):
-            chunked = ChunkedEngine(odd, config, limits=limits, observer=frames, clock=clock)
-            self.engine = chunked
-            super().__init__(link, "e3x", self.engine.limits, observer)
-            self.pump = StreamPump(link, chunked, self)
-        else:
-            self.engine = Engine(odd, config, limits=limits, observer=frames, clock=clock)
-            super().__init__(link, "e3x", self.engine.limits, observer)
-            self.pump = DatagramPump(link, self.engine, self, fatal=REFUSED if config.refusal_is_fatal else ())
-            if isinstance(link, NowaitPackets):
-                self.engine.packet_size = min(config.packet, link.packet_limit)
-        self.acked: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
-        """Tasks that wait until something is confirmed."""
-        self.written: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
-        self.dropped = 0
-        self._may_be_refused_late: bool = getattr(link, "may_be_refused_late", False)
-        self._live: dict[int, Channel] = {}
-        self._backlog: Backlog[Channel] = self.new_backlog()
-        self._is_goodbye_heard = False
-        self._nursery: trio.Nursery | None = None
-
-    def start(self, nursery: trio.Nursery) -> None:
-        super().start(nursery)
-        self._nursery = nursery
-        self.engine.start(trio.current_time())
-
-    # --- what carries the session
-
-    @property
-    def is_on_packets(self) -> bool:
-        """False over a byte stream."""
-        return isinstance(self.pump, DatagramPump)
-
-    def dispatch_events(self) -> None:
-        """Handle what a command made the engine report, write its acks and set its timers."""
-        self.pump.dispatch_events()
-        if self.engine.owes:
-            self.pump.request_write()
-        self.pump.rearm()
-
-    def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, told: Reason | None = None) -> None:
-        """End the connection, and tell the peer why; on a packet link it is told even without a reason."""
-        farewell = b""
-        if told or (self.is_on_packets and (self.engine.state.silence.was_heard or self.engine.packets_sent)):
-            farewell = self.engine.farewell(told or Reason())
-        self._lose_with(farewell, reason, by=by)
-
-    def _lose_with(self, farewell: bytes, reason: str, *, by: Side) -> None:
-        """End the connection with a last packet, unless it is empty."""
-        parting = farewell if self.is_on_packets or not farewell else encode_chunks(farewell)
-        self.pump.lose(reason, by=by, parting=[parting] if parting else ())
-
-    def queued_bytes(self) -> int:
-        return self.engine.outbox
-
-    def has_understood_peer(self) -> bool:
-        return self.engine.state.silence.was_heard
-
-    def handle_written(self) -> None:
-        super().handle_written()
-        if self.written:
-            self.written.unpark_all()
-        self.openers.wake_waiters()  # a place is free once its err was sent
-
-    def handle_packet_limit(self, limit: int) -> None:
-        self.engine.packet_size = max(LEAST_PACKET, min(self.engine.state.config.packet, limit))
-
-    # --- channels that this side opens
+    `incoming` gives the channels that the peer opens; `channel.type` says what each is for.
+    """
 
     @overload
     def open(
@@ -215,271 +84,15 @@ class Session(ChannelOwner):
         if name:
             encode_name(name)  # raises for one that cannot be sent
         body = with_name("", payload, encode_headers(headers, self.limits.headers))
-        return ChannelOpening(partial(self._open, name or DEFAULT_TYPE, reliable, body))
-
-    def free_slots(self) -> int:
-        # A place is free for the peer, too, only once it knows that the channel is over.
-        return super().free_slots() - len(self.engine.state.errs)
-
-    async def _open(self, type: str, reliable: bool, body: bytes) -> Channel:
-        if type in RESERVED:
-            await trio.lowlevel.checkpoint()
-            raise LocalProtocolError(f"channels of type {type!r} are the session's own")
-        await self.wait_to_open()
-        try:
-            return self._add(self.engine.open(type, body, reliable=reliable), body)
-        finally:
-            self.opened()
-
-    def _add(self, channel: EngineChannel, body: bytes) -> Channel:
-        """Make the application's channel, and keep it until it is gone."""
-        made = self._live[channel.id] = Channel(self, channel, body)
-        return made
-
-    # --- channels that the peer opens
-
-    def incoming(self) -> AsyncIterator[Channel]:
-        """Iterate over the channels that the peer opens; `channel.type` tells what each is for."""
-        return self._backlog.claim()
-
-    def handle_opened(self, event: Opened) -> None:
-        channel, body = event.channel, event.opening
-        assert isinstance(channel, EngineChannel)
-        refusal = self.refusal_of(self._backlog, body)
-        if refusal is not None:
-            self.engine.give_up(channel, refusal)
-            return
-        made = self._add(channel, body)
-        receiver, payload = channel.receiver, without_name(body).payload
-        if payload and isinstance(receiver, UnreliableReceiver):  # its opening is a message
-            self.messages_received: int = self.messages_received + 1
-            receiver.hold(payload)
-            made.receiving.deliver(payload)
-        self.offer(self._backlog, made)
-
-    def took(self, item: Channel) -> None:
-        """The application has taken a channel, whose opening is processed thereby."""
-        item.engine_channel.receiver.done()
-        self.dispatch_events()
-
-    def decline(self, item: Channel, reason: Reason) -> None:
-        item.abort(reason.text, code=reason.code)
-
-    # --- channels that end
-
-    def give_up(self, channel: Channel, reason: Reason) -> None:
-        """This side breaks a channel; the engine reports nothing, because it was told to."""
-        if not self.pump.is_lost:
-            self.engine.give_up(channel.engine_channel, reason)
-            self.engine.blame(channel.engine_channel)
-        self._forget(channel.engine_channel)
-        self.dispatch_events()
-        self.request_write()
-
-    def _forget(self, channel: EngineChannel) -> Channel | None:
-        """Let go of a channel that is gone, and wake those who wait for that; None if it is the session's own."""
-        gone = self._live.pop(channel.id, None)
-        if gone is not None:
-            gone.sending.channel = gone.receiving.channel = None  # or only a garbage collection would free them
-            channel.sender.owner = channel.receiver.owner = None
-        for lot in (self.gone, self.acked, self.written):
-            if lot:
-                lot.unpark_all()
-        self.openers.wake_waiters()
-        return gone
-
-    def _handle_broken(self, broken: EngineChannel, cause: Cause, text: str) -> None:
-        channel = self._forget(broken)
-        if channel is None:
-            return
-        if cause is Cause.PEER:
-            channel.broken_by_peer(text)
-            if self.drop_waiting(channel) is not None:  # it needs no work
-                channel.receiving.drop()
-        elif not channel.is_reliable:  # only its end can be lost
-            channel.sending.confirmed()
-            channel.receiving.ended(trio.EndOfChannel)
-        else:
-            reason = f"channel {channel.id} is over: {text}"
-            channel.lost(partial(LinkLost, reason, by="network", peer=self.pump.peer))
-
-    # --- events
-
-    def handle_event(self, event: object) -> None:
-        match event:
-            case Delivered(EngineChannel() as channel, _, last):
-                half = channel.sender.owner
-                if isinstance(half, E3xSendHalf):
-                    half.delivered(last)
-                if self.acked:
-                    self.acked.unpark_all()
-            case Finished(receiver):  # the receiver stays until the channel is gone
-                if isinstance(half := receiver.owner, ReceiveHalf):
-                    half.ended(trio.EndOfChannel)
-            case Closed(EngineChannel() as channel):
-                if (closed := self._forget(channel)) is not None:
-                    closed.sending.confirmed()
-                    closed.receiving.ended(trio.EndOfChannel)
-            case Broken(EngineChannel() as channel, cause, text):
-                self._handle_broken(channel, cause, text)
-            case Faulted(fault, _, limit):
-                # The text of a fault may hold payload, so the log tells only its kind.
-                _log.debug("%s: dropped a packet: %s", self.pump.peer or "a peer", fault.value)
-                if limit is not None and self.facts is not None:
-                    self.facts.limit(limit)
-            case PingLost(key):
-                self.pings.ended(self._silence, key)
-            case Silent():
-                error = self._silence()
-                self.pump.lose(error.reason, by=error.by)  # nobody is there to be told
-            case GoodbyeHeard():
-                self._is_goodbye_heard = True
-                self.gone.unpark_all()
-            case GivenUp(reason):
-                self.pump.told(reason)
-                self.pump.lose("the peer gave the session up", by="peer")
-            case _:
-                super().handle_event(event)
-
-    def _silence(self) -> LinkLost:
-        seconds = self.engine.state.silence.seconds(trio.current_time())
-        return LinkLost(f"nothing was heard for {seconds:.0f} s", by="network", peer=self.pump.peer)
-
-    def handle_going_away(self, event: GoingAway) -> None:
-        """The peer has left in order: nothing more is opened, and this side follows it."""
-        self.stop_opening(None)
-        if self._nursery is not None:
-            self._nursery.start_soon(self._follow_peer)
-
-    async def _follow_peer(self) -> None:
-        """Wait for the last acks of a peer that has left, answer its goodbye, and hang up, too."""
-        with trio.move_on_after(UNACKED_TIMEOUT):
-            while any(channel.engine_channel.sender.awaits_ack for channel in self._live.values()):
-                await self.acked.park()
-        self._answer_goodbye()
-        await self.pump.flushed()
-        count = len(self._live)
-        what = f" while {counted(count, 'channel', were=True)} open" if count else ""
-        if not self.is_on_packets:  # the stream is about to end
-            with trio.move_on_after(UNACKED_TIMEOUT):
-                await self.pump.hung_up.wait()
-        self.pump.lose(f"the peer hung up{what}", by="peer")
-
-    def _answer_goodbye(self) -> None:
-        self.engine.liveness.answer_goodbye()
-        self.dispatch_events()
-
-    def handle_lost(self) -> None:
-        if self.engine.liveness.peer_left:
-            for channel in self._live.values():
-                if not channel.is_reliable:
-                    channel.receiving.ended(trio.EndOfChannel)  # its end was lost
-        super().handle_lost()
-        self.acked.unpark_all()
-        self.written.unpark_all()
-
-    def ends_in_order(self) -> bool:
-        loss = self.pump.loss()
-        has_reason = bool(loss.peer_reason or loss.code)
-        return self.engine.liveness.peer_left or (not self._live and loss.by == "peer" and not has_reason)
-
-    # --- leaving
-
-    def live_halves(self) -> Iterator[SendHalf | ReceiveHalf[Any]]:
-        channels = [*self._live.values()]
-        yield from (channel.sending for channel in channels)
-        yield from (channel.receiving for channel in channels)
-
-    async def wait_until_heard(self, told: Sequence[SendHalf]) -> None:
-        """Wait until the peer's application has processed everything, then a little for the peer's ends."""
-        pump = self.pump
-        for half in told:  # one after the other, so that an ack costs one look and not all
-            assert isinstance(half, E3xSendHalf)
-            while not pump.is_lost and half.is_unheard and not half.engine_channel.gone:
-                await self.acked.park()
-        with trio.move_on_after(FAREWELL_TIMEOUT):
-            while not pump.is_lost and any(channel.is_reliable for channel in self._live.values()):
-                await self.gone.park()
-        self._abort([channel for channel in self._live.values() if channel.is_reliable])  # others wait for nothing
-
-    async def say_goodbye(self) -> None:
-        """Tell the peer that this side leaves in order, or answer its goodbye if it was first."""
-        pump, liveness, silence = self.pump, self.engine.liveness, self.engine.state.silence
-        if liveness.peer_left:
-            self._answer_goodbye()
-        elif self._may_be_refused_late and not silence.was_heard:
-            with trio.move_on_after(FAREWELL_TIMEOUT), suppress(LinkLost):
-                await self.ping()  # the answer is the first word of a server that has let this client in
-        if silence.was_heard and not liveness.peer_left and not pump.is_lost and self.engine.places > 0:
-            liveness.say_goodbye()
-            self.request_write()
-            with trio.move_on_after(FAREWELL_TIMEOUT):
-                while not (self.pump.is_lost or self._is_goodbye_heard):
-                    await self.gone.park()
-        await pump.flushed()
-        if not silence.was_heard:  # the peer may be one that only receives
-            packet = liveness.farewell(None) if self.is_on_packets and self.engine.packets_sent else b""
-            self._lose_with(packet, CLOSED_HERE, by="local")
-
-    def reason_for_late_leaving(self, linger: float) -> Reason | None:
-        return Reason(f"the other side left without what was not processed within {linger} s")
-
-    def close_all(self) -> None:
-        if self.pump.is_lost:
-            return
-        self.stop_opening(None)
-        for channel in [*self._live.values()]:
-            if channel.engine_channel.taken:
-                channel.close()
-            else:
-                channel.abort()
-        self.request_write()
-
-    def abort_all(self) -> None:
-        self._abort([*self._live.values()])
-
-    def _abort(self, channels: Sequence[Channel]) -> None:
-        for channel in channels:
-            channel.abort()
-        self.request_write()
-
-    # --- pings, numbers
-
-    async def ping_about(self, key: object) -> float:
-        """Send a ping, by a channel of a reserved type, once there is a place for it, and wait for the answer."""
-        self.budget.owner.check()
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while self.engine.places < 1 and not self.pump.is_lost:
-            await self.gone.park()
-        return await super().ping_about(object())  # each has a channel of its own, so answers come in any order
+        return ChannelOpening(partial(self._connection.open_typed, name or DEFAULT_TYPE, reliable, body))
 
     @property
     def packet_limit(self) -> int:
         """The largest packet that is sent now, in bytes: as configured, or less if the path takes less."""
-        return self.engine.packet_size
-
-    @property
-    def live_channels(self) -> int:
-        return len(self._live)
-
-    def channels(self) -> Sequence[Channel]:
-        return [channel for channel in self._live.values() if channel.engine_channel.taken]
+        return self._connection.engine.packet_size
 
     def stats(self) -> SessionStats:
-        common, engine, pump = super().stats(), self.engine.stats(), self.pump
-        numbers = attrs.asdict(engine) | attrs.asdict(common)
-        if engine.round_trip is not None:
-            numbers["round_trip"] = engine.round_trip
-        return SessionStats(
-            **numbers,
-            dropped=self.dropped,
-            too_large=pump.too_large if isinstance(pump, DatagramPump) else 0,
-            refused=pump.refused if isinstance(pump, DatagramPump) else 0,
-        )
-
-    def __repr__(self) -> str:
-        state = "lost" if self.pump.is_lost else counted(len(self._live), "channel")
-        return f"<e3x.Session {self.pump.peer or 'on a link'}: {state}>"
+        return self._connection.stats()
 
 
 class _Protocol:

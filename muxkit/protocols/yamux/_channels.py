@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from muxkit.runtime import Session
 from muxkit.runtime.channel import MuxChannel as Channel
 from muxkit.runtime.halves.bytestream import ByteStream
 from muxkit.runtime.halves.receiving import ReceiveHalf
 from muxkit.runtime.halves.sending import SendHalf
+
+if TYPE_CHECKING:
+    from muxkit.runtime.connection import MuxConnection
 
 __all__ = ["Channel", "YamuxStream"]
 
@@ -14,13 +19,20 @@ __all__ = ["Channel", "YamuxStream"]
 class YamuxStream(ByteStream):
     """One yamux stream: a `trio.abc.HalfCloseableStream`, as programs in Go and JavaScript have it."""
 
-    def __init__(self, session: Session, sending: SendHalf, receiving: ReceiveHalf[bytes], id: int) -> None:
+    def __init__(
+        self, connection: MuxConnection[Any], sending: SendHalf, receiving: ReceiveHalf[bytes], id: int
+    ) -> None:
         super().__init__(sending, receiving)
-        self.session: Session = session
+        self._connection = connection
         self.id: int = id
         """The id of the stream in its frames: odd if the client opened it, even if the server did."""
         self.sending: SendHalf = sending
         self.receiving: ReceiveHalf[bytes] = receiving
+
+    @property
+    def session(self) -> Session:
+        """The session that carries this stream."""
+        return self._connection.session
 
     def abort(self) -> None:
         """Reset the stream: both directions are given up now, and data that is under way may be lost."""

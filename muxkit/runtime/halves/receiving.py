@@ -81,11 +81,11 @@ class ReceiveHalf(Generic[ItemT]):
     """
 
     __slots__ = (
+        "_connection",
         "_error",
         "_owner",
         "_portion",
         "_portion_bytes",
-        "_session",
         "_since_yield",
         "_stored",
         "_waiters",
@@ -102,10 +102,10 @@ class ReceiveHalf(Generic[ItemT]):
     portion_most: ClassVar[int] = 64
     """Items that are handed out at most before the engine hears of them, if its `lag` allows."""
 
-    def __init__(self, session: HalfOwner, receiver: Receiver[ItemT]) -> None:
+    def __init__(self, connection: HalfOwner, receiver: Receiver[ItemT]) -> None:
         self.receiver: Final = receiver
-        self._session = session
-        self._owner: Owner = session.budget.owner
+        self._connection = connection
+        self._owner: Owner = connection.budget.owner
         self._stored: Storage[ItemT] = EMPTY
         self._portion: list[ItemT] = (
             NO_ITEMS  # what is handed out next, the oldest at the end; the engine hears of it behind the last
@@ -195,14 +195,14 @@ class ReceiveHalf(Generic[ItemT]):
         self._owner.check()
         if self.state is Receiving.OPEN:
             self.receiver.stop(reason or Reason())
-            self._session.dispatch_events()
+            self._connection.dispatch_events()
         if self.state is not Receiving.CLOSED:
             self.state = advance(self.state, Step.STOP)
         self._error = closed
         self._return_portion()
         if self._stored.count:
             self._took((), self._stored.clear())
-        self._session.request_write()
+        self._connection.request_write()
         if self._waiters:
             self._wake_all()
 
@@ -223,7 +223,7 @@ class ReceiveHalf(Generic[ItemT]):
         """Make the error that `receive` raises once everything was received."""
         return self._error()
 
-    # --- for the session
+    # --- for the connection
 
     def deliver(self, item: ItemT) -> None:
         """Hand an item that came to the task that waits longest, or store it."""
@@ -277,7 +277,7 @@ class ReceiveHalf(Generic[ItemT]):
         if self._waiters is NO_WAITERS:
             self._waiters = []
         self._waiters.append(waiter)
-        reading = self._session.reading()
+        reading = self._connection.reading()
         if reading is not None:
             reading.is_wanted = True
             if reading.state is OFFERED:
@@ -357,7 +357,7 @@ class ReceiveHalf(Generic[ItemT]):
         if not self._stored.count:
             self._stored = EMPTY
         if self.receiver.consumed(items, size):
-            self._session.request_write()
+            self._connection.request_write()
         if self.state is DRAINING:
             self._drain()
 

@@ -61,12 +61,12 @@ class SendHalf:
 
     __slots__ = (
         "_budget",
+        "_connection",
         "_error",
         "_line",
         "_outcome",
         "_over",
         "_scope",
-        "_session",
         "_since_yield",
         "channel",
         "sender",
@@ -74,10 +74,10 @@ class SendHalf:
         "was_stuck",
     )
 
-    def __init__(self, session: HalfOwner, sender: Sender) -> None:
+    def __init__(self, connection: HalfOwner, sender: Sender) -> None:
         self.sender: Final = sender
-        self._session = session
-        self._budget: Final = session.budget
+        self._connection = connection
+        self._budget: Final = connection.budget
         self._line: deque[Waiter] = NO_QUEUE
         self._error: ErrorMaker | None = None
         self._over: trio.Event | None = None
@@ -113,11 +113,11 @@ class SendHalf:
             sent = self.sender.try_send(message)
         if sent is None:
             await self._hand_over(message)
-            self._session.request_write()
+            self._connection.request_write()
         else:
             self._since_yield += size if size > YIELD_LEAST else YIELD_LEAST  # noqa: FURB136 - `max` is a call
             if sent:
-                self._session.request_write()
+                self._connection.request_write()
         if self._since_yield >= YIELD_BYTES:
             await self._yield()
 
@@ -129,7 +129,7 @@ class SendHalf:
             return False
         if not self._budget.admits(len(message)) or self.sender.try_send(message) is None:
             return False
-        self._session.request_write()
+        self._connection.request_write()
         return True
 
     async def send_many(self, messages: Iterable[bytes]) -> None:
@@ -143,13 +143,13 @@ class SendHalf:
                     for message in batch:
                         await self._hand_over(message if type(message) is bytes else as_bytes(message))
                         if self._since_yield >= YIELD_BYTES * MANY:
-                            self._session.request_write()
+                            self._connection.request_write()
                             await self._yield()
                 if self._since_yield >= YIELD_BYTES * MANY:
-                    self._session.request_write()
+                    self._connection.request_write()
                     await self._yield()
         finally:
-            self._session.request_write()
+            self._connection.request_write()
         await self._yield()
 
     async def finish(self, payload: bytes = b"") -> None:
@@ -166,7 +166,7 @@ class SendHalf:
                 self._finish(payload)
             finally:
                 self.end_turn()
-            self._session.request_write()
+            self._connection.request_write()
         elif self._error is not None:
             await self.refuse()
         await self.wait_finished()
@@ -221,7 +221,7 @@ class SendHalf:
     def close(self) -> None:
         """`aclose` without the checkpoint."""
         if self.close_quietly():
-            self._session.request_write()
+            self._connection.request_write()
 
     def close_quietly(self) -> bool:
         """`close`, for a caller that requests the write itself, behind another command; return False if it was done."""
@@ -240,14 +240,14 @@ class SendHalf:
         if self.state is Sending.CLOSED:
             return
         self.sender.cancel(Reason(reason, code))
-        self._session.dispatch_events()
+        self._connection.dispatch_events()
         if self.state is OPEN:
             self.state = advance(self.state, Step.FINISH)
         self._outcome = Outcome.GIVEN_UP
         self._error = closed
         self._close_gate(closed)
         self._budget.wake_waiting()  # what was queued was dropped
-        self._session.request_write()
+        self._connection.request_write()
 
     async def wait_over(self) -> None:
         """Wait until the peer confirmed the end; raises what came instead."""
@@ -305,7 +305,7 @@ class SendHalf:
             waited = ""
         return f"{self.state.value}, {senders} waiting{waited} for credit"
 
-    # --- for the session
+    # --- for the connection
 
     def window_changed(self) -> None:
         """The half's window may have changed: wake the first sender if its message can go now."""
@@ -394,7 +394,7 @@ class SendHalf:
 
     async def _wait(self, size: int) -> None:
         self.sender.check_size(size)
-        self._session.request_write()
+        self._connection.request_write()
         if self.state is not OPEN:  # writing at once may have found the connection broken
             await self.refuse()
         if self.may_send(size):  # or it has made room
@@ -455,7 +455,7 @@ class SendHalf:
             self._budget.enqueue(self)
             return
         self._budget.dequeue(self)  # it may be in that line for another message, which was smaller
-        loss = self._session.loss
+        loss = self._connection.loss
         if loss is None:
             self.sender.notify_when_room(size)
         else:  # no room can come; the calling task may be the one to wake
@@ -476,7 +476,7 @@ class SendHalf:
         self.sender.finish(payload)
         self.state = advance(self.state, Step.FINISH)
         self._close_gate(closed)
-        loss = self._session.loss
+        loss = self._connection.loss
         if loss is not None:  # the end is sent, but no confirmation can come, and `finish` would wait for it
             trio.lowlevel.current_trio_token().run_sync_soon(self.lost, loss)
 

@@ -11,6 +11,7 @@ import trio.testing
 
 from muxkit import Limits, LinkLost
 from muxkit.protocols import bpmux
+from muxkit.runtime.mux_session import connection_of
 from muxkit_adapters import memory
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ async def rough_sessions(
 
 def cut(pair: Pair) -> None:
     for session in (pair.one, pair.other):
-        session.pump.lose("the test cut it", by="network")
+        connection_of(session).pump.lose("the test cut it", by="network")
 
 
 async def next_duplex(session: Session) -> Duplex:

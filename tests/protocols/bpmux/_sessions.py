@@ -9,6 +9,7 @@ import trio
 
 from muxkit import ChannelStopped
 from muxkit.protocols.bpmux import Kind
+from muxkit.runtime.mux_session import connection_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -39,7 +40,7 @@ class Watched(Generic[ResultT]):
 def check_agreement(pair: Pair) -> None:
     """Check that both sides know the same entities and the same credit for each; all tasks must be blocked."""
     for here, there in ((pair.one, pair.other), (pair.other, pair.one)):
-        ours, theirs = here.engine, there.engine
+        ours, theirs = connection_of(here).engine, connection_of(there).engine
         assert _credit(ours.top_sink, out=True) == _credit(theirs.top_stream, out=False)
         for kind, mirror in MIRROR.items():
             sends = kind is Kind.SINK_OUT

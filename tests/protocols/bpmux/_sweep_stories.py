@@ -11,6 +11,7 @@ import trio
 
 from muxkit import ChannelCancelled, ChannelStopped, Limits
 from muxkit.core import Sending
+from muxkit.runtime.mux_session import connection_of
 from tests.protocols.bpmux._pairs import TINY, Pair, at_rest, next_duplex, next_request, next_source
 from tests.protocols.bpmux._sessions import LATER, Watched, answer_later, reading_later
 
@@ -333,7 +334,7 @@ async def an_answer(pair: Pair) -> Steps:
         async def grant() -> None:
             await trio.sleep(LATER)
             request._entity.give_credit(10)
-            pair.one.request_write()
+            connection_of(pair.one).request_write()
 
         nursery.start_soon(grant)
         first = Watched(partial(asked.respond, b"first"))

@@ -16,6 +16,7 @@ from muxkit import Limits, LinkLost
 from muxkit.protocols import bpmux
 from muxkit.protocols.bpmux import Duplex, IncomingRequest, Request, Session, Sink, Source
 from muxkit.runtime import Backlog, ByteStream, Opening
+from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import cancel_sweep, weather_pair
 from muxkit_adapters import memory
 from tests.protocols.bpmux._pairs import TINY, Pair, at_rest, canary, echo_each, next_duplex, next_request, sessions
@@ -69,7 +70,7 @@ async def pings_of_every_kind(pair: Pair) -> Steps:
         for one in all_kinds:
             assert await one.ping() >= 0
         await at_rest()
-        assert len(pair.one.pings) == len(pair.other.pings) == 0
+        assert len(connection_of(pair.one).pings) == len(connection_of(pair.other).pings) == 0
         await asked.respond(b"")
         await there.aclose()
 
@@ -102,7 +103,8 @@ async def openings(pair: Pair) -> Steps:
         nursery.start_soon(close_what_comes, pair.other)
         yield open_each
         await at_rest()
-        assert pair.one.engine.channels == pair.other.engine.channels == 1  # the spare channel
+        for session in (pair.one, pair.other):
+            assert connection_of(session).engine.channels == 1  # the spare channel
         nursery.cancel_scope.cancel()
 
 

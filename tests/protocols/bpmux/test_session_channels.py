@@ -9,6 +9,7 @@ import trio
 
 from muxkit import ChannelCancelled, ChannelStopped, LocalProtocolError
 from muxkit.protocols.bpmux import Config
+from muxkit.runtime.mux_session import connection_of
 from muxkit_adapters import memory
 
 from ._pairs import TINY, answer_each, at_rest, echo_each, next_duplex, next_request, rough_sessions, sessions
@@ -245,7 +246,7 @@ async def test_top_level_messages_go_both_ways() -> None:
         assert await pair.other.receive() == b"to other"
         assert await pair.one.receive() == b"to one"
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(pair.one._top.finish)
+            nursery.start_soon(connection_of(pair.one).top.finish)
             with pytest.raises(trio.EndOfChannel):
                 await pair.other.receive()
 

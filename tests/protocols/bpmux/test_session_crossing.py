@@ -12,6 +12,7 @@ import trio
 from muxkit import ChannelCancelled, ChannelStopped
 from muxkit.core import Receiving, Sending
 from muxkit.protocols import bpmux
+from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import replay
 from muxkit_adapters import memory
 from tests.protocols.bpmux._pairs import Pair, at_rest, next_duplex, next_request
@@ -123,7 +124,7 @@ class Race:
             for may_leave in leaving:
                 may_leave.set()
         for session in self._sessions:
-            assert session.engine.live == 0
+            assert connection_of(session).engine.live == 0
 
     async def _live(self, link: trio.abc.Stream, may_leave: trio.Event, task_status: trio.TaskStatus[None]) -> None:
         async with bpmux.session(link) as session:

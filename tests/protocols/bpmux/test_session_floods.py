@@ -15,6 +15,7 @@ from muxkit.protocols import bpmux
 from muxkit.protocols.bpmux import Chunk, Config, Engine, Type, encode_chunk, encode_partial
 from muxkit.runtime import background
 from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import weather_pair
 from muxkit_adapters import memory
 from tests.protocols.bpmux._pairs import at_rest, echo_each, next_duplex, next_source, rough_sessions, sessions
@@ -51,7 +52,7 @@ async def against_a_flood(*, capacity: int = 16 * KIB) -> AsyncIterator[tuple[Se
             async with background() as nursery:
                 nursery.start_soon(listen)
                 yield session, there.send_all
-            session.pump.lose("the test is over", by="local")
+            connection_of(session).pump.lose("the test is over", by="local")
 
 
 @asynccontextmanager
@@ -146,7 +147,11 @@ async def test_sending_into_a_link_that_stands_still_stops_at_the_outbox() -> No
         for _ in range(20):  # far more credit than the outbox holds
             await pair.one.open_sink().__aenter__()
         await at_rest()
-        sinks = [half for half in pair.one.live_halves() if isinstance(half, SendHalf) and half is not pair.one._top]
+        sinks = [
+            half
+            for half in connection_of(pair.one).live_halves()
+            if isinstance(half, SendHalf) and half is not connection_of(pair.one).top
+        ]
         assert sum(sink.sender.credit_out or 0 for sink in sinks) > 4 * limits.outbox
         here.clog()
         accepted = 0
@@ -206,7 +211,7 @@ class Turns(trio.abc.Instrument):
     """Records how many bytes a session takes in each step of any task."""
 
     def __init__(self, session: Session) -> None:
-        self._engine = session.engine
+        self._engine = connection_of(session).engine
         self._before = 0
         self.sizes: list[int] = []
 
@@ -249,7 +254,7 @@ async def test_a_ping_on_another_connection_takes_a_few_turns_in_a_flood(name: s
         nursery.start_soon(count_turns)
         nursery.start_soon(flood, data)
         most = pings = 0
-        while session.engine.bytes_received < len(data):
+        while connection_of(session).engine.bytes_received < len(data):
             before = turns
             await pair.one.ping()
             most = max(most, turns - before)
@@ -386,4 +391,4 @@ async def test_refused_openings_without_end_end_the_session_and_name_the_knob() 
             for _ in range(100):
                 await pair.one.open().__aenter__()
                 await at_rest()
-        assert "Limits(backlog=" in str(pair.other.pump.loss())
+        assert "Limits(backlog=" in str(connection_of(pair.other).pump.loss())

@@ -11,6 +11,7 @@ import trio
 from muxkit import LinkLost
 from muxkit.protocols import bpmux
 from muxkit.protocols.bpmux import Config
+from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import WeatherStream, weather_pair
 from tests.protocols.bpmux._pairs import at_rest, echo_each, next_duplex, sessions
 
@@ -107,9 +108,9 @@ async def test_sending_into_the_void_does_not_put_it_off(autojump_clock: MockClo
         async def chatter() -> None:
             while True:
                 await trio.sleep(1)
-                if session.loss is None:
-                    session.engine.top_stream.give_credit(1)
-                    session.request_write()
+                if connection_of(session).loss is None:
+                    connection_of(session).engine.top_stream.give_credit(1)
+                    connection_of(session).request_write()
 
         nursery.start_soon(chatter)
         with pytest.raises(LinkLost):
@@ -254,7 +255,7 @@ async def test_after_an_hour_of_sleep_a_peer_that_is_gone_gets_one_more_chance(m
             mock_clock.jump(jump)
             await at_rest()
         assert len(pings.sent) == 1
-        assert not session.pump.is_lost
+        assert not connection_of(session).pump.is_lost
         mock_clock.jump(0.001)
         with pytest.raises(LinkLost, match="nothing was heard"):
             await session.receive()

@@ -14,6 +14,7 @@ import trio.testing
 import muxkit
 from muxkit import ChannelStopped, Limits, LinkLost
 from muxkit.protocols import bpmux
+from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import replay, weather_pair
 from muxkit_adapters import memory
 
@@ -79,7 +80,7 @@ async def test_leaving_after_the_peer_hung_up_in_order_is_no_error(autojump_cloc
         async with bpmux.session(there):
             pass
         await at_rest()
-        assert session.pump.is_lost
+        assert connection_of(session).pump.is_lost
         assert [item async for item in session.incoming()] == []
         with pytest.raises(trio.EndOfChannel):
             await session.receive()
@@ -95,7 +96,7 @@ async def test_leaving_with_openings_that_were_heard_is_no_error_when_the_link_b
         cut(pair)
         unheard = None
         try:
-            await pair.one.leave(1)
+            await connection_of(pair.one).leave(1)
         except LinkLost as error:
             unheard = error
         assert unheard is None

@@ -17,6 +17,7 @@ from muxkit import ChannelStopped, Limits, LinkLost
 from muxkit.protocols import bpmux
 from muxkit.protocols.bpmux import Duplex, Engine, Entity, IncomingRequest, Request, Session, Sink, Source
 from muxkit.runtime import StreamPump
+from muxkit.runtime.mux_session import connection_of
 from muxkit_adapters import memory, tcp
 from tests.protocols.bpmux._pairs import answer_each, at_rest, cut, echo_each, next_source, rough_sessions, sessions
 from tests.protocols.bpmux._sessions import tasks_alive
@@ -121,9 +122,12 @@ async def test_nothing_is_left_of_channels_that_ended(cycle: Cycle) -> None:
         assert held() == before
         for session in (pair.one, pair.other):
             assert session.stats().channels == 0
-            assert [*session.live_halves()] == [session._top, session._messages]
-            assert not session.pings
-            assert session.engine.outbox == 0
+            assert [*connection_of(session).live_halves()] == [
+                connection_of(session).top,
+                connection_of(session).messages,
+            ]
+            assert not connection_of(session).pings
+            assert connection_of(session).engine.outbox == 0
         nursery.cancel_scope.cancel()
 
 
@@ -240,7 +244,7 @@ async def test_a_session_that_was_left_dies() -> None:
             nursery.start_soon(echo_each, pair.other)
             await echo(pair)
             for session in (pair.one, pair.other):
-                kept = (session, session.engine, session.pump)
+                kept = (session, connection_of(session).engine, connection_of(session).pump)
                 # An engine that was compiled takes no weak references.
                 references.extend(weakref.ref(one) for one in kept if type(one).__weakrefoffset__)
             nursery.cancel_scope.cancel()

@@ -12,6 +12,7 @@ import trio.testing
 
 from muxkit import ChannelCancelled, Limits, LinkLost, RemoteProtocolError
 from muxkit.protocols import bpmux
+from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import weather_pair
 from muxkit_adapters import memory
 
@@ -119,7 +120,7 @@ async def test_a_loss_wakes_every_waiter_at_once_and_says_who_and_when(autojump_
     async with one_of_each() as waiters:
         await trio.sleep(2.5)
         lost_at = trio.current_time()
-        waiters.pair.one.pump.lose("the cable", by="network")
+        connection_of(waiters.pair.one).pump.lose("the cable", by="network")
     errors = waiters.errors
     assert len(errors) == 24
     for name, error in errors.items():
@@ -150,7 +151,7 @@ async def test_a_loss_says_how_much_was_not_sent(autojump_clock: MockClock) -> N
 async def test_after_a_loss_every_call_says_so(autojump_clock: MockClock) -> None:
     async with rough_sessions() as pair, pair.one.open() as duplex, pair.one.open_request() as request:
         one = pair.one
-        one.pump.lose("the cable", by="network")
+        connection_of(one).pump.lose("the cable", by="network")
         calls: list[Call] = [
             partial(duplex.send, b"x"),
             partial(duplex.send_many, [b"x"]),

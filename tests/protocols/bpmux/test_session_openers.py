@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from muxkit import ChannelStopped, Limits, LinkLost
+from muxkit.runtime.mux_session import connection_of
 
 from ._pairs import TINY, Pair, at_rest, cut, echo_each, rough_sessions, sessions
 
@@ -142,9 +143,9 @@ async def test_all_who_wait_hear_that_nothing_can_be_opened_any_more(how: str, e
             if how == "cut":
                 cut(pair)
             elif how == "peer leaves":
-                nursery.start_soon(pair.other.leave, 5.0)
+                nursery.start_soon(connection_of(pair.other).leave, 5.0)
             else:
-                pair.one._top.close()
+                connection_of(pair.one).top.close()
                 await visit()  # a later opener fails, too
                 heard -= 1
     assert heard == WAITING

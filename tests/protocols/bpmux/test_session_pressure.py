@@ -14,6 +14,7 @@ from muxkit.protocols import bpmux
 from muxkit.protocols.bpmux import Config
 from muxkit.runtime import Mailbox
 from muxkit.runtime.halves.receiving import ReceiveHalf
+from muxkit.runtime.mux_session import connection_of
 from muxkit_adapters import memory
 
 from ._pairs import (
@@ -156,7 +157,7 @@ async def test_a_sender_waits_when_the_transport_takes_nothing() -> None:
     here, _there = memory.pair()  # the other side does not read
     config = Config(grants=True)
     async with rough_sessions((here, memory.pair()[0]), config=config) as pair:
-        engine = pair.one.engine
+        engine = connection_of(pair.one).engine
         # The peer granted a lot before it stopped reading.
         async with pair.one.open_sink() as sink:
             sink._entity.credit.grant(1 << 40)
@@ -197,7 +198,9 @@ async def test_the_windows_of_unread_channels_bound_the_memory() -> None:
         await at_rest()
         before = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        held = sum(half.receiver.held for half in pair.other.live_halves() if isinstance(half, ReceiveHalf))
+        held = sum(
+            half.receiver.held for half in connection_of(pair.other).live_halves() if isinstance(half, ReceiveHalf)
+        )
         assert held >= MIB / 8
         # both ends are in this process: the sender's queue is bounded, with one message a channel beside it
         assert before <= 2 * limits.connection_bytes * 1.5 + limits.outbox + 100 * 64 * 1024
@@ -237,11 +240,11 @@ async def test_a_flood_of_tiny_frames_leaves_the_other_connections_their_turns()
             self.before = 0
 
         def before_task_step(self, task: trio.lowlevel.Task) -> None:
-            self.before = self.session.messages_received
+            self.before = connection_of(self.session).messages_received
 
         def after_task_step(self, task: trio.lowlevel.Task) -> None:
             nonlocal most
-            most = max(most, self.session.messages_received - self.before)
+            most = max(most, connection_of(self.session).messages_received - self.before)
 
     async with sessions() as calm:
         async with rough_sessions((victim, memory.pair()[0])) as pair:
@@ -251,7 +254,7 @@ async def test_a_flood_of_tiny_frames_leaves_the_other_connections_their_turns()
                 instrument = Longest(pair.one)
                 trio.lowlevel.add_instrument(instrument)
                 async with calm.one.open() as channel:
-                    while pair.one.messages_received < 199_999:
+                    while connection_of(pair.one).messages_received < 199_999:
                         await channel.send(b"ping")
                         await channel.receive()
                         steps += 1

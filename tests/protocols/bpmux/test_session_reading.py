@@ -14,6 +14,7 @@ import trio.testing
 
 import muxkit
 from muxkit import LinkLost
+from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import replay, weather_pair
 from muxkit_adapters import memory
 
@@ -160,19 +161,19 @@ def abort(pair: Pair, channel: bpmux.Duplex) -> None:
 
 
 def abort_all_of_the_peers(pair: Pair, channel: bpmux.Duplex) -> None:
-    pair.other.abort_all()
+    connection_of(pair.other).abort_all()
 
 
 def lose(pair: Pair, channel: bpmux.Duplex) -> None:
-    pair.one.pump.lose("by the test", by="local")
+    connection_of(pair.one).pump.lose("by the test", by="local")
 
 
 def lose_the_peer(pair: Pair, channel: bpmux.Duplex) -> None:
-    pair.other.pump.lose("by the test", by="local")
+    connection_of(pair.other).pump.lose("by the test", by="local")
 
 
 def say_goodbye(pair: Pair, channel: bpmux.Duplex) -> None:
-    pair.one.close_all()
+    connection_of(pair.one).close_all()
 
 
 ENDS = (close, abort, abort_all_of_the_peers, lose, lose_the_peer, say_goodbye)

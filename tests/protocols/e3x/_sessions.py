@@ -12,6 +12,7 @@ import trio.testing
 import muxkit
 from muxkit.protocols import e3x
 from muxkit.runtime import background
+from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import PacketWeather, SessionPair
 from muxkit_adapters import memory
 
@@ -64,7 +65,7 @@ async def sessions(
 
     def cut() -> None:
         for session in (one, other):
-            session.pump.lose("the test cut it", by="network")
+            connection_of(session).pump.lose("the test cut it", by="network")
 
     async with e3x.session(here, role="connector", config=config, limits=limits, linger=linger) as one:
         async with e3x.session(there, role="listener", config=config, limits=limits, linger=linger) as other:
@@ -123,7 +124,7 @@ async def over_url(
 
     def cut() -> None:
         for session in (one, *others):
-            session.pump.lose("the test cut it", by="network")
+            connection_of(session).pump.lose("the test cut it", by="network")
 
     async with background() as nursery:
         serve = partial(muxkit.serve, keep, url, linger=linger, **options, **(on_server or {}))

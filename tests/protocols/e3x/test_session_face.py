@@ -14,6 +14,7 @@ from muxkit import ChannelCancelled, ChannelStopped, Limits, LinkLost, Unsupport
 from muxkit.protocols import e3x
 from muxkit.protocols.e3x.state import ERRS_AT_ONCE, ERRS_PER_SECOND
 from muxkit.runtime import background
+from muxkit.runtime.mux_session import connection_of
 from muxkit_adapters import memory
 from tests.protocols.e3x._sessions import CALM, channels, next_channel, on_packets, on_streams, over_url
 
@@ -360,7 +361,7 @@ async def test_what_the_peer_cancelled_before_it_was_taken_is_not_handed_out(aut
     async with on_packets() as pair:
         cancelled = [await session_of(pair, "one").open(payload=b"x", reliable=reliable) for reliable in (True, False)]
         await trio.sleep(1)
-        assert len(session_of(pair, "other")._backlog) == 2
+        assert len(connection_of(session_of(pair, "other")).incoming) == 2
         for channel in cancelled:
             channel.abort()
         await trio.sleep(1)
@@ -368,7 +369,7 @@ async def test_what_the_peer_cancelled_before_it_was_taken_is_not_handed_out(aut
             await trio.sleep(1)
             assert (await next_channel(session_of(pair, "other"))).name == "kept"
         other = session_of(pair, "other")
-        assert (len(other._backlog), other.engine.state.unread) == (0, 0)
+        assert (len(connection_of(other).incoming), connection_of(other).engine.state.unread) == (0, 0)
 
 
 async def test_failures_of_handlers_pace_the_peer_and_end_nothing(autojump_clock: MockClock) -> None:

@@ -14,6 +14,7 @@ from muxkit import Limits
 from muxkit.protocols import e3x
 from muxkit.protocols.e3x import Packet, encode_chunks, encode_packet, parse_packet
 from muxkit.runtime import background
+from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import PacketWeather
 from muxkit_adapters import memory
 from tests.protocols.e3x._helpers import raw
@@ -119,7 +120,7 @@ async def test_noise_and_bent_packets_neither_end_a_session_nor_reach_its_channe
                 assert await channel.receive() == b"%d" % seq
                 seq += 1
         await at_rest()
-        assert not session.pump.is_lost
+        assert not connection_of(session).pump.is_lost
 
 
 def _is_harmless(packet: bytes) -> bool:
@@ -139,7 +140,7 @@ async def test_a_flood_of_openings_is_bounded_and_those_that_came_first_work(aut
             await link.send(raw(b"x", c=2 * number + 1, seq=1, type="flood"))
         await answers(link)
         assert session.stats().channels == 20
-        assert session.engine.channels == 20
+        assert connection_of(session).engine.channels == 20
         taken = [await next_channel(session) for _ in range(20)]
         assert [channel.id for channel in taken] == list(range(1, 41, 2))
         await link.send(raw(b"late", c=10_001, seq=1, type="flood"))
@@ -154,7 +155,7 @@ async def test_channels_that_are_opened_and_broken_off_do_not_pile_up(autojump_c
             await link.send(raw(c=2 * number + 1, err="never mind"))
         await answers(link)
         assert session.stats().channels == 0
-        assert len(session._backlog) <= 20
+        assert len(connection_of(session).incoming) <= 20
 
 
 @pytest.mark.requirement("R-01", "R-04")
@@ -166,7 +167,7 @@ async def test_a_channel_that_nobody_reads_holds_no_more_than_its_limit(autojump
         for seq in range(2, 1000):
             await link.send(raw(bytes(1000), c=1, seq=seq))
         await at_rest()
-        assert session.engine.stats().held <= 100_000
+        assert connection_of(session).engine.stats().held <= 100_000
         assert session.stats().faults["full"] > 800
 
 
@@ -207,7 +208,7 @@ async def test_a_flood_of_pings_leaves_nothing_behind(autojump_clock: MockClock)
                         assert (packet.seq, packet.end, packet.ack) == (1, True, 1)
                         await link.send(raw(c=packet.channel, ack=1))
         await answers(link)
-        assert session.engine.channels == 0
+        assert connection_of(session).engine.channels == 0
         assert session.stats().channels == 0
 
 
@@ -215,7 +216,7 @@ async def test_a_reserved_type_without_seq_is_nobodys(autojump_clock: MockClock)
     async with attacked() as (link, session):
         await link.send(raw(c=1, type="muxkit.bye", end=True))
         assert [packet.err for packet in await answers(link)] == ["reliable only"]
-        assert not session.pump.is_lost
+        assert not connection_of(session).pump.is_lost
 
 
 @pytest.mark.requirement("R-01")

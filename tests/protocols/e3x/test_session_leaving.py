@@ -12,6 +12,7 @@ import muxkit
 from muxkit import ChannelStopped, LinkLost
 from muxkit.protocols import e3x
 from muxkit.runtime import background
+from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import PacketWeather
 from muxkit_adapters import memory, udp
 from tests.protocols.e3x._sessions import BENT, CALM, Cable, at_rest, channels, next_channel, on_packets
@@ -316,7 +317,7 @@ async def test_a_peer_that_left_is_told_apart_from_a_link_that_is_lost(autojump_
     async with e3x.session(there, role="listener") as other, other.open() as channel:
         async with e3x.session(here, role="connector") as one:
             await one.ping()
-        assert other.engine.peer_takes_no_channels
+        assert connection_of(other).engine.peer_takes_no_channels
         for call in (other.ping, other.open().__aenter__, channel.receive):
             with pytest.raises(trio.BrokenResourceError):
                 await call()

@@ -1,7 +1,8 @@
-"""The life of a session that carries many channels over one engine and one pump; the same for every protocol.
+"""The machinery of a session: everything between its channels, its engine and its pump. All protocols share it.
 
-A protocol's session derives from `MuxSession`, makes its engine and its pump, and adds what only its document says.
-This is what it inherits:
+Applications hold a session (`MuxSession`), which shows only what they call, and below it stands one `MuxConnection`.
+The pump reports to it what happens on the link, and the halves of the channels ask it to write. A protocol derives its
+own `Connection` from it, makes an engine and a pump, and adds what only its document says. This is what it inherits:
 
     open      a task waits for a free place under the limits (`SlotQueue`), then the engine opens the channel
     accept    what the peer opens is refused (the session drains, the backlog is full, nobody takes its kind), or waits
@@ -14,8 +15,8 @@ This is what it inherits:
     a message out                              a message in
     MuxChannel.send                            StreamPump (the bytes that came)
     SendHalf.send                              Engine.receive_bytes (parses, applies, returns events)
-    Sender.try_send (the engine's half)        MuxSession.handle_events
-    MuxSession.request_write                   ReceiveHalf.deliver
+    Sender.try_send (the engine's half)        MuxConnection.handle_events
+    MuxConnection.request_write                   ReceiveHalf.deliver
     StreamPump.request_write, then the link    MuxChannel.receive, ReceiveHalf.receive
 
 Where protocols differ in a step, the step is one method, which a protocol overrides.
@@ -26,17 +27,16 @@ from __future__ import annotations
 import logging
 import sys
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final, TypeVar, overload
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import trio
 
 from muxkit._info import SessionInfo
 from muxkit._limits import Limits
-from muxkit._observer import Facts, Observer, facts_of, frames_of, measured, tell_limit
-from muxkit.codecs import Codec, announced
-from muxkit.core import Headers, Queued, Reason, counted, encode_headers, opening_refusal, with_name
+from muxkit._observer import Facts, Observer, facts_of, frames_of, tell_limit
+from muxkit.core import Queued, Reason, counted, opening_refusal
 from muxkit.core.events import (
     Cancelled,
     ChannelFailed,
@@ -60,11 +60,10 @@ from muxkit.core.halves import Receiver, Sender
 from muxkit.core.mux_engine import MuxEngine
 from muxkit.runtime._errors import ChannelCancelled, ChannelStopped, Side
 from muxkit.runtime._log_pace import may_log
-from muxkit.runtime._scope import background, protected_manager, reason_for_leaving
-from muxkit.runtime._session import Pings, Session, SessionStats, TypedChannel, ValueT, describe, typed
+from muxkit.runtime._session import Pings, Session, SessionStats, describe
 from muxkit.runtime.channel import MuxChannel
 from muxkit.runtime.halves.budget import ErrorMaker, OutboxBudget
-from muxkit.runtime.halves.opening import Backlog, ChannelOpening, SlotQueue, Unclaimed
+from muxkit.runtime.halves.opening import Backlog, SlotQueue, Unclaimed
 from muxkit.runtime.halves.owner import HalfOwner
 from muxkit.runtime.halves.receiving import ReceiveHalf
 from muxkit.runtime.halves.sending import SendHalf
@@ -75,46 +74,23 @@ from muxkit.runtime.pumps.reading import Reading
 from muxkit.runtime.pumps.stream import StreamPump
 from muxkit.runtime.pumps.turns import turns
 
-LINGER: Final = 5.0  # s to leave in order
-REASON_MOST: Final = 4096  # bytes of the peer's reason that are kept for the errors that hold it
-LEFT_BY_ERROR: Final = Reason("the other side left the session by an error", 500)
+MAX_REASON: Final = 4096  # bytes of the peer's reason that are kept for the errors that hold it
 CLOSING: Final = Reason("no channel can be opened any more: the other side is closing the session", 503)
 TOO_MANY_WAIT: Final = Reason("too many channels wait here", 503)
 PEER_BROKE_A_RULE: Final = 400  # the code of a connection that ends because its peer broke a rule
 
-SessionT = TypeVar("SessionT", bound="MuxSession")
+ChannelT = TypeVar("ChannelT", bound=MuxChannel)
 
 _log = logging.getLogger("muxkit")
 
 
-@protected_manager
-async def running(make: Callable[[], SessionT], linger: float) -> AsyncGenerator[SessionT, None]:
-    """Make a session and run it for a block.
-
-    Leaving the block normally leaves the session in order, within `linger` seconds, and raises `LinkLost` if the peer
-    may not have received everything. Leaving it by an error tells the peer why, leaving it by a cancellation does not.
-    """
-    session = make()  # here, since it belongs to the thread and the Trio run of the block
-    with measured(session.facts, session):
-        async with background() as nursery:
-            session.start(nursery)
-            try:
-                yield session
-            except Exception as error:
-                told = reason_for_leaving(error, LEFT_BY_ERROR)
-                session.lose("the session was left by an error", by="local", told=told)
-                raise
-            except BaseException:
-                session.abandon()
-                raise
-            await session.leave(linger)
-
-
-class MuxSession(Session, PumpOwner[Any], HalfOwner):
-    """A session with many channels; a protocol's session derives from it, and makes `engine` and `pump`."""
+class MuxConnection(PumpOwner[Any], HalfOwner, Generic[ChannelT]):
+    """What a session is made of; a protocol's connection derives from it, and makes `engine` and `pump`."""
 
     engine: MuxEngine
     pump: Pump[Any]
+    session: Session
+    """What applications hold of it."""
 
     refusal_while_closing: ClassVar[Reason] = CLOSING
     """What the peer is told of a channel that it opens while this side takes no new ones."""
@@ -137,10 +113,12 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         self.is_draining: bool = False
         """True once this side takes no new channels."""
         self.messages_received: int = 0
-        self._limits = limits
-        self._info = describe(link, protocol)
+        self.limits: Limits = limits
+        self.info: SessionInfo = describe(link, protocol)
         self._backlogs: list[Backlog[Any]] = []
-        self._unclaimed: Unclaimed = Unclaimed(self._backlogs, self.decline, peer=self._info.peer)
+        self._unclaimed: Unclaimed = Unclaimed(self._backlogs, self.decline, peer=self.info.peer)
+        self.incoming: Backlog[ChannelT] = self.new_backlog()
+        """The two-way channels that the peer opened and the application hasn't taken."""
 
     def new_backlog(self, kind: str = "channels") -> Backlog[Any]:
         """Make a backlog for what the peer opens; `kind` is what users call it."""
@@ -213,41 +191,17 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
             return trio.ClosedResourceError("no channel can be opened any more: this side is closing the session")
         return None
 
-    @overload
-    def open(
-        self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None
-    ) -> ChannelOpening[MuxChannel]: ...
-    @overload
-    def open(
-        self, name: str = "", *, codec: Codec[ValueT], payload: bytes = b"", headers: Headers | None = None
-    ) -> ChannelOpening[TypedChannel[ValueT]]: ...
-    def open(
-        self,
-        name: str = "",
-        *,
-        codec: Codec[ValueT] | None = None,
-        payload: bytes = b"",
-        headers: Headers | None = None,
-    ) -> ChannelOpening[MuxChannel] | ChannelOpening[TypedChannel[ValueT]]:
-        if codec is not None:
-            return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
-        opening = with_name(name, payload, encode_headers(headers, self.limits.headers))
-        return ChannelOpening(partial(self.open_channel, opening))
-
-    async def open_channel(self, opening: bytes) -> MuxChannel:
+    async def open_channel(self, opening: bytes) -> ChannelT:
         """Open a two-way channel once there is a place for it."""
         await self.wait_to_open()
         try:
-            halves = self.engine.open_channel(opening)
-            assert halves.sender is not None
-            assert halves.receiver is not None  # as it is a two-way channel
-            return self.new_channel(halves.sender, halves.receiver, opening)
+            return self.new_channel(self.engine.open_channel(opening), opening)
         finally:
             self.opened()
 
-    def new_channel(self, sender: Sender, receiver: Receiver[bytes], opening: bytes) -> MuxChannel:
-        """Make the channel for two halves of the engine."""
-        return MuxChannel(self, SendHalf(self, sender), ReceiveHalf(self, receiver), opening)
+    @abstractmethod
+    def new_channel(self, channel: Any, opening: bytes) -> ChannelT:  # noqa: ANN401 - see `Opened.channel`
+        """Make the application's channel for a two-way channel of the engine."""
 
     # --- channels that the peer opens
 
@@ -261,11 +215,11 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
                 self.facts.limit(limit)
             return self.refusal_of_too_many
         refusal = None if backlog.is_claimed else self._unclaimed.refusal(backlog)
-        return refusal or opening_refusal(opening, self._limits.headers)
+        return refusal or opening_refusal(opening, self.limits.headers)
 
     def full_limit(self) -> str | None:
         """Return the limit that what waits for the application has reached, None while there is room."""
-        return "backlog" if sum(map(len, self._backlogs)) >= self._limits.backlog else None
+        return "backlog" if sum(map(len, self._backlogs)) >= self.limits.backlog else None
 
     def offer(self, backlog: Backlog[Any], item: object, key: object = None) -> None:
         """Let something that the peer opened wait until the application takes it; `key` finds it again."""
@@ -292,7 +246,8 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
     def channel_aborted(self, channel: MuxChannel) -> None:
         """The application aborted a channel; protocols count it against the peer if that opened the channel."""
 
-    def _takes_only(self, kinds: Sequence[str]) -> None:
+    def take_only(self, kinds: Sequence[str]) -> None:
+        """Refuse what the peer opens if it is of none of these kinds and no task takes it."""
         self._unclaimed.take_only(kinds)
 
     def stop_opening(self, error: ErrorMaker | None) -> None:
@@ -344,7 +299,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
                 if isinstance(half := event.sender.owner, SendHalf):
                     # The error holds the other half and not the channel, which would be a cycle of references.
                     beside = None if half.channel is None else half.channel.receiving
-                    half.stopped(partial(stopped_by_peer, beside, event.payload[:REASON_MOST]))
+                    half.stopped(partial(stopped_by_peer, beside, event.payload[:MAX_REASON]))
                 if event.breaks_off:
                     self.drop_broken_off(event.sender)
                 self.half_ended(event.sender)
@@ -375,7 +330,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
                 error = event.error
                 what = f"{error}{self.pump.foreign}"
                 if may_log("peers that broke a rule"):
-                    _log.warning("%s broke a rule, the session was closed: %s", self._info.peer or "a peer", what)
+                    _log.warning("%s broke a rule, the session was closed: %s", self.info.peer or "a peer", what)
                 told = Reason(str(error), PEER_BROKE_A_RULE)
                 self.lose(str(error), by="peer", cause=error, told=told)
             case _:
@@ -394,7 +349,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
     def handle_cancelled(self, event: Cancelled) -> None:
         """The peer gave up sending on a half."""
         if isinstance(half := event.receiver.owner, ReceiveHalf):
-            half.reason = event.payload[:REASON_MOST]  # kept as long as the half, so its size is bounded
+            half.reason = event.payload[:MAX_REASON]  # kept as long as the half, so its size is bounded
             half.ended(partial(cancelled_by_peer, half.reason))
         if event.breaks_off:  # behind the end, or dropping the channel would stop a half that is gone
             self.drop_broken_off(event.receiver)
@@ -471,8 +426,9 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         """Return True if the iterators over new channels end without an error when the connection is over."""
         return False
 
-    def channels(self) -> Sequence[MuxChannel]:
-        live = dict.fromkeys(half.channel for half in self.live_halves() if half.channel is not None)
+    def taken_channels(self) -> Sequence[ChannelT]:
+        """Return the live channels that the application has: those that it opened, and those that it took."""
+        live: dict[Any, None] = dict.fromkeys(half.channel for half in self.live_halves() if half.channel is not None)
         return [channel for channel in live if not any(channel in backlog for backlog in self._backlogs)]
 
     # --- leaving
@@ -539,11 +495,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         self.request_write()
 
     async def shutdown(self, *, grace: float) -> None:
-        """Accept no new channels, let the live ones end for up to `grace` seconds, then abort them.
-
-        The peer is told at once. Channels that it opens before it knows are refused. `incoming` ends after the channels
-        that arrived before.
-        """
+        """See `MuxSession.shutdown`."""
         self.budget.owner.check()
         await trio.lowlevel.checkpoint()
         if not self.pump.is_lost:
@@ -563,6 +515,7 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
     # --- pings, limits, numbers
 
     async def ping(self) -> float:
+        """Send a ping about the connection as a whole, and wait for the answer; return its seconds."""
         return await self.ping_about(None)
 
     async def ping_about(self, key: object) -> float:
@@ -582,15 +535,8 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
         """How many channels of both sides live; without those that are the session's own, if a protocol has such."""
         return self.engine.channels
 
-    @property
-    def limits(self) -> Limits:
-        return self._limits
-
-    @property
-    def info(self) -> SessionInfo:
-        return self._info
-
     def stats(self) -> SessionStats:
+        """Return the counters since the session began, and the gauges of now."""
         return SessionStats(
             bytes_received=self.engine.bytes_received,
             bytes_sent=self.pump.bytes_sent,
@@ -601,9 +547,9 @@ class MuxSession(Session, PumpOwner[Any], HalfOwner):
             round_trip=self.pings.round_trip,
         )
 
-    def __repr__(self) -> str:
-        state = "lost" if self.pump.is_lost else counted(self.live_channels, "channel")
-        return f"<{self._info.protocol} session, {self._info.peer or 'on a stream'}: {state}>"
+    def state_text(self) -> str:
+        """Return the state of the connection in words, for the `repr` of its session."""
+        return "lost" if self.pump.is_lost else counted(self.live_channels, "channel")
 
 
 # --- the errors that halves raise

@@ -1,0 +1,119 @@
+"""The connection below a yamux session: what yamux adds to the machinery that all protocols share.
+
+yamux has streams beside channels, acknowledges the streams that were taken, and ends a connection with a go-away that
+carries a code. Everything else is `muxkit.runtime.connection.MuxConnection`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain
+from typing import Any, Literal
+
+import trio
+
+from muxkit._limits import Limits
+from muxkit._observer import Observer, frames_of
+from muxkit.core import Reason
+from muxkit.core.events import GoingAway, Halves, Opened
+from muxkit.protocols.yamux._channels import Channel, YamuxStream
+from muxkit.protocols.yamux.config import Config
+from muxkit.protocols.yamux.engine import Engine
+from muxkit.protocols.yamux.receive import StreamReceiver
+from muxkit.protocols.yamux.send import StreamSender
+from muxkit.runtime import Backlog, LinkLost
+from muxkit.runtime.connection import MuxConnection
+from muxkit.runtime.halves.receiving import ReceiveHalf
+from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.pumps.stream import StreamPump
+
+Role = Literal["client", "server"]
+
+
+class Connection(MuxConnection[Channel]):
+    """The connection of a yamux session."""
+
+    wire_name = "yamux"
+
+    def __init__(
+        self, stream: trio.abc.Stream, role: Role, config: Config, limits: Limits, observer: Observer | None
+    ) -> None:
+        self.engine: Engine = Engine(config, is_client=role == "client", limits=limits, observer=frames_of(observer))
+        super().__init__(stream, "yamux", self.engine.limits, observer, outbox=self.engine.waiting)
+        self.pump: StreamPump[Any] = StreamPump(stream, self.engine, self, outbox=self.engine.waiting)
+        self.streams: Backlog[YamuxStream] = self.new_backlog("streams")
+
+    # --- streams and channels that this side opens
+
+    async def open_stream(self) -> YamuxStream:
+        """Open a stream of bytes once there is a place for it."""
+        await self.wait_to_open()
+        try:
+            stream = self.engine.open_stream()
+            return self._new_stream(stream.sender, stream.receiver)
+        finally:
+            self.opened()
+
+    def _new_stream(self, sender: StreamSender, receiver: StreamReceiver) -> YamuxStream:
+        return YamuxStream(self, SendHalf(self, sender), ReceiveHalf(self, receiver), sender.stream.id)
+
+    def new_channel(self, channel: Halves, opening: bytes) -> Channel:
+        assert channel.sender is not None
+        assert channel.receiver is not None  # a channel has both
+        return Channel(self, SendHalf(self, channel.sender), ReceiveHalf(self, channel.receiver), opening)
+
+    # --- those that the peer opens
+
+    def handle_opened(self, event: Opened) -> None:
+        # The peer may have reset the stream in the same read, so its halves are those of the event.
+        sender, receiver = event.channel.sender, event.channel.receiver
+        assert isinstance(sender, StreamSender)
+        assert isinstance(receiver, StreamReceiver)
+        backlog: Backlog[Any] = self.incoming if sender.carries_messages else self.streams
+        if (reason := self.refusal_of(backlog, event.opening)) is not None:
+            self.engine.refuse(event.channel, reason)
+        elif sender.carries_messages:
+            self.offer(backlog, self.new_channel(event.channel, event.opening), receiver)
+        else:
+            self.offer(backlog, self._new_stream(sender, receiver), receiver)
+
+    def took(self, item: Channel | YamuxStream) -> None:
+        sender = item.sending.sender
+        assert isinstance(sender, StreamSender)
+        if isinstance(item, Channel):
+            item.receiving.receiver.consumed((), len(item.sent_with_opening))
+        self.engine.accept(sender)
+        self.request_write()
+
+    # --- events
+
+    def handle_going_away(self, event: GoingAway) -> None:
+        if event.reason:
+            self.pump.told(event.reason)
+            self.lose("the peer ended the session", by="peer")
+        else:
+            super().handle_going_away(event)
+
+    def ends_in_order(self) -> bool:
+        return self.engine.hung_up_cleanly and not self.pump.is_refusal
+
+    # --- leaving
+
+    def live_halves(self) -> Iterator[SendHalf | ReceiveHalf[Any]]:
+        streams = [*self.engine.streams()]
+        for half in chain((each.sender for each in streams), (each.receiver for each in streams)):
+            if half is not None and isinstance(half.owner, SendHalf | ReceiveHalf):
+                yield half.owner
+
+    async def say_goodbye(self) -> None:
+        """Send a go-away behind everything else: implementations in Rust and JavaScript drop all streams at once.
+
+        A peer that is ending its halves at the same time waits for our answer, so let it say that first.
+        """
+        if self.engine.channels:
+            with suppress(LinkLost):
+                await self.ping()
+        self.engine.go_away(Reason())
+        self.request_write()
+        await self.pump.flushed()

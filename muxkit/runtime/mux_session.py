@@ -1,0 +1,123 @@
+"""The session of every protocol with channels, as applications hold it.
+
+`MuxSession` shows only what applications call. Everything that works for it, from the engine to the backlogs of
+channels, belongs to its connection (`muxkit.runtime.connection`). A protocol derives its `Session` from this class, and
+adds the calls that only its document has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any, Final, Generic, TypeVar, overload
+
+from muxkit._info import SessionInfo
+from muxkit._limits import Limits
+from muxkit._observer import measured
+from muxkit.codecs import Codec, announced
+from muxkit.core import Headers, Reason, encode_headers, with_name
+from muxkit.runtime._scope import background, protected_manager, reason_for_leaving
+from muxkit.runtime._session import Session, SessionStats, TypedChannel, ValueT, typed
+from muxkit.runtime.channel import MuxChannel
+from muxkit.runtime.connection import MuxConnection
+from muxkit.runtime.halves.opening import ChannelOpening
+
+LINGER: Final = 5.0  # seconds that leaving in order may take
+LEFT_BY_ERROR: Final = Reason("the other side left the session by an error", 500)
+
+ChannelT = TypeVar("ChannelT", bound=MuxChannel)
+ConnectionT = TypeVar("ConnectionT", bound=MuxConnection[Any])
+SessionT = TypeVar("SessionT", bound="MuxSession[Any, Any]")
+
+
+@protected_manager
+async def running(make: Callable[[], SessionT], linger: float) -> AsyncGenerator[SessionT, None]:
+    """Make a session and run it for a block.
+
+    Leaving the block normally leaves the session in order, within `linger` seconds, and raises `LinkLost` if the peer
+    may not have received everything. Leaving it by an error tells the peer why, leaving it by a cancellation does not.
+    """
+    session = make()  # here, because a session belongs to the thread and the Trio run of its block
+    connection: MuxConnection[Any] = session._connection
+    with measured(connection.facts, session):
+        async with background() as nursery:
+            connection.start(nursery)
+            try:
+                yield session
+            except Exception as error:
+                told = reason_for_leaving(error, LEFT_BY_ERROR)
+                connection.lose("the session was left by an error", by="local", told=told)
+                raise
+            except BaseException:
+                connection.abandon()
+                raise
+            await connection.leave(linger)
+
+
+def connection_of(session: MuxSession[ConnectionT, Any]) -> ConnectionT:
+    """Return the connection below a session, for tests and tools that look inside. Applications don't need it."""
+    return session._connection
+
+
+class MuxSession(Session, Generic[ConnectionT, ChannelT]):
+    """A session with many channels, each a `ChannelT`, on a connection of the protocol's class `ConnectionT`."""
+
+    def __init__(self, connection: ConnectionT) -> None:
+        self._connection: ConnectionT = connection
+        connection.session = self
+
+    @overload
+    def open(
+        self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None
+    ) -> ChannelOpening[ChannelT]: ...
+    @overload
+    def open(
+        self, name: str = "", *, codec: Codec[ValueT], payload: bytes = b"", headers: Headers | None = None
+    ) -> ChannelOpening[TypedChannel[ValueT]]: ...
+    def open(
+        self,
+        name: str = "",
+        *,
+        codec: Codec[ValueT] | None = None,
+        payload: bytes = b"",
+        headers: Headers | None = None,
+    ) -> ChannelOpening[ChannelT] | ChannelOpening[TypedChannel[ValueT]]:
+        if codec is not None:
+            return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
+        opening = with_name(name, payload, encode_headers(headers, self.limits.headers))
+        return ChannelOpening(partial(self._connection.open_channel, opening))
+
+    def incoming(self) -> AsyncIterator[ChannelT]:
+        return self._connection.incoming.claim()
+
+    def _takes_only(self, kinds: Sequence[str]) -> None:
+        self._connection.take_only(kinds)
+
+    def channels(self) -> Sequence[ChannelT]:
+        return self._connection.taken_channels()
+
+    async def ping(self) -> float:
+        return await self._connection.ping()
+
+    async def shutdown(self, *, grace: float) -> None:
+        """Accept no new channels, let the live ones end for up to `grace` seconds, then abort them.
+
+        The peer is notified immediately. Channels that it opens before it knows are refused. `incoming` ends after the
+        channels that arrived before.
+        """
+        await self._connection.shutdown(grace=grace)
+
+    @property
+    def limits(self) -> Limits:
+        return self._connection.limits
+
+    @property
+    def info(self) -> SessionInfo:
+        return self._connection.info
+
+    def stats(self) -> SessionStats:
+        return self._connection.stats()
+
+    def __repr__(self) -> str:
+        info = self.info
+        return f"<{info.protocol} session, {info.peer or 'on a stream'}: {self._connection.state_text()}>"
