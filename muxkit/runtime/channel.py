@@ -28,7 +28,11 @@ class MuxChannel(Channel):
     __slots__ = ("_connection", "_opening", "receiving", "sending")
 
     def __init__(
-        self, connection: MuxConnection[Any], sending: SendHalf, receiving: ReceiveHalf[bytes], opening: bytes = b""
+        self,
+        connection: MuxConnection[Any, Any],
+        sending: SendHalf,
+        receiving: ReceiveHalf[bytes],
+        opening: bytes = b"",
     ) -> None:
         self._connection = connection
         self._opening = opening
@@ -125,7 +129,7 @@ class Sink(trio.abc.SendChannel[bytes]):
 
     __slots__ = ("_connection", "half")
 
-    def __init__(self, connection: MuxConnection[Any], half: SendHalf) -> None:
+    def __init__(self, connection: MuxConnection[Any, Any], half: SendHalf) -> None:
         self._connection = connection
         self.half: SendHalf = half
 
@@ -188,7 +192,7 @@ class Source(trio.abc.ReceiveChannel[bytes]):
 
     __slots__ = ("_connection", "half")
 
-    def __init__(self, connection: MuxConnection[Any], half: ReceiveHalf[bytes]) -> None:
+    def __init__(self, connection: MuxConnection[Any, Any], half: ReceiveHalf[bytes]) -> None:
         self._connection = connection
         self.half: ReceiveHalf[bytes] = half
 
@@ -235,7 +239,7 @@ class Source(trio.abc.ReceiveChannel[bytes]):
         return repr(self.half)
 
 
-async def ping_half(connection: MuxConnection[Any], half: SendHalf | ReceiveHalf[Any]) -> float:
+async def ping_half(connection: MuxConnection[Any, Any], half: SendHalf | ReceiveHalf[Any]) -> float:
     """Wait for one round trip about a half of a channel, and return its seconds; raises why the half is not open."""
     if isinstance(half, SendHalf):
         if half.state is not Sending.OPEN:

@@ -79,15 +79,15 @@ CLOSING: Final = Reason("no channel can be opened any more: the other side is cl
 TOO_MANY_WAIT: Final = Reason("too many channels wait here", 503)
 PEER_BROKE_A_RULE: Final = 400  # the code of a connection that ends because its peer broke a rule
 
+EngineT = TypeVar("EngineT", bound=MuxEngine)
 ChannelT = TypeVar("ChannelT", bound=MuxChannel)
 
 _log = logging.getLogger("muxkit")
 
 
-class MuxConnection(PumpOwner[Any], HalfOwner, Generic[ChannelT]):
-    """What a session is made of; a protocol's connection derives from it, and makes `engine` and `pump`."""
+class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
+    """What a session is made of; a protocol's connection derives from it, gives it the engine, and sets `pump`."""
 
-    engine: MuxEngine
     pump: Pump[Any]
     session: Session
     """What applications hold of it."""
@@ -98,8 +98,16 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[ChannelT]):
     """What the peer is told of a channel that it opens while the backlog is full."""
 
     def __init__(
-        self, link: object, protocol: str, limits: Limits, observer: Observer | None, *, outbox: Queued | None = None
+        self,
+        engine: EngineT,
+        link: object,
+        protocol: str,
+        limits: Limits,
+        observer: Observer | None,
+        *,
+        outbox: Queued | None = None,
     ) -> None:
+        self.engine: EngineT = engine
         self.facts: Facts | None = facts_of(observer)
         self.observer: Observer | None = frames_of(observer)
         self.budget: OutboxBudget = OutboxBudget(

@@ -26,7 +26,7 @@ LINGER: Final = 5.0  # seconds that leaving in order may take
 LEFT_BY_ERROR: Final = Reason("the other side left the session by an error", 500)
 
 ChannelT = TypeVar("ChannelT", bound=MuxChannel)
-ConnectionT = TypeVar("ConnectionT", bound=MuxConnection[Any])
+ConnectionT = TypeVar("ConnectionT", bound=MuxConnection[Any, Any])
 SessionT = TypeVar("SessionT", bound="MuxSession[Any, Any]")
 
 
@@ -38,7 +38,7 @@ async def running(make: Callable[[], SessionT], linger: float) -> AsyncGenerator
     may not have received everything. Leaving it by an error tells the peer why, leaving it by a cancellation does not.
     """
     session = make()  # here, because a session belongs to the thread and the Trio run of its block
-    connection: MuxConnection[Any] = session._connection
+    connection: MuxConnection[Any, Any] = session._connection
     with measured(connection.facts, session):
         async with background() as nursery:
             connection.start(nursery)

@@ -41,7 +41,11 @@ def test_what_is_listed_is_run_where_the_list_says_or_has_a_reason(entry: Entry)
     source = (ROOT / file).read_text(encoding="utf-8")
     assert f'"{entry.page}"' in source or entry.name in source, f"{file} does not take it from its page"
     if name:
-        functions = {each.name for each in ast.walk(ast.parse(source)) if isinstance(each, ast.FunctionDef)}
+        functions = {
+            each.name
+            for each in ast.walk(ast.parse(source))
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
         assert name in functions, f"{entry.by} is gone"
 
 

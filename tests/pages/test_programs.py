@@ -118,18 +118,6 @@ def test_the_outline_of_a_transport_is_a_class_with_its_methods(tmp_path: Path) 
 
 
 @pytest.mark.extras
-def test_the_outline_of_a_protocol_is_what_the_door_takes(tmp_path: Path) -> None:
-    after = """
-def named(plugin):
-    parameters = inspect.signature(plugin.session).parameters.values()
-    return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
-print(named(protocol) ^ named(ProtocolPlugin), sorted(protocol.options))
-"""
-    before = "import inspect\nfrom muxkit.runtime import ProtocolPlugin"
-    printed = run_part(before, program("docs/how-to/protocol.md", 3) + after, tmp_path)
-    assert printed.strip() == "{'config'} ['config']"
-
-
 def test_a_topic_with_a_store_continues_after_a_restart(tmp_path: Path) -> None:
     done = run(
         python(program("docs/how-to/publish-subscribe.md", 3)), tmp_path

@@ -79,7 +79,7 @@ class Request:
 
     __slots__ = ("_connection", "_entity", "_error", "_over", "_response")
 
-    def __init__(self, connection: MuxConnection[Any], entity: Receiver) -> None:
+    def __init__(self, connection: MuxConnection[Any, Any], entity: Receiver) -> None:
         self._connection = connection
         self._over = trio.Event()
         self._response: bytes | None = None
@@ -141,7 +141,7 @@ class AnswerHalf(SendHalf):
 
     __slots__ = ("on_cancelled",)
 
-    def __init__(self, connection: MuxConnection[Any], entity: Sender) -> None:
+    def __init__(self, connection: MuxConnection[Any, Any], entity: Sender) -> None:
         super().__init__(connection, entity)
         self.on_cancelled = trio.Event()
 
@@ -163,7 +163,7 @@ class IncomingRequest(CommonRequest):
 
     __slots__ = ("_answer", "_connection", "_entity", "_payload")
 
-    def __init__(self, connection: MuxConnection[Any], entity: Sender, payload: bytes) -> None:
+    def __init__(self, connection: MuxConnection[Any, Any], entity: Sender, payload: bytes) -> None:
         self._connection = connection
         self._answer = AnswerHalf(connection, entity)
         self._entity: Sender = entity

@@ -37,16 +37,16 @@ CLOSING_ORDER = (Kind.REQUEST_IN, Kind.SINK_OUT, Kind.SINK_IN, Kind.STREAM_OUT, 
 QUEUES = (Kind.SINK_OUT, Kind.SINK_IN, Kind.REQUEST_OUT, Kind.REQUEST_IN)  # entities whose queues hold payload
 
 
-class Connection(MuxConnection[Duplex]):
+class Connection(MuxConnection[Engine, Duplex]):
     """The connection of a bpmux session."""
 
     wire_name = "bpmux"
     refusal_while_closing: ClassVar[Reason] = Reason()  # the peer knows by the end of our top level
 
     def __init__(self, stream: trio.abc.Stream, config: Config, limits: Limits, observer: Observer | None) -> None:
-        self.engine: Engine = Engine(config, limits=limits, observer=frames_of(observer))
-        super().__init__(stream, "bpmux", self.engine.limits, observer, outbox=self.engine.waiting)
-        self.pump: StreamPump[Any] = StreamPump(stream, self.engine, self, outbox=self.engine.waiting)
+        engine = Engine(config, limits=limits, observer=frames_of(observer))
+        super().__init__(engine, stream, "bpmux", engine.limits, observer, outbox=engine.waiting)
+        self.pump: StreamPump[Any] = StreamPump(stream, engine, self, outbox=engine.waiting)
         self.sources: Backlog[tuple[Source, bytes]] = self.new_backlog("sinks")
         self.sinks: Backlog[tuple[Sink, bytes]] = self.new_backlog("sources")
         self.requests: Backlog[IncomingRequest] = self.new_backlog("requests")

@@ -68,14 +68,13 @@ class SessionStats(CommonStats, Stats):
     """Errors of the network that cost one packet each."""
 
 
-class Connection(MuxConnection[Channel]):
+class Connection(MuxConnection[Engine, Channel]):
     """The connection of an e3x session."""
 
     wire_name = "e3x"
     refusal_while_closing: ClassVar[Reason] = Reason("closing")
     refusal_of_too_many: ClassVar[Reason] = Reason("too many channels")
 
-    engine: Engine
     pump: StreamPump[Any] | DatagramPump[Any]
 
     def __init__(
@@ -86,13 +85,12 @@ class Connection(MuxConnection[Channel]):
         odd, frames, clock = role == "connector", frames_of(observer), trio.lowlevel.current_clock()
         if isinstance(link, trio.abc.Stream):
             chunked = ChunkedEngine(odd, config, limits=limits, observer=frames, clock=clock)
-            self.engine = chunked
-            super().__init__(link, "e3x", self.engine.limits, observer)
+            super().__init__(chunked, link, "e3x", chunked.limits, observer)
             self.pump = StreamPump(link, chunked, self)
         else:
-            self.engine = Engine(odd, config, limits=limits, observer=frames, clock=clock)
-            super().__init__(link, "e3x", self.engine.limits, observer)
-            self.pump = DatagramPump(link, self.engine, self, fatal=REFUSED if config.refusal_is_fatal else ())
+            engine = Engine(odd, config, limits=limits, observer=frames, clock=clock)
+            super().__init__(engine, link, "e3x", engine.limits, observer)
+            self.pump = DatagramPump(link, engine, self, fatal=REFUSED if config.refusal_is_fatal else ())
             if isinstance(link, NowaitPackets):
                 self.engine.packet_size = min(config.packet, link.packet_limit)
         self.acked: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()

@@ -20,7 +20,7 @@ class YamuxStream(ByteStream):
     """One yamux stream: a `trio.abc.HalfCloseableStream`, as programs in Go and JavaScript have it."""
 
     def __init__(
-        self, connection: MuxConnection[Any], sending: SendHalf, receiving: ReceiveHalf[bytes], id: int
+        self, connection: MuxConnection[Any, Any], sending: SendHalf, receiving: ReceiveHalf[bytes], id: int
     ) -> None:
         super().__init__(sending, receiving)
         self._connection = connection

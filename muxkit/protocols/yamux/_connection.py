@@ -31,7 +31,7 @@ from muxkit.runtime.pumps.stream import StreamPump
 Role = Literal["client", "server"]
 
 
-class Connection(MuxConnection[Channel]):
+class Connection(MuxConnection[Engine, Channel]):
     """The connection of a yamux session."""
 
     wire_name = "yamux"
@@ -39,9 +39,9 @@ class Connection(MuxConnection[Channel]):
     def __init__(
         self, stream: trio.abc.Stream, role: Role, config: Config, limits: Limits, observer: Observer | None
     ) -> None:
-        self.engine: Engine = Engine(config, is_client=role == "client", limits=limits, observer=frames_of(observer))
-        super().__init__(stream, "yamux", self.engine.limits, observer, outbox=self.engine.waiting)
-        self.pump: StreamPump[Any] = StreamPump(stream, self.engine, self, outbox=self.engine.waiting)
+        engine = Engine(config, is_client=role == "client", limits=limits, observer=frames_of(observer))
+        super().__init__(engine, stream, "yamux", engine.limits, observer, outbox=engine.waiting)
+        self.pump = StreamPump(stream, engine, self, outbox=engine.waiting)
         self.streams: Backlog[YamuxStream] = self.new_backlog("streams")
 
     # --- streams and channels that this side opens
