@@ -16,11 +16,12 @@ import trio
 
 import muxkit
 from tests.conftest import SOAK
-from tests.foreign.yamux_lives import Role, live, meet, read_all
+from tests.foreign.yamux_lives import Role, cut_short, live, meet, note_lives, read_all
 
 PATH = Path("/usr/share/gocode")  # where Debian puts the sources of Go packages
 SOURCE = Path(__file__).parent / "yamux_go"
 PATIENCE = 300.0  # s
+CUTS = 50 if SOAK else 3
 LIVES = 1000 if SOAK else 60
 
 pytestmark = pytest.mark.skipif(
@@ -51,6 +52,7 @@ async def test_random_lives_with_a_go_program_are_byte_exact(peer: Path, role: R
         async with meet([str(peer)], role) as session:
             done = await live(session, LIVES, seed=len(role))
             assert sum(done.values()) == LIVES
+            note_lives("Go", role, LIVES)
             while session.stats().channels:  # noqa: ASYNC110 - stats has no event
                 await trio.sleep(0.01)
 
@@ -90,3 +92,8 @@ async def test_a_channel_to_a_program_without_channels_says_why_it_fails(peer: P
             await channel.send(b"hello\n")
             with pytest.raises(muxkit.ChannelCancelled, match=r"got b'what is.*use session.open_stream"):
                 await channel.receive()
+
+
+async def test_a_cut_in_the_middle_of_lives_ends_both_sides(peer: Path, role: Role) -> None:
+    with trio.fail_after(PATIENCE):
+        await cut_short([str(peer)], "Go", role, CUTS)

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
+import muxkit
 from muxkit.protocols import yamux
+from muxkit.runtime import leaves_of
+from tests.foreign.wire import note
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -126,19 +129,52 @@ async def echo_back(session: Session) -> None:
 
 
 async def line_of(process: trio.Process) -> str:
-    """Return the next line that the peer prints."""
+    """Return the next line that the peer prints, or "" if it has ended."""
     assert process.stdout is not None  # as it is a pipe
     line = b""
     while not line.endswith(b"\n"):
         byte = await process.stdout.receive_some(1)
-        assert byte, "the peer ended"
+        if not byte:
+            break
         line += byte
     return line.decode().strip()
 
 
+class CutAfter(trio.abc.HalfCloseableStream):
+    """A stream whose connection breaks after a number of sent bytes."""
+
+    def __init__(self, stream: trio.SocketStream, left: int) -> None:
+        self._stream = stream
+        self._left = left
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        part = data[: self._left]
+        await self._stream.send_all(part)
+        self._left -= len(part)
+        if not self._left:
+            await self._stream.aclose()
+            raise trio.BrokenResourceError("the test has cut the connection")
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
 @asynccontextmanager
-async def meet(command: Sequence[str], role: Role) -> AsyncIterator[Session]:
-    """Start the peer as a process, and run a session with it in which this side has the role."""
+async def meet(command: Sequence[str], role: Role, cut_after: int | None = None) -> AsyncIterator[Session]:
+    """Start the peer as a process, and run a session with it in which this side has the role.
+
+    With `cut_after` the connection breaks after that many bytes, and the block hears of it. The peer has to notice the
+    end of the session in any case.
+    """
     start = partial(trio.run_process, capture_stdout=False, stdout=subprocess.PIPE)
     async with trio.open_nursery() as nursery:
         if role == "client":
@@ -150,9 +186,33 @@ async def meet(command: Sequence[str], role: Role) -> AsyncIterator[Session]:
             process = await nursery.start(start, [*command, "client", address])
             stream = await listener.accept()
             await listener.aclose()
-        async with yamux.session(stream, role=role) as session:
-            yield session
-        assert (await line_of(process)).startswith("over"), "the peer didn't notice the end of the session"
+        link = stream if cut_after is None else CutAfter(stream, cut_after)
+        try:
+            async with yamux.session(link, role=role) as session:
+                yield session
+        except Exception as error:
+            lost = (muxkit.LinkLost, trio.BrokenResourceError)
+            if cut_after is None or not all(isinstance(each, lost) for each in leaves_of(error)):
+                raise
+        last = await line_of(process)  # nothing, if a program ends on the spot when its connection breaks
+        assert last.startswith("over") or not (cut_after is None or last), "the peer didn't notice the end"
+
+
+async def cut_short(
+    command: Sequence[str], peer: str, role: Role, count: int, without: frozenset[str] = frozenset()
+) -> None:
+    """Meet the peer again and again, each time over a connection that breaks in the middle of some lives."""
+    dice = Random(count)
+    for _ in range(count):
+        async with meet(command, role, cut_after=int(2 ** dice.uniform(1, 18))) as session:
+            await live(session, 1000, dice.getrandbits(32), without)
+        note(f"yamux, {peer}", role, (), cuts=1)
+
+
+def note_lives(peer: str, role: Role, count: int) -> None:
+    """Note conversations for the table of the referee."""
+    for _ in range(count):
+        note(f"yamux, {peer}", role, ())
 
 
 async def live(session: Session, count: int, seed: int, without: frozenset[str] = frozenset()) -> Counter[str]:

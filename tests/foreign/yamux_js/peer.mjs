@@ -83,7 +83,9 @@ async function run(socket, direction) {
   });
   const writing = (async () => {
     for await (const list of muxer.source) {
-      if (!socket.write(list.subarray())) await new Promise((resolve) => socket.once("drain", resolve));
+      if (socket.destroyed) break;
+      if (socket.write(list.subarray())) continue;
+      await new Promise((resolve) => socket.once("drain", resolve).once("close", resolve));
     }
     socket.end();
   })();
