@@ -53,7 +53,9 @@ async def record(folder: Path, url: str) -> None:
                 aborted.abort("enough", code=7)
 
 
-@pytest.mark.parametrize("url", ["e3x+tcp://127.0.0.1:0", "e3x+udp://127.0.0.1:0", "aqueduct+tcp://127.0.0.1:0"])
+@pytest.mark.parametrize(
+    "url", ["e3x+tcp://127.0.0.1:0", "e3x+udp://127.0.0.1:0", "aqueduct+tcp://127.0.0.1:0", "yamux+tcp://127.0.0.1:0"]
+)
 async def test_decoded_bytes_say_what_the_observers_were_told_live(tmp_path: Path, url: str) -> None:
     await record(tmp_path, url)
     live = rows_of(tmp_path)
@@ -202,3 +204,34 @@ async def test_the_pieces_of_a_stream_and_a_decoder_kept_as_bytes_change_nothing
     for each in ("in", "out"):
         assert [row for row in pieces if row[1] == each] == [row for row in at_once if row[1] == each]
     assert len(at_once) > 20
+
+
+# ---------------------------------------------------------------------------- yamux
+
+
+def yamux_frame(type: int, flags: int, stream: int, length: int, payload: bytes = b"") -> bytes:
+    return bytes((0, type)) + flags.to_bytes(2) + stream.to_bytes(4) + length.to_bytes(4) + payload
+
+
+def test_frames_of_yamux_are_decoded_wherever_the_bytes_are_cut() -> None:
+    data = yamux_frame(0, 1, 1, 5, b"hello") + yamux_frame(1, 2, 1, 300) + yamux_frame(2, 1, 0, 7)
+    whole = decoder("yamux").feed("in", data)
+    assert whole == [
+        ("frame", "in", "stream 1", "data syn", 5, None, None, None, None),
+        ("frame", "in", "stream 1", "window-update ack", 0, None, None, None, None),
+        ("credit", "in", "stream 1", None, None, 300, None, None, None),
+        ("frame", "in", "session", "ping syn", 0, None, None, None, None),
+    ]
+    one = decoder("yamux")
+    pieces: list[Found] = []
+    for byte in data:
+        pieces += one.feed("in", bytes((byte,)))
+        one = restore("yamux", one.dump())
+    assert pieces == whole
+
+
+def test_bytes_that_are_no_frame_of_yamux_are_a_broken_rule() -> None:
+    one = decoder("yamux")
+    (error,) = one.feed("in", b"GET / HTTP/1.1\r\n")
+    assert (error[0], error[7]) == ("error", "yamux-H02")
+    assert one.feed("in", yamux_frame(2, 1, 0, 7)) == []

@@ -20,7 +20,7 @@ import trio
 
 import muxkit
 from muxkit import Channel, ChannelCancelled, ChannelStopped, LinkLost, Session
-from muxkit.protocols import aqueduct, bpmux, e3x, relink, restream
+from muxkit.protocols import aqueduct, bpmux, e3x, relink, restream, yamux
 from muxkit.runtime import background
 from muxkit.testing import Cut, SimStream, sim_transport
 from tests.recorded.wire import Conversation, Wire
@@ -28,14 +28,19 @@ from tests.recorded.wire import Conversation, Wire
 SIZES: Final = (0, 1, 2, 63, 64, 127, 128, 200, 255, 256, 1000, 1023)
 LARGE: Final = (4096, 16_383, 16_384, 65_535, 65_536, 100_000)
 Pair = tuple[Channel, Channel]
-Config = bpmux.Config | relink.Config | e3x.Config
+Config = bpmux.Config | relink.Config | e3x.Config | yamux.Config
 
 LIMITS: Final = muxkit.Limits(backlog=4, channel_bytes=192 * 1024)  # so that windows grow, but not far
 GIVEN_UP: Final = (trio.BrokenResourceError, trio.EndOfChannel, trio.ClosedResourceError)
 PAUSE: Final = 0.50321  # virtual s after which everything has settled; longer than any delay before an acknowledgement
 BLOCKED: Final = 1.0193  # virtual s after which a task that still waits is blocked
 SERVER_KEEPALIVE: Final = 23.7193  # s
-CONFIGS: Final[Mapping[str, Config]] = {"bpmux": bpmux.Config(), "relink": relink.Config(), "e3x": e3x.Config()}
+CONFIGS: Final[Mapping[str, Config]] = {
+    "bpmux": bpmux.Config(),
+    "relink": relink.Config(),
+    "e3x": e3x.Config(),
+    "yamux": yamux.Config(),
+}
 LINE_UP: Final = 30  # messages in one call
 IDLE: Final = 100.0371  # virtual s, which keepalive intervals fit in
 
@@ -741,7 +746,7 @@ def uuid(number: int) -> str:
 
 # ---------------------------------------------------------------------------- all
 
-SESSIONS: Final = ("bpmux", "relink", "aqueduct", "e3x")
+SESSIONS: Final = ("bpmux", "relink", "aqueduct", "e3x", "yamux")
 STEADY: Final[Mapping[str, Conversation]] = {
     **{protocol: partial(common, protocol=protocol) for protocol in SESSIONS},
     **{f"{protocol}-leaving": partial(leaving, protocol=protocol) for protocol in SESSIONS},

@@ -18,6 +18,7 @@ from muxkit.pipeline.capture.decoding.captures import (
 from muxkit.pipeline.capture.decoding.decoder import Decoder
 from muxkit.pipeline.capture.decoding.e3x import E3xDecoder
 from muxkit.pipeline.capture.decoding.relink import RelinkDecoder, RelinkEnd
+from muxkit.pipeline.capture.decoding.yamux import YamuxDecoder
 
 __all__ = [
     "KEYS",
@@ -28,6 +29,7 @@ __all__ = [
     "EngineDecoder",
     "RelinkDecoder",
     "RelinkEnd",
+    "YamuxDecoder",
     "decode",
     "decode_batches",
     "decode_stream",

@@ -16,6 +16,7 @@ from muxkit.pipeline.capture.decoding.bpmux import BpmuxDecoder, EngineDecoder
 from muxkit.pipeline.capture.decoding.decoder import Decoder
 from muxkit.pipeline.capture.decoding.e3x import E3xDecoder
 from muxkit.pipeline.capture.decoding.relink import RelinkDecoder, RelinkEnd
+from muxkit.pipeline.capture.decoding.yamux import YamuxDecoder
 from muxkit.pipeline.capture.files import FRAMES, FRAMES_DDL, FramesRow, Selection, to_batch
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ DECODERS: Final[dict[str, type[Decoder]]] = {
     "bpmux": BpmuxDecoder,
     "e3x": E3xDecoder,
     "relink": RelinkDecoder,
+    "yamux": YamuxDecoder,
 }
 
 
