@@ -175,7 +175,7 @@ class Engine(StreamMuxEngine):
                 self._take_payload(data[position:end])
                 position = end
                 continue
-            if size - position < HEADER_SIZE:
+            if size - position < HEADER_SIZE or self._is_reason_cut(data, position):
                 break
             if not frames:
                 self.unparsed: int = size - position
@@ -290,6 +290,16 @@ class Engine(StreamMuxEngine):
             self._state.control.reply(Type.PING, Flag.ACK, SESSION, value)
         elif not self._state.control.answered(value) and value in self._pings:
             self._state.events.append(Pong(self._pings.pop(value)))
+
+    def _is_reason_cut(self, data: bytes, position: int) -> bool:
+        """Return True at a go-away whose reason has come in part: they are parsed together (see `farewell`)."""
+        if data[position + 1] != Type.GO_AWAY:
+            return False
+        rest = data[position + HEADER_SIZE :]
+        if len(rest) < HEADER_SIZE:
+            return bool(rest) and (REASON_FOLLOWS.startswith(rest) or rest.startswith(REASON_FOLLOWS))
+        length: int = HEADER.unpack_from(rest)[-1]
+        return rest.startswith(REASON_FOLLOWS) and len(rest) < HEADER_SIZE + min(length, LONGEST_REASON)
 
     def _go_away(self, code: int, rest: bytes) -> None:
         """The peer ends the session: in order with the code 0, otherwise at once, with a reason if it is muxkit."""

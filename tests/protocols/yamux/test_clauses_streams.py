@@ -19,7 +19,7 @@ from muxkit.core.events import (
     Stopped,
 )
 from muxkit.protocols.yamux import Config
-from muxkit.protocols.yamux.frames import Type
+from muxkit.protocols.yamux.frames import HEADER_SIZE, Type
 from tests.protocols.yamux._helpers import (
     ACK,
     FIN,
@@ -296,6 +296,17 @@ def test_a_reason_follows_a_go_away_with_an_error() -> None:
     (event,) = fed(client, server.farewell(Reason("come back on Monday", 9)))
     assert isinstance(event, GoingAway)
     assert event.reason == Reason("come back on Monday", 9)
+
+
+@pytest.mark.clause("yamux-A05")
+def test_a_reason_that_comes_in_parts_is_read_as_a_whole() -> None:
+    """Was: the peer read as much of the reason as one read of its transport happened to hold."""
+    told = engine().farewell(Reason("come back on Monday", 9))
+    for place in range(1, len(told)):
+        client = engine(is_client=True)
+        events = [*fed(client, told[:place]), *fed(client, told[place:])]
+        if place != HEADER_SIZE:  # other implementations say nothing behind a go-away, so nothing is waited for
+            assert [event.reason for event in events] == [Reason("come back on Monday", 9)]
 
 
 # --- channels
