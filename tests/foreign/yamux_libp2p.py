@@ -71,8 +71,9 @@ async def serve(muxer: Untyped, stream: Untyped) -> None:
     while b"\n" not in head:
         head += await stream.read(PIECE)
     line, _, rest = head.partition(b"\n")
-    verb, *words = line.decode(errors="replace").split()
-    first, second, *_ = [*map(int, words), 0, 0]
+    verb, *words = line.decode(errors="replace").split() or [""]
+    # A stream that is about to be reset may begin with anything.
+    first, second, *_ = [*[int(word) for word in words if word.isdecimal()], 0, 0]
     if verb == "echo":
         piece = rest
         with suppress(MuxedStreamError):  # the end
@@ -98,20 +99,23 @@ async def serve(muxer: Untyped, stream: Untyped) -> None:
 
 
 async def serve_safely(muxer: Untyped, stream: Untyped) -> None:
-    with suppress(MuxedStreamError):  # it was reset
+    with suppress(MuxedStreamError, trio.BrokenResourceError, trio.ClosedResourceError):  # it was reset, or cut
         await serve(muxer, stream)
 
 
 async def run(stream: trio.SocketStream, role: str) -> None:
     connection = Connection(stream, is_initiator=role == "client")
     muxer = Yamux(connection, ID(b"x" * 32), is_initiator=connection.is_initiator)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(muxer.start)
-        await muxer.event_started.wait()
-        with suppress(MuxedConnError, MuxedStreamError, trio.EndOfChannel, trio.ClosedResourceError):
-            while True:
-                nursery.start_soon(serve_safely, muxer, await muxer.accept_stream())
-        nursery.cancel_scope.cancel()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(muxer.start)
+            await muxer.event_started.wait()
+            with suppress(MuxedConnError, MuxedStreamError, trio.EndOfChannel, trio.ClosedResourceError):
+                while True:
+                    nursery.start_soon(serve_safely, muxer, await muxer.accept_stream())
+            nursery.cancel_scope.cancel()
+    except* (trio.BrokenResourceError, MuxedConnError, MuxedStreamError):
+        pass  # py-libp2p writes on a connection that was cut
     print("over", flush=True)
 
 
