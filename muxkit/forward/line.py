@@ -45,6 +45,7 @@ class Line:
         self.url: str = without_secrets(url)
         """Where it leads, without what may be secret."""
         self._session: Session | None = None
+        self._reported: Session | None = None  # the session whose first connection was logged
         self._changed = trio.lowlevel.ParkingLot()
         self._down_since: float | None = None
         self._sessions = 0
@@ -103,6 +104,7 @@ class Line:
             if scope.cancelled_caught:
                 return f"the server did not answer within {FIRST_ANSWER:g} s; does it speak {session.info.protocol}?"
             self._note_up()
+            self._reported = session
             async for channel in session.incoming():
                 channel.abort("this side takes no channels", code=404)
         except LinkLost as error:
@@ -116,9 +118,12 @@ class Line:
 
     def failed(self, error: Exception, pause: float) -> None:
         """Note a failed attempt to connect."""
+        is_first = self._down_since is None
         self._note_down(str(error) or type(error).__name__)
         log.debug("%s: %s; trying again in %.1f s", self.url, error, pause)
-        if self._session is not None:  # it dials by itself
+        # A Relink session redials on its own and lives on, so nothing else would report the end of the outage. One task
+        # for each outage is enough. The first connection of a session is reported by `_live`.
+        if is_first and self._session is not None and self._session is self._reported:
             self._nursery.start_soon(self._watch, self._session)
 
     async def _watch(self, session: Session) -> None:

@@ -128,6 +128,38 @@ async def test_new_connections_wait_while_the_line_is_down_and_listeners_come_ba
     assert [record.levelname for record in outages] in ([], ["WARNING"])
 
 
+async def test_an_outage_of_a_relink_line_is_reported_as_over_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Regression: each failed attempt had a task of its own that logged "connected" when the outage ended."""
+    caplog.set_level("DEBUG", "muxkit.forward")
+
+    def logged(event: str) -> int:
+        return sum(getattr(record, "event", "") == event for record in caplog.records)
+
+    with trio.fail_after(PATIENCE):
+        async with muxkit.open_server(
+            forward.handler(["loopback:*"]), "relink+tcp://127.0.0.1:0", linger=0.2
+        ) as server:
+            there = server.url.partition("://")[2]
+            async with (
+                chaos_relay(there, ChaosPlan(), 1) as relay,
+                forward.line(f"relink+tcp://{relay.address}", backoff=FAST, linger=0.2) as line,
+            ):
+                while logged("connected") < 1:
+                    await trio.sleep(0.01)
+                relay.refuse()
+                relay.cut_all()
+                while logged("disconnected") < 1:
+                    await trio.sleep(0.01)
+                while sum("trying again" in record.message for record in caplog.records) < 5:
+                    await trio.sleep(0.01)
+                relay.admit()
+                while logged("connected") < 2:
+                    await trio.sleep(0.01)
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                assert line.is_up
+    assert (logged("connected"), logged("disconnected")) == (2, 1)
+
+
 async def test_a_listener_of_a_relink_client_that_is_away_makes_way_for_the_same_user() -> None:
     """Its link is kept for minutes, so that it may come back; a new process of the same user asks for the same port."""
     url = "relink+tcp://127.0.0.1:0/f"
