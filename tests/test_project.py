@@ -136,13 +136,14 @@ def test_the_version_is_in_one_place() -> None:
 
 def test_each_link_of_the_readme_on_a_package_index_leads_to_a_file_of_the_released_version() -> None:
     """Was: README linked to a site that did not exist, since relative links lead nowhere on an index."""
-    base = f"{project()['project']['urls']['Source']}/blob/v{muxkit.__version__}/"
+    source, tag = project()["project"]["urls"]["Source"], f"v{muxkit.__version__}"
     written = re.findall(r"\]\(([^)\s#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
     shown = re.findall(r"\]\(([^)\s#]+)", metadata().core.readme)
     ours = [target for target in written if "://" not in target]
     assert len(ours) > 10
     assert [target for target in ours if not (ROOT / target).exists()] == []
-    assert shown == [target if "://" in target else base + target for target in written]
+    forms = {target: "raw" if target.endswith(".svg") else "blob" for target in written}
+    assert shown == [each if "://" in each else f"{source}/{forms[each]}/{tag}/{each}" for each in written]
 
 
 def test_the_address_of_the_repository_is_set_in_one_place() -> None:

@@ -53,8 +53,8 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert sorted(page_name(page) for page in PAGES if page.is_relative_to(DOCS) and page not in reached) == []
 
 
-def test_the_readme_fits_on_two_screens() -> None:
-    assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 80
+def test_the_readme_has_at_most_90_lines() -> None:
+    assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 90
 
 
 def test_only_one_page_says_how_to_install() -> None:

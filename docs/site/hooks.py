@@ -55,6 +55,24 @@ WEIGHTS: Final = {
 IMAGE: Final = re.compile(r'<img[^>]* src="(?P<target>[^":]+\.svg)"[^>]*>')
 LANGUAGES: Final = {".py": "python", ".toml": "toml", ".sh": "bash"}
 
+# Names of Trio that signatures mention, by the page of Trio's documentation that describes them.
+TRIO: Final = "https://trio.readthedocs.io/en/stable/"
+TRIO_PAGES: Final = {
+    "reference-core": (
+        "BrokenResourceError BusyResourceError CancelScope Cancelled ClosedResourceError EndOfChannel Event "
+        "MemoryReceiveChannel MemorySendChannel Nursery TaskStatus TooSlowError WouldBlock abc.Clock "
+        "fail_after move_on_after open_memory_channel open_nursery run sleep"
+    ),
+    "reference-io": (
+        "SSLListener SSLStream SocketListener SocketStream StapledStream abc.AsyncResource abc.Channel "
+        "abc.HalfCloseableStream abc.Listener abc.ReceiveChannel abc.ReceiveStream abc.SendChannel abc.SendStream "
+        "abc.Stream"
+    ),
+    "reference-testing": "testing.MockClock",
+}
+
+TRIO_CODE: Final = re.compile(r"(?<!\">)<code>trio\.(?P<name>[\w.]+)(?:\(\))?</code>(?!</a>)")
+
 log: Final = logging.getLogger("mkdocs.muxkit")
 
 
@@ -82,7 +100,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages whose sources lie above docs."""
+    """Add the pages whose sources lie above docs, and let names of Trio lead to its documentation."""
+    for page, names in TRIO_PAGES.items():
+        for name in names.split():
+            config.plugins["autorefs"].register_url(f"trio.{name}", f"{TRIO}{page}.html#trio.{name}")
     for path, uri in above().items():
         if uri != "index.md":
             level = InclusionLevel.NOT_IN_NAV if uri.startswith("source/") else InclusionLevel.INCLUDED
@@ -93,6 +114,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links to files above docs lead to their pages, and draw diagrams of states."""
     uri = page.file.src_uri
+    if uri == "index.md":
+        page.meta["hide"] = ["navigation", "toc"]
     page.meta.setdefault("search", {"exclude": True} if uri.startswith(UNSEARCHED) else {"boost": weight(uri)})
     sources = {there: path for path, there in above().items() if there != "index.md"}
     folder = EXAMPLES if uri == "examples/index.md" else sources.get(uri, DOCS / uri).parent
@@ -110,13 +133,20 @@ def weight(uri: str) -> float:
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put drawings into the page itself, where they have the colours of its scheme."""
+    """Put drawings into the page itself, where they follow the light and dark schemes, and link names of Trio."""
 
     def inlined(found: re.Match[str]) -> str:
-        path = (DOCS / page.file.src_uri).parent / found["target"].rpartition("/")[2]
-        return path.read_text(encoding="utf-8") if path.exists() else found[0]
+        # With directory URLs each page is one folder below the folder of its source, except for index pages.
+        folder = (DOCS / page.file.dest_uri).parent
+        path = (folder / found["target"]).resolve()
+        picture = path.read_text(encoding="utf-8") if path.exists() else "@keyframes"
+        return found[0] if "@keyframes" in picture else picture  # recordings keep their own colours and styles
 
-    return IMAGE.sub(inlined, content)
+    def linked(found: re.Match[str]) -> str:
+        pages = [each for each, names in TRIO_PAGES.items() if found["name"] in names.split()]
+        return f'<a href="{TRIO}{pages[0]}.html#trio.{found["name"]}">{found[0]}</a>' if pages else found[0]
+
+    return TRIO_CODE.sub(linked, IMAGE.sub(inlined, content))
 
 
 # ---------------------------------------------------------------------------- files above docs
