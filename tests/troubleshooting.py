@@ -37,7 +37,7 @@ HEAD: Final = """# Troubleshooting
 Search for a part of the text that you read; what differs from case to case is `…` here. Each text is one that the
 suite makes happen. This page is made by `python tests/troubleshooting.py` from the catalogue of errors.
 
-Before anything else: [the command `doctor`](command-line.md#what-works-here) tries each step of a connection and names
+Before anything else: [the command `doctor`](command-line.md#diagnose-a-connection) tries each step of a connection and names
 the first that fails; the log of the *other* side knows what it did not tell; a [trace](traces.md) shows what was on the
 wire. [Which call raises what](../reference/errors.md) has the types,
 [what the other side reads](../reference/what-the-peer-reads.md) every situation with its whole text.
