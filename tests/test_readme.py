@@ -127,7 +127,7 @@ def test_the_limits_that_a_protocol_ignores_are_those_that_its_sources_do_not_na
 
 
 def test_every_limit_of_a_store_is_explained_with_its_default() -> None:
-    table = rows("docs/reference/restream.md")
+    table = rows("docs/reference/restream-stores.md")
     sizes = {"message_bytes": "1 MiB", "bytes": "1 TiB"}
     for field in attrs.fields(StoreLimits):
         assert table.get(field.name, ["missing"])[0] == sizes.get(field.name, shown(field))
