@@ -40,14 +40,21 @@ PAGES: Final = {
 LINK: Final = re.compile(r"(?<=\]\()(?P<target>[^)\s]+)(?=\))")
 BLOCK: Final = re.compile(r"^(?P<fence>`{3,}).*?^(?P=fence)$", re.DOTALL | re.MULTILINE)
 DIAGRAM: Final = re.compile(r"^```mermaid\nstateDiagram-v2\n(?P<steps>.*?)^```$", re.DOTALL | re.MULTILINE)
+MEMBERS: Final = re.compile(
+    r"^::: (?P<module>[\w.]+)\n    options: \{ heading_level: (?P<level>\d), show_root_heading: false, "
+    r"show_root_toc_entry: false, show_docstring_description: false, members: \[(?P<names>[\w, ]+)\] \}$",
+    re.MULTILINE,
+)
 UNSEARCHED: Final = ("source/", "conformance")  # for those who work on muxkit, and long
 WEIGHTS: Final = {
     "how-to/questions": 8.0,
-    "how-to/troubleshooting": 4.0,
+    "how-to/choose": 6.0,
+    "how-to/troubleshooting": 2.0,
     "how-to/": 4.0,
     "tutorial/": 2.0,
     "reference/api/": 0.5,
     "reference/what-the-peer-reads": 0.5,
+    "explanation/performance-log": 0.2,
     "explanation/decisions/": 0.2,
     "project/": 0.5,
     "examples/": 0.5,
@@ -118,6 +125,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         page.meta["hide"] = ["navigation", "toc"]
     page.meta.setdefault("search", {"exclude": True} if uri.startswith(UNSEARCHED) else {"boost": weight(uri)})
     sources = {there: path for path, there in above().items() if there != "index.md"}
+    markdown = MEMBERS.sub(each_member, markdown)
     folder = EXAMPLES if uri == "examples/index.md" else sources.get(uri, DOCS / uri).parent
     drawn = DIAGRAM.sub(lambda found: state_diagram(found["steps"]), markdown)
     kept, at = [], 0
@@ -125,6 +133,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         kept += [relinked(drawn[at : block.start()], folder, uri), block[0]]
         at = block.end()
     return "".join([*kept, relinked(drawn[at:], folder, uri)])
+
+
+def each_member(found: re.Match[str]) -> str:
+    """Document the named members one by one. An option that hides the module's docstring would hide theirs as well."""
+    options = f"    options: {{ heading_level: {found['level']} }}"
+    return "\n\n".join(f"::: {found['module']}.{name}\n{options}" for name in found["names"].split(", "))
 
 
 def weight(uri: str) -> float:
