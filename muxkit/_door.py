@@ -235,14 +235,40 @@ async def connect(
     linger: float = LINGER_SECONDS,
     **options: Any,
 ) -> AsyncGenerator[Session, None]:
-    """Open a session with the server at `url`; it ends with the block.
+    """Connect to the server at `url`, and keep the session while the block runs.
 
-    `tls` is what the transports that encrypt show and trust. If the server doesn't accept the client's certificate,
-    `connect` raises `HandshakeFailed`; a relink session dials by itself and raises `LinkLost` when it is used. `token`
-    is what the server's `authorize` gets to see; if it does not let this client in, `Refused` says why.
-    Other keyword arguments are options of the protocol (`config=` for bpmux) or of the transport
-    (`ssl_context=` for tls, `insecure=True` for plaintext off loopback). Time limits are yours to set
-    (`trio.fail_after`); leaving the block takes at most `linger` seconds.
+        async with muxkit.connect("bpmux+tcp://127.0.0.1:7000") as session:
+            async with session.open("greetings") as channel:
+                await channel.send(b"hello")
+
+    Leaving the block normally finishes all channels and waits up to `linger` seconds until the peer has confirmed
+    everything. If an error or a cancellation leaves the block, the connection is closed and the channels are lost.
+
+    `connect` has no timeout of its own: use `trio.fail_after`. Use `reconnecting` for a client that connects again.
+    With Relink, an absent server isn't an error: the session keeps trying, and its calls raise `LinkLost` if the server
+    rejects the client.
+
+    Args:
+        url: `protocol+transport://address`, such as `bpmux+tls://example.com:7000`.
+        tls: Certificates and trust settings for transports that encrypt. By default, a client trusts the authorities of
+            the system.
+        token: Sent to the server's `authorize`.
+        limits: What the peer can make this side store or do.
+        observer: Receives notifications about the session.
+        linger: How many seconds leaving the block may take.
+        **options: Options of the protocol (such as `config=`) and of the transport (such as `insecure=True` for
+            plaintext beyond loopback).
+
+    Returns:
+        A context manager whose value is the `Session`.
+
+    Raises:
+        ValueError: If the URL or an option is invalid, or the transport would send plaintext beyond loopback.
+        PluginError: If the protocol or the transport isn't installed.
+        OSError: If no address of the server answers. `HandshakeFailed`, a subclass, has the reason of a failed
+            handshake.
+        Refused: If the server doesn't accept this client.
+        LinkLost: When leaving the block, if the peer hasn't confirmed everything.
     """
     door = Door(url, limits=limits, observer=observer, linger=linger, tls=tls, token=token, options=options)
     async with door.session_to() as session:

@@ -35,7 +35,7 @@ def reconnecting(
     linger: float = LINGER_SECONDS,
     **options: Any,
 ) -> AsyncIterator[Session]:
-    """Iterate over sessions with the server at `url`, each of which is opened when the last one is over.
+    """Iterate over sessions with the server at `url`. When one has ended, the loop opens the next.
 
         async for session in muxkit.reconnecting(url):
             try:
@@ -43,14 +43,25 @@ def reconnecting(
             except muxkit.LinkLost:
                 continue
 
-    Failed attempts are repeated with the pauses of `backoff`; the first failure and each doubling of the outage is one
-    WARNING in the log. After `patience` seconds without a session, None for ever, the last failure is raised. A failure
-    that waiting can't change is raised immediately, also if the body has caught it: a certificate or a token that was
-    refused, a path that the server doesn't have, a server of another protocol. An error in the body ends the loop,
-    `LinkLost` too if it isn't caught. A
-    session that is left with the loop is closed in the background. `on_failed` is called with each failure and the
-    seconds until the next attempt, instead of the warnings. A protocol that dials by itself gets all three too, and
-    with `patience` its session is given once it has a connection.
+    The first attempt after a session that worked is immediate. After failed attempts the loop pauses. Any error that
+    the body doesn't catch ends the loop, `LinkLost` included. If you leave the loop, its session is closed in the
+    background.
+
+    By default, the first failure and each doubling of the outage log a WARNING. A protocol that reconnects on its own,
+    such as Relink, gets `backoff`, `patience` and `on_failed` too. With `patience`, the loop waits for its first
+    connection.
+
+    Args:
+        url: The server's URL. `tls`, `token`, `limits`, `observer`, `linger` and the options are those of `connect`.
+        backoff: The pauses after failed attempts.
+        patience: Give up after that many seconds without a session. None never gives up.
+        on_failed: Called with each failure and the seconds until the next attempt, instead of logging warnings.
+
+    Raises:
+        OSError, LinkLost: The last failure, if `patience` has run out.
+        HandshakeFailed, Refused, PluginError, ValueError: A failure that waiting can't change is raised immediately,
+            even if the body has caught it: a rejected certificate or token, a path that the server doesn't have, a
+            server that speaks another protocol.
     """
     ours = {"backoff": backoff, "on_failed": on_failed, "patience": patience}
     with suppress(PluginError):  # the first attempt raises it

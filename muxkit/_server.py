@@ -58,11 +58,11 @@ class Server:
         observer: Observer | None = None,
     ) -> None:
         self.urls: tuple[str, ...] = tuple(urls)
-        """What clients connect to, one URL for each address; a host for all addresses, as 0.0.0.0, stays as it is."""
+        """The URLs for clients, one for each address. A wildcard host such as 0.0.0.0 is left unchanged."""
         self.observer: Observer | None = observer
-        """The observer that was given to it."""
+        """The observer of all sessions, or None."""
         self.is_draining: bool = False
-        """True from the begin of `shutdown`: it takes no new sessions."""
+        """True once `shutdown` has been called: the server accepts no new sessions."""
         self._owner = owner()
         self._listening = listening
         self._tls = tls
@@ -74,17 +74,27 @@ class Server:
         return self.urls[0]
 
     def sessions(self) -> Sequence[Session]:
-        """Return the sessions whose handlers run now."""
+        """Return the live sessions, that is, those whose handlers are running."""
         return [session for each in self._listening for session in each.sessions]
 
     def reload(self) -> None:
-        """Read the files of `tls` again, for new connections; faulty ones change nothing, and raise ValueError."""
+        """Reload the files of `tls` for new connections. Open connections keep their certificates.
+
+        Raises:
+            ValueError: If a file can't be used, or the server has no `tls`. The old certificates stay in use.
+        """
         if self._tls is None:
             raise ValueError("this server has no tls=")
         self._tls.reload()
 
     async def shutdown(self, *, grace: float) -> None:
-        """Take no new sessions and channels, let the live ones end for up to `grace` seconds, then stop."""
+        """Stop accepting sessions and channels, wait for live sessions, then stop serving.
+
+        Args:
+            grace: How many seconds live sessions get to finish. The server closes what is still open after that.
+
+        If cancelled, the server accepts no new sessions any more, but live sessions continue and it keeps serving.
+        """
         self._owner.check()
         self.is_draining = True
         async with bare_nursery() as nursery:
@@ -93,7 +103,7 @@ class Server:
         self._closed.set()
 
     async def wait_closed(self) -> None:
-        """Wait until the server was shut down, or can serve no more, as with a transport for a single connection."""
+        """Wait until the server was shut down, or can't serve any more, as with a transport for a single connection."""
         self._owner.check()
         await self._closed.wait()
 
@@ -114,26 +124,44 @@ async def open_server(
     linger: float = LINGER_SECONDS,
     **options: Any,
 ) -> AsyncGenerator[Server, None]:
-    """Serve at `url`, or at several, while the block runs.
+    """Serve at one or several URLs while the block runs.
 
-    `authorize` is called with the `SessionInfo` of each new connection and the token that it showed, and returns the
-    name of the user or raises `Refused`; `muxkit.tokens` makes one. `listeners` are sockets that were bound elsewhere,
-    for a service manager for example: the server listens on them instead of binding the addresses of the URLs.
+        async def echo(channel: muxkit.Channel) -> None:
+            async for message in channel:
+                await channel.send(message)
 
-    With several URLs, `tls` is for those whose transport encrypts.
+        async with muxkit.open_server(echo, "bpmux+tcp://127.0.0.1:0") as server:
+            print("listening on", server.url)
+            await trio.sleep_forever()
 
-    `handler` is an async function with one parameter. It is called with each channel of each session, as by
-    `each_channel`, and the channel is closed when it returns. If its parameter is annotated as a `Session`, it is
-    called with each session instead, and the session ends in order when it returns. What a handler raises ends its own
-    session or channel and is logged, and the others go on. A `Refused` is not logged as a failure: the peer reads its
-    reason, also when a nursery has wrapped it in an exception group.
+    Leaving the block normally stops accepting sessions and gives live ones `linger` seconds to finish. If an error or a
+    cancellation leaves the block, they end immediately.
 
-    Leaving the block normally takes no new sessions and gives the live ones `linger` seconds to end; leaving it by an
-    error ends them immediately.
+    If a handler raises, its own session or channel ends and the error is logged. Other sessions and channels continue.
+    If it raises `Refused`, alone or inside an exception group, nothing is logged and the peer receives the reason.
 
-    Other keyword arguments are options of the protocol or of the transport. Raises TypeError for a handler that isn't
-    async, doesn't take one argument, or is annotated as neither; ValueError for addresses and options that are invalid;
-    OSError for addresses that cannot be used.
+    Args:
+        handler: An async function with one parameter. The server calls it with each channel, and closes the channel
+            when it returns. If the parameter is annotated as a `Session`, the server calls it with each session
+            instead, and ends the session when it returns. `by_name`, `each_channel` and `each_request` make handlers.
+        url: `protocol+transport://address`, or a list of URLs. Port 0 picks a free port.
+        tls: The server's certificate. With several URLs, those whose transport encrypts use it.
+        authorize: Decides who may connect. It is called with the `SessionInfo` of each connection and the token that
+            the client sent, and returns the name of the user or raises `Refused`. `tokens` makes such a function.
+        listeners: Listening sockets that were bound elsewhere, for example by a service manager. The server uses them
+            instead of binding the addresses of the URLs.
+        limits: What a peer can make this side store or do.
+        observer: Receives notifications about all sessions.
+        linger: How many seconds leaving the block may take.
+        **options: Options of the protocol and of the transport.
+
+    Returns:
+        A context manager whose value is the running `Server`.
+
+    Raises:
+        TypeError: If the handler isn't async, doesn't take one argument, or has an unknown annotation.
+        ValueError: If a URL or an option is invalid.
+        OSError: If an address can't be used.
     """
     each_session = session_handler(handler)
     served = [url] if isinstance(url, str) else url
@@ -206,9 +234,12 @@ async def serve(
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
     **options: Any,
 ) -> None:
-    """Serve until cancelled or shut down: `server = await nursery.start(muxkit.serve, handler, url)`.
+    """Serve in a nursery, until cancelled or shut down.
 
-    The same as `open_server`, for a nursery that lives longer than a block could.
+        server = await nursery.start(muxkit.serve, handler, "bpmux+tcp://127.0.0.1:7000")
+
+    Use this instead of `open_server` if the server should outlive a block. The arguments and errors are the same.
+    `nursery.start` returns the `Server` once it listens.
     """
     async with open_server(
         handler,
@@ -243,10 +274,23 @@ def run_server(
 ) -> int:
     """Run a server as a whole program, and return its exit code.
 
-    SIGINT or SIGTERM takes no new sessions and lets the live ones end for up to `grace` seconds: then it returns 0. The
-    next signal ends them at once: then it returns 1. SIGHUP reads the files of `tls` again. `on_started` is called with
-    the server once it listens, `on_ending` when the first signal has come. The block that `beside` returns stands while
-    the server runs and while it ends, for an endpoint of metrics for example.
+        if __name__ == "__main__":
+            sys.exit(muxkit.run_server(handler, "bpmux+tcp://127.0.0.1:7000", grace=30))
+
+    On SIGINT or SIGTERM the server stops accepting sessions and waits for live ones to finish. A second signal ends
+    them immediately. SIGHUP reloads the files of `tls`. This function starts Trio, so call it outside `trio.run`.
+
+    Args:
+        handler: As for `open_server`, like all arguments that aren't listed here.
+        url: As for `open_server`.
+        grace: How many seconds live sessions get to finish after the first signal.
+        on_started: Called with the server once it listens.
+        on_ending: Called with the server after the first signal.
+        beside: Returns a context manager that is entered while the server runs and drains, for example
+            `muxkit.metrics.endpoint(server, "127.0.0.1:9464")`.
+
+    Returns:
+        0, or 1 if a second signal ended the sessions.
     """
     session_handler(handler)  # a mistake in it is raised here, and not out of Trio's run
     start = partial(
@@ -282,7 +326,7 @@ async def _run_until_signal(
                 if number in SIGNALS:
                     break
                 _reload(server)
-            _log.info("ending; %g s for what is left of %s", grace, counted(len(server.sessions()), "session"))
+            _log.info("shutting down; waiting up to %g s for %s", grace, counted(len(server.sessions()), "session"))
             if on_ending is not None:
                 on_ending(server)
 
@@ -300,9 +344,9 @@ def _reload(server: Server) -> None:
     try:
         server.reload()
     except ValueError as error:
-        _log.error("nothing was read again: %s", error)
+        _log.error("failed to reload certificates: %s", error)
     else:
-        _log.info("the certificates were read again", extra={"event": "reload"})
+        _log.info("reloaded certificates", extra={"event": "reload"})
 
 
 def listening_at(door: Door, handler: SessionHandler) -> AbstractAsyncContextManager[Listening]:

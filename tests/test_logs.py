@@ -20,9 +20,9 @@ def test_a_line_without_a_meaning_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_meaning_without_a_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = tuple(line for line in logs.lines() if not line.text.startswith("ending;"))
+    known = tuple(line for line in logs.lines() if not line.text.startswith("shutting down;"))
     monkeypatch.setattr(logs, "lines", lambda: known)
-    with pytest.raises(logs.Incomplete, match="ending;"):
+    with pytest.raises(logs.Incomplete, match="shutting down;"):
         logs.page()
 
 

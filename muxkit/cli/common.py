@@ -403,7 +403,7 @@ def serve_until_signal(
     def ending(server: muxkit.Server) -> None:
         notify("STOPPING=1")
         count = len(server.sessions())
-        text = f"ending; {grace:g} s for what is left of {counted(count, 'session')}"
+        text = f"shutting down; waiting up to {grace:g} s for {counted(count, 'session')}"
         say(text, {"event": "ending", "sessions": count}, as_json=options.as_json)
 
     try:

@@ -263,7 +263,7 @@ def test_the_first_signal_drains_and_a_second_aborts() -> None:
                 client.stdin.flush()
                 assert client.stdout.readline() == b"before\n"
                 server.send_signal(signal.SIGINT)
-                assert line_of(server) == "ending; 300 s for what is left of 1 session\n"
+                assert line_of(server) == "shutting down; waiting up to 300 s for 1 session\n"
                 client.stdin.write(b"while it drains\n")
                 client.stdin.flush()
                 assert client.stdout.readline() == b"while it drains\n"
