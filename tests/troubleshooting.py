@@ -34,13 +34,14 @@ FOREIGN: Final = "Answered: "  # what a browser reads is no error of muxkit
 
 HEAD: Final = """# Troubleshooting
 
-Search for a part of the text that you read; what differs from case to case is `…` here. Each text is one that the
-suite makes happen. This page is made by `python tests/troubleshooting.py` from the catalogue of errors.
+This page lists the texts of errors with their causes and remedies. Search for a part of the text that you read. `…`
+stands for the parts that vary. The test suite makes each of these errors happen, and `python tests/troubleshooting.py`
+generates the page from the catalogue of errors.
 
-Before anything else: [the command `doctor`](command-line.md#diagnose-a-connection) tries each step of a connection and names
-the first that fails; the log of the *other* side knows what it did not tell; a [trace](traces.md) shows what was on the
-wire. [Which call raises what](../reference/errors.md) has the types,
-[what the other side reads](../reference/what-the-peer-reads.md) every situation with its whole text.
+Start with [the command `doctor`](command-line.md#diagnose-a-connection), which tries each step of a connection and
+names the first one that fails. The log of the *other* side may know more, and a [trace](traces.md) shows what happened
+on the wire. [Errors](../reference/errors.md) lists the types, and
+[what the other side reads](../reference/what-the-peer-reads.md) has the whole text in each situation.
 """
 
 
