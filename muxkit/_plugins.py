@@ -33,6 +33,7 @@ OWN: Final[Mapping[Group, Mapping[str, str]]] = {
         for name in ("aqueduct", "bpmux", "e3x", "relink", "restream", "yamux")
     },
     TRANSPORTS: {
+        "asgi": "muxkit_adapters.asgi:transport",
         "dtls": "muxkit_adapters.dtls:transport",
         "mem": "muxkit_adapters.memory:transport",
         "quic": "muxkit_adapters.quic:transport",

@@ -123,3 +123,8 @@ def test_a_topic_with_a_store_continues_after_a_restart(tmp_path: Path) -> None:
         python(program("docs/how-to/publish-subscribe.md", 3)), tmp_path
     )  # it may log about old versions of SQLite
     assert done.stdout.splitlines() == ["updates so far: 1", "updates so far: 2"]
+
+
+def test_a_web_application_serves_rest_and_sessions(tmp_path: Path) -> None:
+    done = run(python(program("docs/how-to/web-applications.md", 1)), tmp_path)
+    assert done.stdout.splitlines() == ["b'hello over a channel'"]

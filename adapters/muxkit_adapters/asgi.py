@@ -1,0 +1,294 @@
+"""Sessions on a WebSocket endpoint of an ASGI application, so that REST and mux share one port.
+
+An ASGI server (hypercorn, uvicorn, daphne) owns the sockets and the handshakes. muxkit serves at a name, and the
+application `app(name)` hands its WebSockets over to that server:
+
+    async def lifespan(application):
+        async with muxkit.open_server(echo, "bpmux+asgi://mux"):
+            yield
+
+    application = Starlette(routes=[WebSocketRoute("/mux", asgi.app("mux"))], lifespan=lifespan)
+
+On a server that runs Trio everything happens in its own tasks. Under asyncio `muxkit.asyncio.open_server` is used in
+the same place, and each call of the ASGI server is made by an asyncio task, while the session is one of Trio.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import attrs
+import trio
+
+from muxkit import Limits, Request
+from muxkit.asyncio.guest import Guest, guest_of_loop
+from muxkit.runtime import OneAtATime, Reason, Unsupported, may_log, protect_package, protected_manager
+
+from ._addresses import Transport, join_host_port
+from ._frames import CLOSE_TEXT_MOST, PIECE_SIZE
+from ._listen import log, serve_connections
+from .websocket import CLEAN, INTERNAL_ERROR, POLICY, is_ours
+
+__all__ = ["App", "AsgiStream", "app", "serve", "transport"]
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+BACKLOG: Final = 128  # WebSockets that the server has not accepted yet; more wait
+FOREIGN_ORIGIN: Final = "a page of this origin may not connect here: the server lists those that may in origins="
+
+
+class AsgiStream(trio.abc.Stream):
+    """One WebSocket of an ASGI server as a byte stream in binary messages."""
+
+    def __init__(self, scope: Message, receive: Receive, send: Send, name: str, guest: Guest | None) -> None:
+        host, port = scope.get("client") or ("", 0)
+        self.peer: str = f"asgi {join_host_port(host, port)}" if host else f"asgi {name}"
+        """The other end, as the ASGI server names it."""
+        here = scope.get("server") or ("", None)
+        self.local: str = f"asgi {join_host_port(here[0], here[1])}" if here[1] else f"asgi {name}"
+        headers = tuple((key.decode("latin-1").lower(), value.decode("latin-1")) for key, value in scope["headers"])
+        self.request: Request = Request(
+            path=scope["path"],
+            query=scope.get("query_string", b"").decode("latin-1"),
+            headers=tuple(header for header in headers if not is_ours(header[0])),
+        )
+        self.peer_reason: Reason | None = None
+        """Why the peer closed the WebSocket, if it said so."""
+        self.closed: trio.Event = trio.Event()
+        """Set once nothing will be sent or received any more."""
+        self._receive = receive
+        self._send = send
+        self._guest = guest
+        self._rest = b""
+        self._has_ended = False
+        self._sending = OneAtATime("sending on this WebSocket")
+        self._receiving = OneAtATime("receiving from this WebSocket")
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if max_bytes is not None and max_bytes < 1:
+            raise ValueError(f"max_bytes={max_bytes}: must be at least 1")
+        with self._receiving:
+            await trio.lowlevel.checkpoint()
+            self._check_open()
+            while not self._rest and not self._has_ended:
+                message = await self._called(self._receive)
+                if message["type"] == "websocket.disconnect":
+                    self._disconnected(message)
+                elif (data := message.get("bytes")) is not None:
+                    self._rest = data
+                else:
+                    raise trio.BrokenResourceError(f"{self.peer}: got a text message, expected binary ones")
+            data = self._rest if max_bytes is None else self._rest[:max_bytes]
+            self._rest = self._rest[len(data) :]
+            return data
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        with self._sending:
+            await trio.lowlevel.checkpoint()
+            self._check_open()
+            if self._has_ended:
+                raise trio.BrokenResourceError(f"{self.peer}: the WebSocket was closed by the peer")
+            for begin in range(0, len(data), PIECE_SIZE):
+                await self._sent({"type": "websocket.send", "bytes": bytes(data[begin : begin + PIECE_SIZE])})
+
+    async def wait_send_all_might_not_block(self) -> None:
+        with self._sending:
+            await trio.lowlevel.checkpoint()
+            self._check_open()
+
+    async def close_with(self, reason: Reason) -> None:
+        """Close the WebSocket, and tell the peer why."""
+        code = POLICY if 400 <= reason.code < 500 else INTERNAL_ERROR
+        await self._close(code, reason.encode(CLOSE_TEXT_MOST).decode())
+
+    async def aclose(self) -> None:
+        await self._close(1000, "")
+
+    async def _close(self, code: int, text: str) -> None:
+        if self.closed.is_set():
+            await trio.lowlevel.checkpoint()
+            return
+        self.closed.set()
+        try:
+            if not self._has_ended:
+                await self._sent({"type": "websocket.close", "code": code, "reason": text})
+        except trio.BrokenResourceError:
+            pass
+        finally:
+            await trio.lowlevel.checkpoint()
+
+    def _disconnected(self, message: Message) -> None:
+        self._has_ended = True
+        code, text = message.get("code", 1005), message.get("reason") or ""
+        told = Reason.decode(text.encode())
+        if code in CLEAN:
+            self.peer_reason = told or None
+        else:
+            self.peer_reason = Reason(told.text or f"closed with {code}", told.code or code)
+            raise trio.BrokenResourceError(f"{self.peer}: closed with {code}{f': {text!r}' if text else ''}")
+
+    async def _sent(self, message: Message) -> None:
+        """Send a message of ASGI; servers raise errors of their own when the connection is gone."""
+        try:
+            await self._called(partial(self._send, message))
+        except Exception as error:
+            raise trio.BrokenResourceError(f"{self.peer}: the ASGI server could not send: {error!r}") from error
+
+    async def _called(self, function: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 - what ASGI gives
+        """Call a function of the ASGI server in the loop that it belongs to."""
+        if self._guest is None:
+            return await function()
+
+        async def in_asyncio() -> object:
+            return await function()
+
+        return await self._guest.run_in_asyncio(in_asyncio)
+
+    def _check_open(self) -> None:
+        if self.closed.is_set():
+            raise trio.ClosedResourceError("this WebSocket was closed on our side")
+
+    def __repr__(self) -> str:
+        return f"<AsgiStream {self.peer}{', closed' if self.closed.is_set() else ''}>"
+
+
+class _Listener(trio.abc.Listener[AsgiStream]):
+    """The WebSockets that the application of one name hands over."""
+
+    def __init__(self, origins: Collection[str]) -> None:
+        self.origins: Collection[str] = origins
+        self.arrivals, self._accepted = trio.open_memory_channel[AsgiStream](BACKLOG)
+
+    async def accept(self) -> AsgiStream:
+        return await self._accepted.receive()
+
+    async def aclose(self) -> None:
+        await self._accepted.aclose()
+
+
+# A name is known inside one `trio.run`, which may be a guest of an asyncio loop.
+_listeners: trio.lowlevel.RunVar[dict[str, _Listener]] = trio.lowlevel.RunVar("muxkit asgi listeners")
+
+
+def _named() -> dict[str, _Listener]:
+    try:
+        return _listeners.get()
+    except LookupError:
+        _listeners.set({})
+        return _listeners.get()
+
+
+@attrs.frozen
+class App:
+    """An ASGI application whose WebSockets carry the sessions of one server of muxkit; made by `app`."""
+
+    name: str
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = [(b"upgrade", b"websocket"), (b"content-type", b"text/plain; charset=utf-8")]
+            await send({"type": "http.response.start", "status": 426, "headers": headers})
+            await send({"type": "http.response.body", "body": b"this address takes WebSockets only\n"})
+        elif scope["type"] == "websocket":
+            await _serve_websocket(self.name, scope, receive, send)
+
+
+def app(name: str) -> App:
+    """Return an ASGI application whose WebSockets carry the sessions of the server at `asgi://name`.
+
+    Each WebSocket becomes a connection of the server that `muxkit.open_server(handler, "bpmux+asgi://name")` has
+    started in the same process; under asyncio that is `muxkit.asyncio.open_server`. A request that doesn't open a
+    WebSocket is answered with 426. While no server of this name runs, WebSockets are refused.
+    """
+    return App(name)
+
+
+async def _serve_websocket(name: str, scope: Message, receive: Receive, send: Send) -> None:
+    """Hand a WebSocket over to its server, and return when it is closed."""
+    guest: Guest | None = None
+    if not trio.lowlevel.in_trio_task():
+        try:
+            guest = guest_of_loop()
+        except RuntimeError:
+            await _refuse(send, 1013, "no server of muxkit runs here")
+            return
+    await receive()  # websocket.connect
+    listener = _named().get(name) if guest is None else await guest.call(partial(_lookup, name))
+    if listener is None:
+        await _refuse(send, 1013, f"no server of muxkit runs at asgi://{name}")
+        return
+    origin = next((value.decode("latin-1") for key, value in scope["headers"] if key == b"origin"), None)
+    if origin is not None and origin not in listener.origins:
+        if may_log("pages of foreign origins"):
+            log.warning("refused a WebSocket from a page of %.200r: origins= lists the pages that may connect", origin)
+        await _refuse(send, 1008, FOREIGN_ORIGIN)
+        return
+    await send({"type": "websocket.accept"})
+    hand_over = partial(_hand_over, listener, partial(AsgiStream, scope, receive, send, name, guest))
+    await (hand_over() if guest is None else guest.call(hand_over))
+
+
+async def _lookup(name: str) -> _Listener | None:
+    return _named().get(name)
+
+
+async def _refuse(send: Send, code: int, text: str) -> None:
+    """Close a WebSocket that wasn't accepted; ASGI servers answer its upgrade with 403."""
+    await send({"type": "websocket.close", "code": code, "reason": text[:CLOSE_TEXT_MOST]})
+
+
+async def _hand_over(listener: _Listener, make: Callable[[], AsgiStream]) -> None:
+    stream = make()
+    try:
+        await listener.arrivals.send(stream)
+        await stream.closed.wait()
+    except trio.BrokenResourceError:  # the server has ended meanwhile
+        await stream.aclose()
+    finally:
+        stream.closed.set()  # also if the ASGI server has cancelled this task
+
+
+async def serve(
+    handler: Callable[[AsgiStream], Awaitable[None]],
+    name: str,
+    *,
+    origins: Collection[str] = (),
+    limits: Limits | None = None,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run `handler(stream)` for each WebSocket of `app(name)`, until cancelled; OSError if the name is taken.
+
+    A WebSocket of a web page (it has an Origin) is refused unless that origin is in `origins`.
+    """
+    _read_name(name)
+    if name in _named():
+        raise OSError(errno.EADDRINUSE, f"asgi {name}: this name is served already")
+    listener = _named()[name] = _Listener(origins)
+    try:
+        await serve_connections([listener], handler, limits=limits, started=lambda: task_status.started([name]))
+    finally:
+        del _named()[name]
+
+
+@protected_manager
+async def connect(name: str) -> AsyncIterator[AsgiStream]:
+    """Raise `Unsupported`: clients connect to the ASGI server's address with ws or wss."""
+    await trio.lowlevel.checkpoint()
+    raise Unsupported(f"asgi://{name} is the inside of a web application; connect with ws:// or wss:// instead")
+    yield
+
+
+def _read_name(address: str) -> dict[str, object]:
+    if not address:
+        raise ValueError("address '': expected a name, such as asgi://mux")
+    return {"name": address}
+
+
+transport: Final = Transport("asgi", connect, serve, _read_name, _read_name)
+
+protect_package("muxkit_adapters")
