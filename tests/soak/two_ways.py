@@ -161,23 +161,25 @@ def classes_in(file: str) -> dict[str, Class]:
     }
 
 
-def whole(one: Class) -> Class:
-    """Return a class with what it inherits. Bases are looked up by their names alone, in all modules."""
-    known, todo, methods = set[str](), {*one.bases}, {*one.methods}
+@cache
+def whole(file: str, name: str) -> Class:
+    """Return a class with what it inherits. A base of another module is looked up by its name alone."""
+    one = classes_in(file)[name]
+    known, todo, methods = set[str](), [(file, base) for base in one.bases], {*one.methods}
     while todo:
-        name = todo.pop()
-        known.add(name)
-        for file in files():
-            if (base := classes_in(file).get(name)) is not None:
-                methods |= base.methods
-                todo |= base.bases - known
+        place, base = todo.pop()
+        if base not in known:
+            known.add(base)
+            for each in [place] if base in classes_in(place) else [at for at in files() if base in classes_in(at)]:
+                methods |= classes_in(each)[base].methods
+                todo += [(each, further) for further in classes_in(each)[base].bases]
     return Class(known, methods)
 
 
 @cache
 def implements(file: str, name: str, abstract_file: str, abstract_name: str) -> bool:
     """Return True if a class derives from another one, or has all methods of that `typing.Protocol`."""
-    one, abstract = whole(classes_in(file)[name]), whole(classes_in(abstract_file)[abstract_name])
+    one, abstract = whole(file, name), whole(abstract_file, abstract_name)
     is_protocol = "Protocol" in classes_in(abstract_file)[abstract_name].bases
     return abstract_name in one.bases or (is_protocol and abstract.methods <= one.methods)
 
