@@ -12,6 +12,8 @@ import attrs
 KIB = 1024
 MIB = 1024 * KIB
 
+SHORT_WINDOW = 1 * MIB  # bytes; the largest window of a channel on a path that nobody has measured, see `core`
+
 MAX_HEADERS = 65_535  # bytes of the headers of a channel: their length is a 16-bit number on the wire
 
 NumberT = TypeVar("NumberT", int, float)
@@ -67,10 +69,11 @@ class Limits:
     channel_memory: int = _limit(32 * MIB)
     """What the live channels that the peer opened may cost beside their windows: objects, queues, a task that handles
     each. Each protocol says what one of its channels costs."""
-    channel_bytes: int = _limit(1 * MIB)
-    """The largest window of one channel: credit granted and data not yet consumed."""
+    channel_bytes: int = _limit(32 * MIB)
+    """The largest window of one channel: credit granted and data not yet consumed. A window exceeds 1 MiB only while
+    the path holds that much and the application takes it."""
     channel_first: int = _limit(64 * KIB)
-    """The window that a channel begins with; it grows to `channel_bytes` while the channel is busy."""
+    """The window that a channel begins with; it grows while the channel is busy, up to `channel_bytes`."""
     channel_floor: int = _limit(4 * KIB)
     """The window that a channel gets even when `connection_bytes` is spent."""
     connection_bytes: int = _limit(64 * MIB)
@@ -94,6 +97,11 @@ class Limits:
 
     bound_of_channels: ClassVar[str] = "channels"
     """The field that says how many channels there can be: this one, or `channel_memory`."""
+
+    @property
+    def short_window(self) -> int:
+        """The largest window of a channel where windows don't follow the path: 1 MiB, or `channel_bytes` if lower."""
+        return min(self.channel_bytes, SHORT_WINDOW)
 
     def at_price(self, price: int) -> Limits:
         """Return the same limits, with at most as many channels as `channel_memory` pays for at `price` bytes each."""

@@ -68,10 +68,11 @@ from muxkit.core._windows import Ceiling as Ceiling
 from muxkit.core._windows import Credit as Credit
 from muxkit.core._windows import InFlight as InFlight
 from muxkit.core._windows import Reassembly as Reassembly
-from muxkit.core._windows import ReceiveBudget as ReceiveBudget
-from muxkit.core._windows import ReceiveWindow as ReceiveWindow
 from muxkit.core._windows import StartPace as StartPace
 from muxkit.core._windows import TokenBucket as TokenBucket
+from muxkit.core.receive_windows import ReceiveBudget as ReceiveBudget
+from muxkit.core.receive_windows import ReceiveWindow as ReceiveWindow
+from muxkit.core.receive_windows import RoundTrip as RoundTrip
 
 __all__ = [
     "CODE_MOST",
@@ -114,6 +115,7 @@ __all__ = [
     "ReceiveWindow",
     "Receiving",
     "Reset",
+    "RoundTrip",
     "Scheduler",
     "Sending",
     "SeparateTimers",

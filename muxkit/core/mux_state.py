@@ -13,7 +13,8 @@ from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core._liveness import Deadlines
 from muxkit.core._queues import Outbox, Scheduler
-from muxkit.core._windows import Reassembly, ReceiveBudget, StartPace
+from muxkit.core._windows import Reassembly, StartPace
+from muxkit.core.receive_windows import ReceiveBudget
 
 
 class Vital(Enum):

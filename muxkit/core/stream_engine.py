@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
@@ -25,9 +25,12 @@ from muxkit.core._engine import Buffer
 from muxkit.core._liveness import Keepalive, StallWatch
 from muxkit.core._queues import Outbox
 from muxkit.core._windows import StartPace
-from muxkit.core.events import Failed, HungUp, Probed, Silent
+from muxkit.core.events import Failed, HungUp, Pong, Probed, Silent
 from muxkit.core.mux_engine import MuxEngine
 from muxkit.core.mux_state import MuxState, Vital
+
+ROUND_TRIP: Final = "the round trip"
+"""The key of the pings by which the engine measures the round trip for the windows, see `receive_windows`."""
 
 
 class StreamMuxEngine(MuxEngine):
@@ -77,6 +80,13 @@ class StreamMuxEngine(MuxEngine):
         self.ping(None)
         self._shared.events.append(Probed())
 
+    def answered(self, key: object) -> None:
+        """The answer to a ping came: report it, or take the round trip that it measures."""
+        if key is ROUND_TRIP:
+            self._shared.budget.round_trip.answered(self._shared.now)
+        else:
+            self._shared.events.append(Pong(key))
+
     def channels_due(self, now: float) -> None:
         """Act on the channels that have waited long enough; the protocol sets `Vital.CHANNELS` for them."""
 
@@ -119,6 +129,10 @@ class StreamMuxEngine(MuxEngine):
         self._rest = data[position:]
         self.bytes_received: int = self.bytes_received + position
         self._keepalive.heard(now)
+        round_trip = shared.budget.round_trip
+        if round_trip.is_wanted and round_trip.is_due(now):
+            round_trip.asked(now)
+            self.ping(ROUND_TRIP)
         if self.is_mid_frame or (self._rest and not self.unparsed):
             self._stall.watch(now, self.bytes_received)
         else:

@@ -11,9 +11,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Final
 
-from muxkit.core._windows import ReceiveWindow
 from muxkit.core.halves import Receiver
 from muxkit.core.mux_state import MuxState
+from muxkit.core.receive_windows import ReceiveWindow
 
 PARTS_OF_WINDOW: Final = 8
 """The application may take an eighth of the window before the engine hears of it, so that grants stay timely."""

@@ -318,7 +318,7 @@ class PeerLink(UdpLink):
 
     def _inbox_limits(self) -> tuple[int, int]:
         if self.is_validated:
-            return INBOX_PACKETS, self._listener.options.limits.channel_bytes
+            return INBOX_PACKETS, self._listener.options.limits.short_window
         return FIRST_PACKETS, FIRST_BYTES
 
     # What UdpLink leaves open

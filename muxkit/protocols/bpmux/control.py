@@ -25,7 +25,18 @@ class Control:
     while `acks`, `openings`, `dirty` or `ends` hold anything.
     """
 
-    __slots__ = ("_state", "acks", "announces", "dirty", "ends", "leaving", "openings", "pongs_owed")
+    __slots__ = (
+        "_state",
+        "acks",
+        "announces",
+        "dirty",
+        "ends",
+        "leaving",
+        "openings",
+        "pongs_owed",
+        "round_trip",
+        "unanswered",
+    )
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -36,6 +47,8 @@ class Control:
         self.acks: bytearray = bytearray()
         self.leaving: int = 0  # channels of the peer that ended and whose acknowledgement was not written yet
         self.pongs_owed: int = 0  # pongs to write, on all entities
+        self.unanswered: dict[Entity, int] = {}  # pings about an entity that no pong has come for
+        self.round_trip: tuple[Entity, int] | None = None  # the ping that measures it is the n-th of these
 
     def acknowledge(self, entity: Entity) -> None:
         """Queue the acknowledgement of the peer's end, the last chunk about that entity."""
@@ -49,7 +62,27 @@ class Control:
         entity.pings += pings
         entity.pongs += pongs
         self.pongs_owed += pongs
+        if pings:
+            self.unanswered[entity] = self.unanswered.get(entity, 0) + pings
         self.touch(entity)
+
+    def measure(self, entity: Entity) -> None:
+        """Queue a ping about an entity that measures the round trip."""
+        self.owe(entity, pings=1)
+        self.round_trip = (entity, self.unanswered[entity])
+
+    def answered(self, entity: Entity) -> bool:
+        """Count a pong about an entity; return True if it is for the ping that measures the round trip."""
+        if entity not in self.unanswered:
+            return False
+        self.unanswered[entity] -= 1
+        if not self.unanswered[entity]:
+            del self.unanswered[entity]
+        if self.round_trip is None or self.round_trip[0] is not entity:
+            return False
+        left = self.round_trip[1] - 1
+        self.round_trip = (entity, left) if left else None
+        return not left
 
     def touch(self, entity: Entity) -> None:
         """Put an entity with control chunks in line, once its opening is written."""
@@ -59,6 +92,9 @@ class Control:
     def forget(self, entity: Entity) -> None:
         """Drop the control chunks of an entity."""
         self.pongs_owed -= entity.pongs
+        if self.unanswered.pop(entity, 0) and self.round_trip is not None and self.round_trip[0] is entity:
+            self.round_trip = None
+            self._state.budget.round_trip.gave_up()
         entity.grant = entity.pings = entity.pongs = 0
         entity.end_due = False
 

@@ -179,11 +179,21 @@ class Engine(MuxEngine):
         self._is_mid_chunk = reader.held.size > 0 or reader.owner is not None or reader.rules.announced > 0
         was_unfinished, self._is_unfinished = self._is_unfinished, self._is_mid_chunk or state.unfinished > 0
         self._keepalive.heard(now)
+        round_trip = state.budget.round_trip
+        if round_trip.is_wanted and round_trip.is_due(now):
+            self._measure_round_trip()
         if self._is_unfinished:
             self._watch_progress(now)
         elif was_unfinished:
             self._stall.stop()
         return self.events()
+
+    def _measure_round_trip(self) -> None:
+        """Send a ping whose answer tells the windows how long the path is."""
+        if (entity := self._pingable_entity()) is not None:
+            self._state.budget.round_trip.asked(self._state.now)
+            self._state.control.measure(entity)
+            self._state.events.append(Probed(entity))
 
     def _look_for_announcement(self, first: bytes, data: bytes) -> None:
         """Look at the first bytes of the connection, which are parsed in the usual way as well."""

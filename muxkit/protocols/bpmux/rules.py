@@ -198,6 +198,8 @@ class ChunkRules(Checks):
             state.remove(entity)
             state.events.append(confirmation_of(entity))
         elif chunk.is_pong and _opening_of(entity) is None:
+            if state.control.answered(entity):
+                state.budget.round_trip.answered(state.now)
             state.events.append(Pong(entity))
         if payer.window.unfinished:
             state.lend_shortfall(payer)

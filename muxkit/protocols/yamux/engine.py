@@ -9,7 +9,7 @@ from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core import Buffer, Reason
-from muxkit.core.events import GoingAway, Halves, LimitReached, Pong
+from muxkit.core.events import GoingAway, Halves, LimitReached
 from muxkit.core.stream_engine import StreamMuxEngine
 from muxkit.protocols.yamux.config import Config
 from muxkit.protocols.yamux.frames import (
@@ -289,7 +289,7 @@ class Engine(StreamMuxEngine):
         if flags & Flag.SYN:
             self._state.control.reply(Type.PING, Flag.ACK, SESSION, value)
         elif not self._state.control.answered(value) and value in self._pings:
-            self._state.events.append(Pong(self._pings.pop(value)))
+            self.answered(self._pings.pop(value))
 
     def _is_reason_cut(self, data: bytes, position: int) -> bool:
         """Return True at a go-away whose reason has come in part: they are parsed together (see `farewell`)."""

@@ -186,7 +186,24 @@ def test_the_window_of_a_busy_stream_grows() -> None:
         fed(server, data(1, bytes(size)), now=0.1)
         receiver_of(there).consumed((), size)
         written(server)
-    assert receiver_of(there).credit_in == Limits().channel_bytes
+    assert receiver_of(there).credit_in == Limits().short_window
+
+
+def test_a_busy_stream_makes_the_engine_measure_the_round_trip_once_in_a_while() -> None:
+    server = engine()
+    there = opened(fed(server, data(1, b"x", SYN)))
+    receiver_of(there).consumed((), 1)
+    pings = []
+    for turn in range(48):  # 12 seconds
+        size = min(WINDOW, receiver_of(there).credit_in)
+        fed(server, data(1, bytes(size)), now=0.25 * turn)
+        receiver_of(there).consumed((), size)
+        asked = [frame for frame in frames_of(server) if frame.type == Type.PING]
+        for frame in asked:
+            fed(server, ping(frame.length, ACK), now=0.25 * (turn + 1))
+        pings += asked
+    assert len(pings) == 3
+    assert server._shared.budget.round_trip.seconds == 0.25
 
 
 @pytest.mark.clause("yamux-W06")

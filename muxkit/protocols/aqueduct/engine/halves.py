@@ -411,7 +411,7 @@ class SenderMachine(_Machine):
             return False
         limits = connection.limits
         return self.queued == 0 or (
-            self.queued + size <= limits.channel_bytes and connection.outbox + size <= limits.outbox
+            self.queued + size <= limits.short_window and connection.outbox + size <= limits.outbox
         )
 
     def enqueue(self, outgoing: Outgoing, mode: Mode) -> None:
@@ -695,7 +695,7 @@ class ReceiverMachine(_Machine):
         """Whether a datagram fits into the mailbox; datagrams have no credit, so others count as not received."""
         limits = self.connection.limits
         return (
-            self.unread + cost <= limits.channel_bytes
+            self.unread + cost <= limits.short_window
             and self.connection.unread_datagrams + cost <= limits.connection_bytes
         )
 

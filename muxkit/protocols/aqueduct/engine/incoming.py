@@ -331,7 +331,7 @@ class Incoming:
         self.reassembly: Reassembly[IncomingStream] = Reassembly(limits.reassembly)
         # A frame of up to half of the smallest window needs no loan.
         self.largest_unlent: int = min(limits.channel_floor, limits.channel_first) // 2
-        self.most_unread_to_lend: int = max(1, limits.channel_bytes // 2)  # unread bytes of the same stream
+        self.most_unread_to_lend: int = max(1, limits.short_window // 2)  # unread bytes of the same stream
         self.largest_frame: int = limits.message + 64  # tag, number and lengths
         self._most = most_streams
         self._early_stream_bytes = 0  # in streams that wait for the connection headers

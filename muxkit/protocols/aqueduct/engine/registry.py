@@ -38,7 +38,7 @@ class Timer(Enum):
 class UnreadLimit:
     """Bounds the messages from streams that were not consumed; above the bounds their streams are not parsed on.
 
-    What is not parsed is bytes, and their credit bounds those. The bounds are `Limits.channel_bytes` for one
+    What is not parsed is bytes, and their credit bounds those. The bounds are `Limits.short_window` for one
     receiver and `Limits.connection_bytes` for all, with 256 bytes for each message. A receiver without unread
     messages may always have one more, so receivers that are not read never block those that are.
     """
@@ -46,7 +46,7 @@ class UnreadLimit:
     def __init__(self, limits: Limits) -> None:
         self.unread: int = 0
         self.most: int = max(1, limits.connection_bytes // MESSAGE_COST)
-        self.most_of_one: int = max(1, limits.channel_bytes // MESSAGE_COST)
+        self.most_of_one: int = max(1, limits.short_window // MESSAGE_COST)
         # Streams that are not parsed on, with what resumes each.
         self._held: dict[halves.ReceiverMachine, OrderedDict[StreamId, Callable[[], None]]] = {}
         # Receivers whose streams wait because of messages of other receivers.
@@ -412,7 +412,7 @@ class Registry:
         queue = sender.datagrams = queue_of(sender.datagrams)
         sender.datagram_bytes += outgoing.size
         while queue and (
-            len(queue) >= self.config.unreliable_queue or sender.datagram_bytes > self.limits.channel_bytes
+            len(queue) >= self.config.unreliable_queue or sender.datagram_bytes > self.limits.short_window
         ):
             oldest = sender.take_datagram()
             self.nack([oldest])

@@ -385,7 +385,7 @@ class PeerChannels:
         self.small: int = frames.message_cost((0,), link.in_id_size)
         self.large: int = frames.message_cost((LARGE_LEAST,), link.in_id_size) - LARGE_LEAST
         self.ack_count: int = max(1, link.config.window // COUNTED_ACKS)
-        self.ack_bytes: int = max(1, link.limits.channel_bytes // SIZED_ACKS)
+        self.ack_bytes: int = max(1, link.limits.short_window // SIZED_ACKS)
         self.arrivals = 0
         """A count that changes with each message received, announced by an event or not."""
         self.reset()

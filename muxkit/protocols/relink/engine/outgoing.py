@@ -504,7 +504,7 @@ class OurChannels:
         self._floor = link.floor
         self._largest = link.limits.message
         self._window = link.config.window
-        self._channel_bytes = link.limits.channel_bytes
+        self._channel_bytes = link.limits.short_window
         self._connection_bytes = link.limits.connection_bytes
         self.outbox: Outbox = Outbox()
         self.reset()

@@ -1,0 +1,98 @@
+"""Long lines on virtual time: a channel that is read fills the line, and nothing else suffers from that.
+
+The line holds `PRODUCT` bytes, several times the window that a channel gets on a short one.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from muxkit import Channel, LinkLost, Session
+from muxkit.protocols import bpmux, yamux
+from muxkit.runtime import background
+from muxkit.testing import weather_pair
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from trio.testing import MockClock
+
+MIB = 1024 * 1024
+SIZE = 64 * 1024  # bytes of a bulk message
+ROUND_TRIP = 0.2  # s
+RATE = 20 * MIB  # bytes a second
+PRODUCT = 4 * MIB
+
+Pair = tuple[Session, Session]
+
+
+def with_roles(session: Callable[..., Any], one: str, other: str) -> tuple[Any, Any]:
+    return partial(session, role=one), partial(session, role=other)
+
+
+ENDS = {"bpmux": (bpmux.session, bpmux.session), "yamux": with_roles(yamux.session, "client", "server")}
+
+
+@asynccontextmanager
+async def on_a_long_line(protocol: str, *, round_trip: float = ROUND_TRIP, rate: float = RATE) -> AsyncIterator[Pair]:
+    ours, theirs = ENDS[protocol]
+    here, there = weather_pair(7, latency=round_trip / 2, bandwidth=rate, buffer=64 * MIB, splits=False)
+    over, ready = trio.Event(), trio.Event()
+    others: list[Session] = []
+
+    async def listen() -> None:
+        with suppress(LinkLost):  # the tests leave in the middle of a transfer
+            async with theirs(there, linger=0) as other:
+                others.append(other)
+                ready.set()
+                await over.wait()
+
+    async with background() as nursery:
+        nursery.start_soon(listen)
+        with suppress(LinkLost):
+            async with ours(here, linger=0) as one:
+                await ready.wait()
+                yield one, others[0]
+                over.set()
+
+
+async def opened(one: Session, other: Session) -> tuple[Channel, Channel]:
+    there: list[Channel] = []
+
+    async def take() -> None:
+        there.append(await anext(aiter(other)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take)
+        here = await one.open("bulk")
+    return here, there[0]
+
+
+async def send_all(channel: Channel, size: int) -> None:
+    for _ in range(size // SIZE):
+        await channel.send(bytes(SIZE))
+
+
+async def receive_all(channel: Channel, size: int) -> float:
+    """Receive so many bytes; return the seconds that took."""
+    began, left = trio.current_time(), size
+    while left > 0:
+        left -= len(await channel.receive())
+    return trio.current_time() - began
+
+
+@pytest.mark.parametrize("protocol", ENDS)
+async def test_one_channel_that_is_read_fills_a_long_line(protocol: str, autojump_clock: MockClock) -> None:
+    async with on_a_long_line(protocol) as (one, other):
+        here, there = await opened(one, other)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_all, here, 96 * MIB)
+            await receive_all(there, 32 * MIB)  # meanwhile the window grows
+            took = await receive_all(there, 60 * MIB)
+            nursery.cancel_scope.cancel()
+    assert 60 * MIB / took >= 0.95 * RATE
