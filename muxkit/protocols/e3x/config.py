@@ -27,11 +27,12 @@ class Config:
     """Accept reliable channels; otherwise an opening of one is answered with an err."""
     unreliable_types: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Types of channels that are always unreliable; an opening of one with `seq` is answered with an err."""
-    window: int = 1000
-    """Packets of a channel that may be received and not processed, within `Limits.channel_bytes`."""
+    window: int = 750
+    """Packets of a channel that may be received and not processed. They become more, within `Limits.channel_bytes`,
+    while the path holds more and the application processes them."""
     first_window: int = FIRST_WINDOW
     """Packets to send ahead of the acks before the peer has announced its window."""
-    most_window: int = 4096
+    most_window: int = 32_768
     """Packets to send ahead of the acks at most, even if the peer announces a larger window."""
     frag: bool = True
     """Split messages larger than a packet, and join those of the peer. Not in the document: off for foreign peers."""

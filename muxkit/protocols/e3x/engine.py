@@ -227,6 +227,8 @@ class Engine(MuxEngine):
             self.openings.receive(packet)
         elif packet.err is None:
             channel.receiver.receive(packet)
+            if state.budget.round_trip.is_wanted and state.budget.round_trip.is_due(state.now):
+                self.liveness.measure()
         else:
             if not channel.ours:
                 state.starts.broken_off(state.now)

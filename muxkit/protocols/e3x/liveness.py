@@ -22,7 +22,7 @@ from muxkit.core.events import GoingAway, Opened, Pong, Probed
 from muxkit.protocols.e3x.events import Broken, Cause, Delivered, GivenUp, GoodbyeHeard, PingLost
 from muxkit.protocols.e3x.openings import Openings
 from muxkit.protocols.e3x.packets import BYE, PING, Packet, encode_packet
-from muxkit.protocols.e3x.send import ReliableSender
+from muxkit.protocols.e3x.send import RESEND_PAUSE, ReliableSender
 from muxkit.protocols.e3x.silence import Timer
 from muxkit.protocols.e3x.state import EngineChannel, State
 
@@ -44,6 +44,7 @@ class Liveness:
         self._state = state
         self._openings = openings
         self._pings: dict[int, object] = {}  # the keys of pings under way, by the ids of their channels
+        self._round_trip: object = None  # of these, the one that measures the round trip for the windows
         self._goodbye: EngineChannel | None = None  # ours
         self._bye: EngineChannel | None = None  # the peer's
 
@@ -67,6 +68,16 @@ class Liveness:
         """Ask the peer for an answer, which is reported as a `Pong`; raises `LocalProtocolError` if no id is left."""
         channel = self._ask(PING)
         self._pings[channel.id] = key
+
+    def measure(self) -> None:
+        """Ask the peer for an answer, to measure the round trip for the windows."""
+        state = self._state
+        if self._openings.places > 0:
+            key = object()
+            self.ping(key)
+            state.budget.round_trip.asked(state.now)
+            self._round_trip = key
+            state.happened.append(Probed(key))
 
     def say_goodbye(self) -> None:
         """Tell the peer that this side leaves in order. The answer is reported as `GoodbyeHeard`."""
@@ -100,17 +111,32 @@ class Liveness:
     def _answered(self, channel: EngineChannel) -> None:
         """The peer has processed or refused a channel that asked it."""
         if channel.id in self._pings:
-            self._state.happened.append(Pong(self._pings.pop(channel.id)))
+            key = self._pings.pop(channel.id)
+            if key is self._round_trip:
+                self._measured()
+            self._state.happened.append(Pong(key))
         elif channel is self._goodbye:
             self._goodbye = None
             self._state.happened.append(GoodbyeHeard())
+
+    def _measured(self) -> None:
+        """Take the round trip that a ping has measured.
+
+        A lost packet of a channel comes again after `RESEND_PAUSE`, if the first resend was lost too, and a window has
+        to last for so long. Where the link resends what is lost, there is nothing to add.
+        """
+        state = self._state
+        state.budget.round_trip.answered(state.now, RESEND_PAUSE if state.config.congestion else 0.0)
 
     def _broken(self, channel: EngineChannel, *, is_answer: bool) -> None:
         """A channel that asked the peer is broken; an err by the peer is an answer."""
         if is_answer:
             self._answered(channel)
         elif channel.id in self._pings:
-            self._state.happened.append(PingLost(self._pings.pop(channel.id)))
+            key = self._pings.pop(channel.id)
+            if key is self._round_trip:
+                self._state.budget.round_trip.gave_up()
+            self._state.happened.append(PingLost(key))
         elif channel is self._goodbye:
             self._goodbye = None
             self._state.happened.append(GoodbyeHeard())

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import Ranges, Reason
+from muxkit.core import Ranges, Reason, ReceiveWindow
 from muxkit.core.events import Finished, Opened, Received
 from muxkit.protocols.e3x.assembly import Assembly
 from muxkit.protocols.e3x.config import FIRST_WINDOW
@@ -57,13 +57,15 @@ class ReliableReceiver(EngineReceiver):
         self.sender: ReliableSender = sender
         self.assembly: Assembly = Assembly(state.reassembly)
         self.capacity: int = capacity  # packets
+        self._base = capacity
+        self._window: ReceiveWindow | None = None  # made when the channel turns out to be busy
         self.bytes: int = 0
         self.handed: int = 0  # packets after `processed` that the application has
         self.end_seq: int | None = None
         self.ack_now: bool = False
         self.heard_at: float = 0.0
         self._waiting: dict[int, Packet] = {}
-        self._seen = Ranges(capacity + 2)  # seqs of the waiting packets
+        self._seen = Ranges(max(capacity, state.most_window) + 2)  # seqs of the waiting packets
         self._acked = 0  # the last ack that was sent
         self._again = False  # the last ack will be sent once more
         self._asked = 0  # the highest seq of a packet that asked for an ack
@@ -296,12 +298,32 @@ class ReliableReceiver(EngineReceiver):
         if self._asked <= seq:
             self._asked = 0
         self._late = False
+        self._size_window()
         return packet
+
+    def _size_window(self) -> None:
+        """Let the number of packets that may come follow the path, after one was processed.
+
+        It counts each packet as a full one. What the peer was told that it may send is never taken back.
+        """
+        state, window = self.state, self._window
+        if window is None:
+            if 2 * self.processed < self._base or state.limits.channel_bytes <= state.limits.short_window:
+                return
+            window = self._window = ReceiveWindow(state.limits.channel_bytes, state.budget)
+            window.start(state.now)
+        size = min(state.packet, window.credit)
+        window.arrived(size)
+        window.consumed(size, state.now)
+        wanted = max(self._base, window.target // state.packet)
+        self.capacity = max(wanted, self.capacity - 1)
 
     def dropped(self) -> None:
         self.state.held -= self.bytes
         self.state.waiting -= self.waiting
         self.assembly.drop()
+        if self._window is not None:
+            self._window.retire()
 
     # --- the end
 

@@ -56,7 +56,6 @@ class ReliableSender(EngineSender):
         config = state.config
         self._ceiling = Ceiling(min(config.first_window, config.most_window))
         self._most_window = config.most_window
-        self._most_flying = state.limits.channel_bytes
         self._pieces: dict[int, Piece] = {}
         self._ready: Piece | None = None  # the next packet, between `is_ready` and `write`
         self.next_seq: int = 1
@@ -234,6 +233,7 @@ class ReliableSender(EngineSender):
 
     def dropped(self) -> None:
         self.state.unsent -= self.unsent
+        self.state.flying -= self.flying
 
     # --- sending packets
 
@@ -250,7 +250,14 @@ class ReliableSender(EngineSender):
         piece = self._pieces.get(self._ceiling.sent + 1)
         if piece is None or self._ceiling.available <= 0 or self.is_cut:
             return None
-        return piece if not self.flying or self.flying + len(piece.body) <= self._most_flying else None
+        return piece if not self.flying or self._may_fly(len(piece.body)) else None
+
+    def _may_fly(self, size: int) -> bool:
+        """Return True if so many more bytes may be kept until they are acked."""
+        limits, flying = self.state.limits, self.flying + size
+        if flying <= limits.short_window:
+            return True
+        return flying <= limits.channel_bytes and self.state.flying + size <= limits.connection_bytes
 
     def write(self, now: float) -> bytes:
         piece, self._ready = self._ready, None
@@ -292,6 +299,7 @@ class ReliableSender(EngineSender):
             self._ceiling.spend(1)
             self.unsent -= len(piece.body)
             self.flying += len(piece.body)
+            self.state.flying += len(piece.body)
         piece.times += 1
         piece.sent_at = now
         piece.is_queued = False
@@ -408,6 +416,7 @@ class ReliableSender(EngineSender):
         for seq in range(before + 1, ack + 1):
             piece = self._pieces.pop(seq)
             self.flying -= len(piece.body)
+            self.state.flying -= len(piece.body)
             is_clean = is_clean and piece.times == 1
             if piece.asks:
                 asked = piece

@@ -47,7 +47,7 @@ import attrs
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import ChannelTable, Clock, Ids, Ranges, Reason, StartPace, TokenBucket
+from muxkit.core import ChannelTable, Clock, Ids, Ranges, Reason, ReceiveBudget, StartPace, TokenBucket
 from muxkit.core.events import Silent
 from muxkit.core.halves import Receiver, Sender
 from muxkit.protocols.e3x.assembly import Reassembly
@@ -335,6 +335,9 @@ class State:
         self.waiting: int = 0  # packets received and not processed
         self.unsent: int = 0  # bytes queued, on all channels
         self.unread: int = 0  # bytes of unreliable messages that the application has not taken
+        self.flying: int = 0  # bytes sent and not acked, on all channels
+        self.budget: ReceiveBudget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.short_window)
+        """Of the windows that follow the path; what may be kept in memory is bounded by `room`."""
         # Queues of what to send
         self.errs: dict[int, str] = {}
         self.answers: dict[int, None] = {}  # ids of tombstones to answer from
@@ -356,8 +359,13 @@ class State:
 
     @property
     def window(self) -> int:
-        """Packets of one channel that may wait for the application."""
-        return max(1, min(self.config.window, self.limits.channel_bytes // self.packet))
+        """Packets of one channel that may wait for the application, before the path has shown that it holds more."""
+        return max(1, min(self.config.window, self.most_window))
+
+    @property
+    def most_window(self) -> int:
+        """Packets of one channel that may wait for the application at most."""
+        return self.limits.channel_bytes // self.packet
 
     @property
     def room(self) -> int:

@@ -73,11 +73,13 @@ class Feed:
         receiver.done()
 
 
-def goodput(*, loss: float, round_trip: float, seconds: float, seed: int = 0) -> tuple[float, Feed]:
-    """Return the bytes a second that an application receives over 10 Mbit/s, and its feed."""
+def goodput(
+    *, loss: float, round_trip: float, seconds: float, seed: int = 0, rate: float = LINE, window: int = 2000
+) -> tuple[float, Feed]:
+    """Return the bytes a second that an application receives over a line, of 10 Mbit/s by default, and its feed."""
     network = Network(seed, keep=False)
-    line = Bottleneck(LINE, queue=max(64_000, int(LINE * round_trip)))
-    feed = Feed()
+    line = Bottleneck(rate, queue=max(64_000, int(rate * round_trip)))
+    feed = Feed(window=window)
     feed.join(network, there=PathWeather(delay=round_trip / 2, loss=loss), via=line, name="feed")
     network.run(seconds)
     return feed.arrived / seconds, feed
