@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
 
 import attrs
 import click
@@ -12,30 +14,65 @@ import trio
 
 from muxkit.cli.terminal import CommandFailed, Exit, printable, say
 from muxkit.core import counted
-from muxkit.testing import ChaosPlan, ChaosRelay, ChaosStats, Cut, CutReport, Way, chaos_relay, parse_place
+from muxkit.testing import (
+    ChaosPacketRelay,
+    ChaosPlan,
+    ChaosRelay,
+    ChaosStats,
+    Cut,
+    CutReport,
+    PacketStats,
+    Way,
+    chaos_packet_relay,
+    chaos_relay,
+    parse_place,
+)
 
-SHARE = click.FloatRange(0.0, 1.0)
+SECOND_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+RATE_UNITS: Final = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
+SHARE_UNITS: Final = {"%": 0.01}
 
 
-class _Seconds(click.FloatRange):
-    """A range that NaN is outside of, too."""
+class Quantity(click.FloatRange):
+    """A number, which may have a unit behind it. NaN is outside of every range."""
+
+    def __init__(self, least: float, most: float, units: Mapping[str, float], name: str) -> None:
+        super().__init__(least, most)
+        self._units = units
+        self.name = name
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(value, param, ctx)  # type: ignore[arg-type]  # click says float, and gets the text
-        return number if number == number else self.fail(f"{value!r} is no number of seconds", param, ctx)
+        text, factor = str(value).strip().lower(), 1.0
+        # The longest unit first, because "ms" ends with "s".
+        for unit in sorted(self._units, key=len, reverse=True):
+            if text.endswith(unit):
+                text, factor = text.removesuffix(unit), self._units[unit]
+                break
+        try:
+            number = float(text) * factor
+        except ValueError:
+            number = math.nan
+        if number != number:
+            units = ", ".join(self._units)
+            self.fail(f"{printable(str(value))!r}: expected a number, or one with a unit ({units})", param, ctx)
+        bounded: float = super().convert(number, param, ctx)  # type: ignore[arg-type]  # click says str, and takes any
+        return bounded
 
 
-SECONDS = _Seconds(0.0, 1e6)
+SECONDS = Quantity(0.0, 1e6, SECOND_UNITS, "seconds")
+RATE = Quantity(1.0, 1e12, RATE_UNITS, "bytes per second")
+SHARE = Quantity(0.0, 1.0, SHARE_UNITS, "share")
 SEEDS = 1_000_000  # seeds to draw from: short enough to be typed again
 
 WORDS = {Cut.END: "ended", Cut.RESET: "reset", Cut.STALL: "stalled"}
 DIRECTIONS = {Way.THERE: "to the target", Way.BACK: "to the client", Way.BOTH: "in both directions"}
 EITHER = "either"
+UDP = "udp://"
 
 
 def _address(context: click.Context, parameter: click.Parameter, value: str) -> str:
     try:
-        parse_place(value)
+        parse_place("tcp" + value.removeprefix("udp") if value.startswith(UDP) else value)
     except ValueError as error:
         raise click.BadParameter(printable(str(error))) from None
     return value
@@ -55,9 +92,12 @@ def _range(context: click.Context, parameter: click.Parameter, value: str | None
 @click.command()
 @click.argument("listen", callback=_address)
 @click.argument("target", callback=_address)
-@click.option("--delay", type=SECONDS, default=0.0, help="Delay each byte by so many seconds.")
+@click.option("--delay", type=SECONDS, default=0.0, help="Delay each byte by so many seconds, such as 0.04 or 40ms.")
 @click.option("--jitter", type=SECONDS, default=0.0, help="Delay it by up to so many more seconds.")
-@click.option("--rate", type=click.FloatRange(1.0, 1e12), help="Bytes per second, for each direction of a connection.")
+@click.option(
+    "--rate", type=RATE, help="Bytes per second, for each direction of a connection, such as 125000000 or 1gbit."
+)
+@click.option("--loss", type=SHARE, default=0.0, help="The share of UDP packets that are lost, such as 0.01 or 1%.")
 @click.option(
     "--cut-after",
     callback=_range,
@@ -86,15 +126,21 @@ def chaos(
 ) -> int:
     """Relay connections from LISTEN to TARGET over a bad network.
 
-    An address is host:port, or the path of a Unix socket; port 0 chooses a free one. Without options
-    the network is perfect. Cuts that are neither resets nor stalls are orderly ends. With the same seed the n-th
-    connection is cut in the same way at the same byte. There is no encryption and no password: every client that
-    reaches LISTEN reaches TARGET.
+    An address is host:port, or the path of a Unix socket; port 0 chooses a free one. With udp:// before both
+    addresses packets are relayed, and no connections. Without options the network is perfect. Cuts that are neither
+    resets nor stalls are orderly ends. With the same seed the n-th connection is cut in the same way at the same byte.
+    There is no encryption and no password: every client that reaches LISTEN reaches TARGET.
     """
     try:
         plan = ChaosPlan(cut_ways=(Way.THERE, Way.BACK) if way == EITHER else (Way(way),), **given)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    if listen.startswith(UDP) != target.startswith(UDP):
+        raise click.UsageError(f"{printable(listen)} and {printable(target)}: expected udp:// before both, or neither")
+    if listen.startswith(UDP) and plan.cut_after is not None:
+        raise click.UsageError("--cut-after: packets have no connection that could be cut")
+    if plan.loss and not listen.startswith(UDP):
+        raise click.UsageError("--loss: a stream loses nothing; write udp:// before both addresses")
     report = _Report(random.randrange(SEEDS) if seed is None else seed, plan, as_json)
     try:
         trio.run(_relay, listen, target, plan, report, math.inf if duration is None else duration)
@@ -104,8 +150,12 @@ def chaos(
 
 
 async def _relay(listen: str, target: str, plan: ChaosPlan, report: _Report, duration: float) -> None:
+    relay: AbstractAsyncContextManager[ChaosRelay | ChaosPacketRelay]
     try:
-        relay = chaos_relay(target, plan, report.seed, listen=listen, on_cut=report.cut)
+        if listen.startswith(UDP):
+            relay = chaos_packet_relay(target, plan, report.seed, listen=listen)
+        else:
+            relay = chaos_relay(target, plan, report.seed, listen=listen, on_cut=report.cut)
         async with relay as report.relay:
             report.listening(target)
             with trio.move_on_after(duration):
@@ -122,7 +172,7 @@ class _Report:
     def __init__(self, seed: int, plan: ChaosPlan, as_json: bool) -> None:
         self.seed = seed
         self._plan = plan
-        self.relay: ChaosRelay | None = None
+        self.relay: ChaosRelay | ChaosPacketRelay | None = None
         self._as_json = as_json
 
     def listening(self, target: str) -> None:
@@ -157,7 +207,20 @@ class _Report:
     def total(self) -> None:
         if self.relay is None:
             return
-        stats: ChaosStats = self.relay.stats()
+        if isinstance(self.relay, ChaosPacketRelay):
+            self._total_of_packets(self.relay.stats())
+        else:
+            self._total_of_connections(self.relay.stats())
+
+    def _total_of_packets(self, stats: PacketStats) -> None:
+        say(
+            f"{counted(stats.clients, 'client')}; {counted(stats.packets_there, 'packet')} there, "
+            f"{stats.packets_back:,} back; {stats.lost:,} lost by plan, {stats.overflowed:,} by a full queue",
+            {"event": "total", **attrs.asdict(stats)},
+            as_json=self._as_json,
+        )
+
+    def _total_of_connections(self, stats: ChaosStats) -> None:
         say(
             f"{counted(stats.connections, 'connection')}, {stats.unreachable:,} of them without a target; "
             f"{counted(stats.cuts, 'cut')} ({stats.ends:,} ended, {stats.resets:,} reset, {stats.stalls:,} stalled); "

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from muxkit.testing._network import Network as Network
     from muxkit.testing._network import PathWeather as PathWeather
     from muxkit.testing._packet_links import check_packet_link as check_packet_link
+    from muxkit.testing._packet_relay import ChaosPacketRelay as ChaosPacketRelay
+    from muxkit.testing._packet_relay import PacketStats as PacketStats
+    from muxkit.testing._packet_relay import chaos_packet_relay as chaos_packet_relay
     from muxkit.testing._pair import EngineCase as EngineCase
     from muxkit.testing._pair import EnginePair as EnginePair
     from muxkit.testing._pair import check_every_split as check_every_split
@@ -69,6 +72,7 @@ __all__ = [
     "AimdSender",
     "Bottleneck",
     "ChaosDial",
+    "ChaosPacketRelay",
     "ChaosPlan",
     "ChaosRelay",
     "ChaosStats",
@@ -83,6 +87,7 @@ __all__ = [
     "Journey",
     "Network",
     "PacketChannel",
+    "PacketStats",
     "PacketWeather",
     "PathWeather",
     "Plan",
@@ -102,6 +107,7 @@ __all__ = [
     "WeatherStream",
     "cancel_sweep",
     "chaos_dial",
+    "chaos_packet_relay",
     "chaos_relay",
     "chaos_url",
     "check_cancellation",
@@ -133,6 +139,7 @@ _LAZY = {
     "check_link": "_links",
     "AimdReceiver AimdSender Bottleneck Fate Journey Network PathWeather": "_network",
     "check_packet_link": "_packet_links",
+    "ChaosPacketRelay PacketStats chaos_packet_relay": "_packet_relay",
     "EngineCase EnginePair check_every_split check_stream_engine": "_pair",
     "SessionPair check_cancellation check_leaving check_openings": "_sessions",
     "check_pressure check_reading check_session": "_sessions",

@@ -24,14 +24,17 @@ import attrs
 import trio
 
 from muxkit._door import Door
-from muxkit._limits import ABOVE_ZERO, KIB, NOT_NEGATIVE, Limits, must_be
+from muxkit._limits import ABOVE_ZERO, KIB, MIB, NOT_NEGATIVE, Limits, must_be
 from muxkit._plugins import load_transport
 from muxkit.runtime import Dial, background, peer_of
 from muxkit.testing._weather import Line, WeatherStream, weather_pair
 
 BLOCK = 4 * KIB  # bytes that share one draw of jitter
-READ = 16 * KIB  # bytes to ask for at once
+READ = 1024 * KIB  # bytes to ask for at once
+READ_LEAST = 16 * KIB  # with a rate, a piece is no larger, unless it takes less than `TICK_FAST` on the wire
 TICK = 0.02  # s; with a rate, no piece takes longer on the wire
+TICK_FAST = 0.001  # s
+FASTEST = 2 * 1024 * MIB  # bytes a second that a line without a rate has room for
 GOODBYE = 1.0  # s, to read on after an orderly end: to close with bytes unread would be a reset
 LINGER_ZERO = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
 
@@ -79,8 +82,11 @@ class ChaosPlan:
     """And up to so much later still; bytes do not overtake each other."""
     rate: float | None = attrs.field(default=None, validator=attrs.validators.optional(ABOVE_ZERO))
     """Bytes a second in each direction of each connection."""
-    buffer: int = attrs.field(default=64 * KIB, validator=attrs.validators.ge(1))
-    """Bytes under way in each direction; more wait with the sender. With a delay this bounds the rate."""
+    loss: float = attrs.field(default=0.0, validator=SHARE)
+    """The share of packets that are lost, by a relay of packets; streams lose nothing."""
+    buffer: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(1)))
+    """Bytes under way in each direction; more wait with the sender. With a delay this bounds the rate. By default what
+    the line holds during the delay, with 64 KiB and two pieces that wait in front of it."""
     cut_after: tuple[int, int] | None = attrs.field(default=None, validator=attrs.validators.optional(RANGE))
     """A connection is cut after a byte between these two, counted as `cut_ways` says."""
     cut_ways: tuple[Way, ...] = attrs.field(default=BOTH_WAYS, validator=attrs.validators.min_len(1))
@@ -102,6 +108,22 @@ class ChaosPlan:
     def __attrs_post_init__(self) -> None:
         if self.reset + self.stall > 1.0:
             raise ValueError(f"ChaosPlan(reset={self.reset}, stall={self.stall}): more than 1 in all")
+
+    @property
+    def bytes_under_way(self) -> int:
+        """The bytes that may be under way in each direction."""
+        if self.buffer is not None:
+            return self.buffer
+        return 64 * KIB + 2 * self.piece + math.ceil((self.delay + self.jitter) * (self.rate or FASTEST))
+
+    @property
+    def piece(self) -> int:
+        """The most bytes that are relayed as one piece."""
+        if self.jitter:
+            return READ_LEAST  # or too many blocks would share one draw
+        if self.rate is None:
+            return READ
+        return max(1, min(READ, max(min(READ_LEAST, int(self.rate * TICK)), int(self.rate * TICK_FAST))))
 
     def fate(self, seed: int, number: int) -> Fate:
         """What happens to the n-th connection, counted from 0; the same for the same seed, whatever the timing."""
@@ -219,7 +241,8 @@ class Passage:
         self.there = make(way=Way.THERE, source=client, target=target)
         self.back = make(way=Way.BACK, source=target, target=client)
         self._directions = {Way.THERE: self.there, Way.BACK: self.back}
-        self._read_most = READ if plan.rate is None else max(1, min(READ, int(plan.rate * TICK)))
+        self._most_under_way = plan.bytes_under_way
+        self._read_most = plan.piece
         self._began = trio.current_time()
         self._life = trio.CancelScope()
         self._was_cut = False
@@ -283,10 +306,10 @@ class Passage:
         try:
             while data := await direction.source.receive_some(self._read_most):
                 late = self._fate.lateness(direction.way, direction.read) if self._plan.jitter else 0.0
-                direction.add(bytes(data), self._plan.jitter * late)
+                direction.add(data if isinstance(data, bytes) else bytes(data), self._plan.jitter * late)
                 direction.read += len(data)
                 direction.changed.unpark_all()
-                while direction.read - direction.delivered >= self._plan.buffer:
+                while direction.read - direction.delivered >= self._most_under_way:
                     await direction.changed.park()
         except BROKEN:
             direction.is_broken = True

@@ -58,14 +58,15 @@ class PathWeather:
 class Bottleneck:
     """A line of `bandwidth` bytes a second behind a queue of `queue` bytes; several paths may share it."""
 
-    def __init__(self, bandwidth: float, *, queue: int) -> None:
+    def __init__(self, bandwidth: float, *, queue: int, keep: bool = True) -> None:
+        self._keeps = keep
         self.bandwidth = bandwidth
         self.queue = queue
         self.waiting: int = 0
         self.carried: int = 0  # bytes
         self.refused: int = 0  # packets that met a full queue
         self.samples: list[tuple[float, int]] = []
-        """When a packet came, and the bytes that were waiting then, its own not counted."""
+        """When a packet came, and the bytes that were waiting then, its own not counted; none without `keep`."""
         self._free_at = 0.0
         self._leaving: deque[tuple[float, int]] = deque()
 
@@ -73,7 +74,8 @@ class Bottleneck:
         """Return when a packet that comes now will have left the line; None if the queue is full."""
         while self._leaving and self._leaving[0][0] <= now:
             self.waiting -= self._leaving.popleft()[1]
-        self.samples.append((now, self.waiting))
+        if self._keeps:
+            self.samples.append((now, self.waiting))
         if self.waiting + size > self.queue:
             self.refused += 1
             return None
