@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import signal
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 import msgspec
+import trio
 from click.core import ParameterSource
 
+from muxkit.cli.chaos import RATE, SECOND_UNITS, SHARE, Quantity
 from muxkit.cli.terminal import CommandFailed, Exit, console, printable
 from muxkit_bench.contestants.choice import line_up
 from muxkit_bench.contestants.compiled import compiled_python
 from muxkit_bench.contestants.peers import find_peers, peers_of_checkout
+from muxkit_bench.lines import run as lines
+from muxkit_bench.lines.run import Weather
 from muxkit_bench.report.outputs import Outputs
 from muxkit_bench.report.results import Report, load
 from muxkit_bench.report.table import print_report, print_targets
@@ -25,6 +30,9 @@ from muxkit_bench.run.measure import TERMINATED, measure, tidy_when_terminated
 from muxkit_bench.run.rounds import Plan
 
 BESIDE_FROM = ("files", "html_file")  # the options that go with --from
+BESIDE_RTT = ("round_trip", "rate", "loss", "protocols", "transports", "seconds", "quick", "json_file")
+REASONS = {"--from": "--from measures nothing", "--rtt": "--rtt has jobs of its own"}
+SECONDS_OF_RTT = Quantity(0.001, 10.0, SECOND_UNITS, "seconds")
 ROUNDS = 7
 SECONDS = 0.25  # of a pass
 QUICK = 0.02  # the same with --quick
@@ -99,6 +107,15 @@ def _jobs(context: click.Context, option: click.Parameter, value: str | None) ->
     multiple=True,
     help="Measure nothing; show files that --json has written, several runs in one table.",
 )
+@click.option(
+    "--rtt",
+    "round_trip",
+    type=SECONDS_OF_RTT,
+    metavar="SECONDS",
+    help="Measure over a line with this round trip instead, such as 80ms: what it carries, and what costs round trips.",
+)
+@click.option("--rate", type=RATE, help="With --rtt: bytes per second of that line, such as 1gbit.")
+@click.option("--loss", type=SHARE, default=0.0, help="With --rtt: the share of UDP packets that it loses, such as 1%.")
 @click.pass_context
 def bench(
     context: click.Context,
@@ -119,17 +136,27 @@ def bench(
     json_file: Path | None,
     html_file: Path | None,
     files: tuple[Path, ...],
+    round_trip: float | None,
+    rate: float | None,
+    loss: float,
 ) -> int:
     """Measure messages, bytes, round trips and memory, beside raw connections in the same run.
 
     Both ends are processes of their own. All payload is verified before the clock runs, all counts while it does.
     Exits with 1 if anything else came than was sent. Ctrl-C shows the rounds that are complete.
     """
+    if round_trip is not None:
+        _refuse_beside(context, "--rtt", BESIDE_RTT)
+        schemes = _schemes(context, protocols, transports)
+        weather = Weather(round_trip=round_trip, rate=rate, loss=loss)
+        return _measure_lines(schemes, weather, seconds or (lines.QUICK if quick else lines.SECONDS), json_file)
+    if rate is not None or loss:
+        raise click.UsageError("--rate and --loss describe the line of --rtt, which is missing")
     outputs = Outputs(json_file, html_file)
     if awake and not can_keep_awake():
         raise CommandFailed("--awake: only Linux has a scheduling class that gives way to all others", Exit.USAGE)
     if files:
-        _refuse_beside_from(context)
+        _refuse_beside(context, "--from", BESIDE_FROM)
     outputs.check()
     if files:
         reports, stopped = [_load(path) for path in files], None
@@ -175,15 +202,32 @@ def _print(reports: list[Report]) -> None:
     print_targets(out, judge(reports), len(reports))
 
 
-def _refuse_beside_from(context: click.Context) -> None:
+def _measure_lines(schemes: Sequence[str], weather: Weather, seconds: float, json_file: Path | None) -> int:
+    out = console()
+    found = trio.run(lines.measure_lines, schemes, weather, seconds, out)
+    lines.print_lines(out, found, weather)
+    if json_file is not None:
+        json_file.write_bytes(msgspec.json.encode(lines.as_fields(found, weather)))
+    return Exit.OK if all(line.found is not None for line in found) else Exit.FAILED
+
+
+def _schemes(context: click.Context, protocols: tuple[str, ...], transports: tuple[str, ...]) -> list[str]:
+    """Return each protocol over each transport that it can use; a usual choice if none was named."""
+    if all(context.get_parameter_source(name) is ParameterSource.DEFAULT for name in ("protocols", "transports")):
+        return [*lines.DEFAULTS]
+    with tempfile.TemporaryDirectory(prefix="muxkit-") as scratch:
+        names = [one.name for one in line_up(protocols, transports, Path(scratch), None).contestants]
+    return [name for name in names if not name.startswith("raw ")]
+
+
+def _refuse_beside(context: click.Context, chosen: str, allowed: Sequence[str]) -> None:
     useless = [
         option.opts[0]
         for option in context.command.params
-        if option.name not in BESIDE_FROM
-        and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if option.name not in allowed and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
     ]
     if useless:
-        raise click.UsageError(f"--from measures nothing: {', '.join(useless)} cannot be given beside it")
+        raise click.UsageError(f"{REASONS[chosen]}: {', '.join(useless)} cannot be given beside it")
 
 
 def _load(path: Path) -> Report:

@@ -55,7 +55,7 @@ class Quantity(click.FloatRange):
         if number != number:
             units = ", ".join(self._units)
             self.fail(f"{printable(str(value))!r}: expected a number, or one with a unit ({units})", param, ctx)
-        bounded: float = super().convert(number, param, ctx)  # type: ignore[arg-type]  # click says str, and takes any
+        bounded: float = super().convert(number, param, ctx)
         return bounded
 
 

@@ -18,7 +18,7 @@ import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
@@ -111,6 +111,8 @@ class ChaosPacketRelay:
         self._listen = listen
         self._target = target
         self._stats = PacketStats()
+        self._family = 0  # of the sockets towards the target
+        self._target_at: Any = ()
         self._flows: dict[Address, _Flow] = {}
         self._under_way: list[tuple[float, int, _Flow, bool, bytes]] = []
         self._numbers = count()

@@ -18,10 +18,13 @@ from contextlib import asynccontextmanager, suppress
 
 import trio
 
+from muxkit._limits import KIB
 from muxkit.runtime import background
 from muxkit.testing._chaos import Chaos, ChaosPlan, OnCut, make_abrupt
 
 BACKLOG = 128
+BUFFER_LEAST = 16 * KIB
+BUFFER_SECONDS = 0.001  # s of the rate; Linux doubles it
 AGAIN = 0.05  # s, until listening or accepting is tried again
 FORM = "expected host:port or the path of a Unix socket, such as 127.0.0.1:7000, [::1]:7000 or /run/app.sock"
 # Here a second socket can be bound to the same address, to keep it while no socket listens.
@@ -102,7 +105,16 @@ class ChaosRelay(Chaos):
         except BaseException:
             await trio.aclose_forcefully(client)
             raise
+        if self.plan.rate is not None:
+            for stream in (client, target):
+                _bound_buffer(stream, self.plan.rate)
         await self._pass(client, target, fate)
+
+
+def _bound_buffer(stream: trio.SocketStream, rate: float) -> None:
+    """Let the kernel receive little ahead of a line with a rate: it would be a queue of megabytes in front of it."""
+    with suppress(OSError):
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, max(BUFFER_LEAST, int(rate * BUFFER_SECONDS)))
 
 
 @asynccontextmanager

@@ -8,8 +8,10 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Any
 
+import click
 import pytest
 
+from muxkit.cli.chaos import RATE, SECONDS, SHARE, Quantity
 from tests.cli._command import PATIENCE, line_of, listening, muxkit, running
 
 if TYPE_CHECKING:
@@ -161,3 +163,59 @@ def test_an_address_cannot_command_the_terminal(options: list[str], tmp_path: Pa
     assert "red" in done.stdout
     assert "\x1b" not in done.stdout
     assert "\x9b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "quantity", "number"),
+    [
+        ("40ms", SECONDS, 0.04),
+        ("0.04", SECONDS, 0.04),
+        ("2s", SECONDS, 2.0),
+        ("1gbit", RATE, 125e6),
+        ("1000", RATE, 1000.0),
+        ("100 mbit", RATE, 12.5e6),
+        ("1%", SHARE, 0.01),
+        ("0.5", SHARE, 0.5),
+    ],
+)
+def test_numbers_may_have_a_unit(text: str, quantity: Quantity, number: float) -> None:
+    assert quantity.convert(text, None, None) == pytest.approx(number)
+
+
+@pytest.mark.parametrize(("text", "quantity"), [("40 ns", SECONDS), ("nan", SECONDS), ("x", RATE), ("101%", SHARE)])
+def test_a_unit_that_there_is_not_and_a_number_out_of_range_are_refused(text: str, quantity: Quantity) -> None:
+    with pytest.raises(click.BadParameter):
+        quantity.convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["127.0.0.1:0", "127.0.0.1:1", "--loss", "1%"], "--loss: a stream loses nothing"),
+        (["udp://127.0.0.1:0", "127.0.0.1:1"], "expected udp:// before both"),
+        (["udp://127.0.0.1:0", "udp://127.0.0.1:1", "--cut-after", "1-2"], "packets have no connection"),
+        (["udp://nowhere", "udp://127.0.0.1:1"], "expected host:port"),
+    ],
+)
+def test_what_makes_no_sense_for_packets_or_streams_is_refused(arguments: list[str], said: str) -> None:
+    done = muxkit("chaos", *arguments)
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())
+
+
+def test_it_relays_packets() -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as target, socket.socket(type=socket.SOCK_DGRAM) as client:
+        for sock in (target, client):
+            sock.bind(("127.0.0.1", 0))
+            sock.settimeout(PATIENCE)
+        arguments = ["chaos", "udp://127.0.0.1:0", f"udp://127.0.0.1:{target.getsockname()[1]}", "--delay", "1ms"]
+        with running(*arguments, "--seed", "7") as process:
+            said = re.match(r"listening on 127\.0\.0\.1:(\d+) for ", line_of(process))
+            assert said is not None
+            client.sendto(b"there", ("127.0.0.1", int(said[1])))
+            packet, back = target.recvfrom(100)
+            target.sendto(packet + b" and back", back)
+            assert client.recv(100) == b"there and back"
+            process.send_signal(signal.SIGINT)
+            rest, _ = process.communicate(timeout=PATIENCE)
+    assert rest == "1 client; 1 packet there, 1 back; 0 lost by plan, 0 by a full queue\n"

@@ -11,7 +11,6 @@ import sys
 import zlib
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -19,7 +18,8 @@ import trio
 import muxkit
 from muxkit_bench.bench_work import Connection, Conversation, Peer, Server, play
 from muxkit_bench.bench_work.orders import Order, Receipt, Way, Wrong
-from muxkit_bench.contestants.contestant import CERTIFICATE, CERTIFIED, FOLDER, KEY, WINDOW
+from muxkit_bench.contestants.certified import options
+from muxkit_bench.contestants.contestant import FOLDER, WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -141,26 +141,7 @@ def _limits() -> muxkit.Limits:
 
 
 def _options(url: str, purpose: ssl.Purpose) -> dict[str, Any]:
-    """Return the options that the transport of a URL needs."""
-    transport = url.partition("://")[0].partition("+")[2]
-    if transport not in CERTIFIED:
-        return {}
-    folder = Path(os.environ[FOLDER])
-    is_client = purpose is ssl.Purpose.SERVER_AUTH
-    certificate, key = folder / CERTIFICATE, folder / KEY
-    if transport == "quic":
-        return {"ca": certificate} if is_client else {"certificate": certificate, "key": key}
-    if transport == "dtls":
-        from muxkit_adapters import dtls  # it needs packages that the others do not
-
-        made = dtls.client_context(ca=certificate) if is_client else dtls.server_context(certificate, key)
-        return {"ssl_context": made}
-    context = ssl.create_default_context(purpose)
-    if is_client:
-        context.load_verify_locations(certificate)
-    else:
-        context.load_cert_chain(certificate, key)
-    return {"ssl_context": context}
+    return options(url, purpose, os.environ.get(FOLDER, ""))
 
 
 if __name__ == "__main__":

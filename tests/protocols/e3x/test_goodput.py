@@ -6,7 +6,7 @@ import pytest
 
 from muxkit.protocols.e3x import Config, Engine
 from muxkit.protocols.e3x.congestion import Congestion, Extreme
-from muxkit.protocols.e3x.send import RESEND_PAUSE
+from muxkit.protocols.e3x.send import RESEND_PAUSE, ReliableSender
 from tests.protocols.e3x._world import LINE, Shared, goodput, jain
 
 # The least share of the line that an application gets, by round trip and loss; tests/bench/e3x_network.py has the
@@ -74,6 +74,7 @@ def test_a_window_that_follows_the_path_is_as_good_as_one_that_is_large_from_the
 def test_the_window_covers_the_time_until_a_lost_packet_comes_again() -> None:
     _, feed = goodput(round_trip=0.5, loss=0.01, seconds=10.0, rate=4e6, window=Config().window)
     assert feed.channel is not None
+    assert isinstance(feed.channel.sender, ReliableSender)
     assert feed.channel.sender.window > 1.5 * feed.arrived / 10.0 * (RESEND_PAUSE + 0.5) / 1400
 
 
