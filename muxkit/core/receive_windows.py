@@ -65,17 +65,23 @@ LONGER_AFTER: Final = 3  # samples in a row that show a longer path
 class RoundTrip:
     """The round trip of a connection's path, without the queues on it; see the module."""
 
-    __slots__ = ("_asked_at", "_longer", "_longer_count", "_next_at", "is_wanted", "seconds")
+    __slots__ = ("_asked_at", "_least", "_longer", "_longer_count", "_next_at", "besides", "is_wanted")
 
     def __init__(self) -> None:
-        self.seconds: float | None = None
-        """None before the first sample."""
+        self._least: float | None = None
+        self.besides: float = 0.0
+        """Seconds that a window has to last in addition, where the protocol itself resends what was lost."""
         self.is_wanted: bool = False
         """True while a window could use a sample; an engine with pings then asks `is_due`."""
         self._asked_at: float | None = None  # when the ping under way was sent
         self._next_at = 0.0  # when the next ping may be sent
         self._longer = 0.0  # the least of the last samples that show a longer path
         self._longer_count = 0
+
+    @property
+    def seconds(self) -> float | None:
+        """How long a window has to last; None before the first sample."""
+        return None if self._least is None else self._least + self.besides
 
     def is_due(self, now: float) -> bool:
         """Return True if a ping should be sent now to measure it."""
@@ -87,14 +93,11 @@ class RoundTrip:
         self._asked_at = now
         self._next_at = now + PROBE_PAUSE
 
-    def answered(self, now: float, besides: float = 0.0) -> None:
-        """Take the sample of the ping under way; harmless if none is.
-
-        `besides` are seconds that a window has to last in addition, because the protocol itself resends what was lost.
-        """
+    def answered(self, now: float) -> None:
+        """Take the sample of the ping under way; harmless if none is."""
         if self._asked_at is not None:
             sample, self._asked_at = now - self._asked_at, None
-            self.measured(sample + besides)
+            self.measured(sample)
 
     def gave_up(self) -> None:
         """The answer to the ping under way won't come, because what it was about is gone."""
@@ -102,15 +105,15 @@ class RoundTrip:
 
     def measured(self, sample: float) -> None:
         """Take a sample, in seconds."""
-        known = self.seconds
+        known = self._least
         if known is None or sample <= known:
-            self.seconds = max(sample, 0.0)
+            self._least = max(sample, 0.0)
         elif sample > SHRINK_LAPS * known:
             self._longer = min(sample, self._longer) if self._longer_count else sample
             self._longer_count += 1
             if self._longer_count < LONGER_AFTER:
                 return
-            self.seconds = self._longer
+            self._least = self._longer
         self._longer_count = 0
 
 
@@ -120,12 +123,13 @@ class ReceiveBudget:
     Each window has `floor` to itself; what it holds beyond that is `used` of the `total` that all share.
     """
 
-    __slots__ = ("first", "floor", "grown", "grown_bytes", "round_trip", "total", "used", "windows")
+    __slots__ = ("first", "first_half", "floor", "grown", "grown_bytes", "round_trip", "total", "used", "windows")
 
     def __init__(self, total: int, floor: int, first: int) -> None:
         self.total: int = total
         self.floor: int = floor
         self.first: int = first
+        self.first_half: int = first // 2  # one number object for most windows
         self.used: int = 0
         self.windows: int = 0
         self.grown: int = 0  # windows that have grown beyond the first grant
@@ -216,7 +220,7 @@ class ReceiveWindow:
         if self.budget is None or not self.renews:
             return 0
         room = self.target = self.budget.first_room(self.size)
-        self._renew_at = room // 2
+        self._renew_at = self.budget.first_half if room == self.budget.first else room // 2
         self.renewed_at = now
         if first is not None:
             room = first

@@ -86,7 +86,7 @@ class ChaosPlan:
     """The share of packets that are lost, by a relay of packets; streams lose nothing."""
     buffer: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(1)))
     """Bytes under way in each direction; more wait with the sender. With a delay this bounds the rate. By default what
-    the line holds during the delay, with 64 KiB and two pieces that wait in front of it."""
+    the line holds during the delay, and two pieces that wait in front of it."""
     cut_after: tuple[int, int] | None = attrs.field(default=None, validator=attrs.validators.optional(RANGE))
     """A connection is cut after a byte between these two, counted as `cut_ways` says."""
     cut_ways: tuple[Way, ...] = attrs.field(default=BOTH_WAYS, validator=attrs.validators.min_len(1))
@@ -114,7 +114,7 @@ class ChaosPlan:
         """The bytes that may be under way in each direction."""
         if self.buffer is not None:
             return self.buffer
-        return 64 * KIB + 2 * self.piece + math.ceil((self.delay + self.jitter) * (self.rate or FASTEST))
+        return 2 * max(READ_LEAST, self.piece) + math.ceil((self.delay + self.jitter) * (self.rate or FASTEST))
 
     @property
     def piece(self) -> int:

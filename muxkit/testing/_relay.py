@@ -23,7 +23,7 @@ from muxkit.runtime import background
 from muxkit.testing._chaos import Chaos, ChaosPlan, OnCut, make_abrupt
 
 BACKLOG = 128
-BUFFER_LEAST = 16 * KIB
+BUFFER_LEAST = 128 * KIB  # two segments of loopback; with less a sender waits for a timer
 BUFFER_SECONDS = 0.001  # s of the rate; Linux doubles it
 AGAIN = 0.05  # s, until listening or accepting is tried again
 FORM = "expected host:port or the path of a Unix socket, such as 127.0.0.1:7000, [::1]:7000 or /run/app.sock"

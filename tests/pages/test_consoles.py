@@ -68,13 +68,22 @@ def test_server_relay_and_reader_go_on_after_each_was_killed_and_started_again(t
 
 @pytest.mark.extras("cli")
 def test_the_relay_says_where_it_listens_and_with_which_seed(tmp_path: Path) -> None:
+    _says_where_it_listens("127.0.0.1", tmp_path)
+
+
+@pytest.mark.extras("cli")
+def test_the_relay_of_packets_says_where_it_listens_and_with_which_seed(tmp_path: Path) -> None:
+    _says_where_it_listens("udp://127.0.0.1", tmp_path)
+
+
+def _says_where_it_listens(host: str, tmp_path: Path) -> None:
     with ports(7000, 7001) as free:
-        chaos = free_ports(command(CHAOS, "muxkit chaos"), free)
+        chaos = free_ports(command(CHAOS, f"muxkit chaos {host}"), free)
     with running(chaos, tmp_path, "chaos") as relay:
         listening(relay, tmp_path / "chaos")
         relay.send_signal(signal.SIGINT)
         assert relay.wait(PATIENCE) == 128 + signal.SIGINT
-    expected = free_ports("listening on 127.0.0.1:7001 for 127.0.0.1:7000, seed 17", free)
+    expected = free_ports(f"listening on 127.0.0.1:7001 for {host}:7000, seed 17", free)
     assert (tmp_path / "chaos").read_text(encoding="utf-8").splitlines()[0] == expected
 
 

@@ -87,6 +87,7 @@ class Engine(MuxEngine):
         )
         self.openings: Openings = Openings(self.state)
         self.liveness: Liveness = Liveness(self.state, self.openings)
+        self._round_trip = self.state.budget.round_trip
         self.starts: StartPace = self.state.starts
         self.packets_received: int = 0
         self.packets_sent: int = 0
@@ -227,7 +228,8 @@ class Engine(MuxEngine):
             self.openings.receive(packet)
         elif packet.err is None:
             channel.receiver.receive(packet)
-            if state.budget.round_trip.is_wanted and state.budget.round_trip.is_due(state.now):
+            round_trip = self._round_trip
+            if round_trip.is_wanted and round_trip.is_due(state.now):
                 self.liveness.measure()
         else:
             if not channel.ours:

@@ -22,7 +22,7 @@ from muxkit.core.events import GoingAway, Opened, Pong, Probed
 from muxkit.protocols.e3x.events import Broken, Cause, Delivered, GivenUp, GoodbyeHeard, PingLost
 from muxkit.protocols.e3x.openings import Openings
 from muxkit.protocols.e3x.packets import BYE, PING, Packet, encode_packet
-from muxkit.protocols.e3x.send import RESEND_PAUSE, ReliableSender
+from muxkit.protocols.e3x.send import ReliableSender
 from muxkit.protocols.e3x.silence import Timer
 from muxkit.protocols.e3x.state import EngineChannel, State
 
@@ -113,20 +113,11 @@ class Liveness:
         if channel.id in self._pings:
             key = self._pings.pop(channel.id)
             if key is self._round_trip:
-                self._measured()
+                self._state.budget.round_trip.answered(self._state.now)
             self._state.happened.append(Pong(key))
         elif channel is self._goodbye:
             self._goodbye = None
             self._state.happened.append(GoodbyeHeard())
-
-    def _measured(self) -> None:
-        """Take the round trip that a ping has measured.
-
-        A lost packet of a channel comes again after `RESEND_PAUSE`, if the first resend was lost too, and a window has
-        to last for so long. Where the link resends what is lost, there is nothing to add.
-        """
-        state = self._state
-        state.budget.round_trip.answered(state.now, RESEND_PAUSE if state.config.congestion else 0.0)
 
     def _broken(self, channel: EngineChannel, *, is_answer: bool) -> None:
         """A channel that asked the peer is broken; an err by the peer is an answer."""

@@ -26,17 +26,19 @@ from muxkit.protocols.e3x.packets import (
     LISTED_SIZE,
     MISS_SIZE,
     RESERVED,
+    SEQ_MOST,
     Packet,
     ack_part,
     encode_miss,
     head_of,
 )
-from muxkit.protocols.e3x.send import ReliableSender
+from muxkit.protocols.e3x.send import RESEND_PAUSE, ReliableSender
 from muxkit.protocols.e3x.state import CLOSE_TIMEOUT, NEVER, EngineChannel, EngineReceiver, State
 
 ACK_DELAY: Final = 1.0  # s, e3x "ack": "for up to one second"
 GAP_REPEAT: Final = 0.25  # s between reports of the same gap; not in the document
 ACK_SHARE: Final = 4  # an ack is due when a quarter of the window was processed since the last; not in the document
+PARTS_OF_WINDOW: Final = 16  # of a window that is not large; after each of them its size is looked at
 UNREAD_OVERHEAD: Final = 64  # bytes that an unreliable message which waits counts beside its own
 
 
@@ -59,6 +61,7 @@ class ReliableReceiver(EngineReceiver):
         self.capacity: int = capacity  # packets
         self._base = capacity
         self._window: ReceiveWindow | None = None  # made when the channel turns out to be busy
+        self._sized_at = max(1, capacity // 2)  # the seq with which `capacity` is looked at the next time
         self.bytes: int = 0
         self.handed: int = 0  # packets after `processed` that the application has
         self.end_seq: int | None = None
@@ -175,8 +178,12 @@ class ReliableReceiver(EngineReceiver):
         self._waiting[seq] = packet
         self._seen.add(seq)
         self.bytes += len(packet.body)
-        if seq > highest + 1 or (packet.ack is not None and self.has_gaps):
-            self.ack_now = True  # a gap, or a packet that asks for an ack and cannot be processed yet
+        if seq > highest + 1:
+            self.ack_now = True
+            # What is missing may come again after a pause only, and the window has to last for so long.
+            self.state.budget.round_trip.besides = RESEND_PAUSE
+        elif packet.ack is not None and self.has_gaps:
+            self.ack_now = True  # a packet that asks for an ack and cannot be processed yet
         if packet.ack is not None or seq < highest or packet.end:
             self._asked = max(self._asked, seq)
         else:
@@ -298,25 +305,28 @@ class ReliableReceiver(EngineReceiver):
         if self._asked <= seq:
             self._asked = 0
         self._late = False
-        self._size_window()
+        if seq >= self._sized_at:
+            self._size_window(seq)
         return packet
 
-    def _size_window(self) -> None:
-        """Let the number of packets that may come follow the path, after one was processed.
+    def _size_window(self, seq: int) -> None:
+        """Let the number of packets that may come follow the path, each time that a part of a window was processed.
 
         It counts each packet as a full one. What the peer was told that it may send is never taken back.
         """
         state, window = self.state, self._window
         if window is None:
-            if 2 * self.processed < self._base or state.limits.channel_bytes <= state.limits.short_window:
+            if state.limits.channel_bytes <= state.limits.short_window:
+                self._sized_at = SEQ_MOST + 1
                 return
             window = self._window = ReceiveWindow(state.limits.channel_bytes, state.budget)
             window.start(state.now)
-        size = min(state.packet, window.credit)
+        part = max(1, self._base // PARTS_OF_WINDOW)
+        size = min(part * state.packet, window.credit)
         window.arrived(size)
         window.consumed(size, state.now)
-        wanted = max(self._base, window.target // state.packet)
-        self.capacity = max(wanted, self.capacity - 1)
+        self.capacity = max(self._base, window.target // state.packet, self.capacity - part)
+        self._sized_at = seq + part
 
     def dropped(self) -> None:
         self.state.held -= self.bytes

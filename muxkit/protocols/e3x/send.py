@@ -56,6 +56,7 @@ class ReliableSender(EngineSender):
         config = state.config
         self._ceiling = Ceiling(min(config.first_window, config.most_window))
         self._most_window = config.most_window
+        self._short_window = state.limits.short_window
         self._pieces: dict[int, Piece] = {}
         self._ready: Piece | None = None  # the next packet, between `is_ready` and `write`
         self.next_seq: int = 1
@@ -250,14 +251,13 @@ class ReliableSender(EngineSender):
         piece = self._pieces.get(self._ceiling.sent + 1)
         if piece is None or self._ceiling.available <= 0 or self.is_cut:
             return None
-        return piece if not self.flying or self._may_fly(len(piece.body)) else None
+        flying = self.flying + len(piece.body)
+        return piece if not self.flying or flying <= self._short_window or self._may_fly(flying) else None
 
-    def _may_fly(self, size: int) -> bool:
-        """Return True if so many more bytes may be kept until they are acked."""
-        limits, flying = self.state.limits, self.flying + size
-        if flying <= limits.short_window:
-            return True
-        return flying <= limits.channel_bytes and self.state.flying + size <= limits.connection_bytes
+    def _may_fly(self, flying: int) -> bool:
+        """Return True if so many bytes may be kept until they are acked, which are more than a short window."""
+        limits, state = self.state.limits, self.state
+        return flying <= limits.channel_bytes and state.flying + flying - self.flying <= limits.connection_bytes
 
     def write(self, now: float) -> bytes:
         piece, self._ready = self._ready, None
