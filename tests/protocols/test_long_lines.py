@@ -96,3 +96,39 @@ async def test_one_channel_that_is_read_fills_a_long_line(protocol: str, autojum
             took = await receive_all(there, 60 * MIB)
             nursery.cancel_scope.cancel()
     assert 60 * MIB / took >= 0.95 * RATE
+
+
+@pytest.mark.parametrize("protocol", ENDS)
+async def test_a_reader_that_stalls_costs_its_own_window_while_another_channel_fills_the_line(
+    protocol: str, autojump_clock: MockClock
+) -> None:
+    async with on_a_long_line(protocol) as (one, other):
+        stalled, stalled_there = await opened(one, other)
+        here, there = await opened(one, other)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_all, stalled, 96 * MIB)
+            await receive_all(stalled_there, MIB)  # and then nothing more
+            nursery.start_soon(send_all, here, 96 * MIB)
+            await receive_all(there, 32 * MIB)
+            took = await receive_all(there, 60 * MIB)
+            unread = stalled_there.stats().unread
+            nursery.cancel_scope.cancel()
+    assert 60 * MIB / took >= 0.95 * RATE
+    assert unread <= 2 * MIB
+
+
+@pytest.mark.parametrize("protocol", ENDS)
+async def test_a_channel_that_is_read_slowly_gets_no_large_window_on_a_long_line(
+    protocol: str, autojump_clock: MockClock
+) -> None:
+    async with on_a_long_line(protocol) as (one, other):
+        here, there = await opened(one, other)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_all, here, 96 * MIB)
+            most = 0
+            for _ in range(200):
+                await there.receive()
+                await trio.sleep(0.1)
+                most = max(most, there.stats().unread)
+            nursery.cancel_scope.cancel()
+    assert most <= MIB

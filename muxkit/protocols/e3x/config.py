@@ -27,7 +27,7 @@ class Config:
     """Accept reliable channels; otherwise an opening of one is answered with an err."""
     unreliable_types: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Types of channels that are always unreliable; an opening of one with `seq` is answered with an err."""
-    window: int = 750
+    window: int = 850
     """Packets of a channel that may be received and not processed. They become more, within `Limits.channel_bytes`,
     while the path holds more and the application processes them."""
     first_window: int = FIRST_WINDOW

@@ -75,6 +75,7 @@ class ReliableReceiver(EngineReceiver):
         self._late = False  # the ack of the next processed packet is not delayed further
         self._was_asked = False  # the peer has sent a packet again that waits here, and may ask rarely from now on
         self._over_half = False
+        self._gap_at = 0.0  # since when packets are missing, if any are
 
     # --- what others ask
 
@@ -175,15 +176,19 @@ class ReliableReceiver(EngineReceiver):
             self.ack_now = True
             return Arrival.FULL
         highest = self.highest
+        had_gaps = highest > self.processed + len(self._waiting)
         self._waiting[seq] = packet
         self._seen.add(seq)
         self.bytes += len(packet.body)
         if seq > highest + 1:
             self.ack_now = True
-            # What is missing may come again after a pause only, and the window has to last for so long.
-            self.state.budget.round_trip.besides = RESEND_PAUSE
+            if not had_gaps:
+                self._gap_at = now
         elif packet.ack is not None and self.has_gaps:
             self.ack_now = True  # a packet that asks for an ack and cannot be processed yet
+        if seq < highest and now - self._gap_at > GAP_REPEAT:
+            # What is missing was resent, and lost again. It comes after a pause, for which the window has to last.
+            self.state.budget.round_trip.besides = RESEND_PAUSE
         if packet.ack is not None or seq < highest or packet.end:
             self._asked = max(self._asked, seq)
         else:
