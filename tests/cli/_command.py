@@ -11,9 +11,11 @@ import sys
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.cli._forking import Muxkit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,17 +36,28 @@ def environment(**changes: str) -> dict[str, str]:
 
 def muxkit(*arguments: str, typed: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end. `typed` is what it reads from its standard input."""
-    return subprocess.run(
-        [*MUXKIT, *arguments], input=typed, capture_output=True, text=True, check=False, env=environment(**changes)
-    )
+    return completed(*arguments, input=typed, text=True, env=environment(**changes))
+
+
+def completed(
+    *arguments: str, input: str | bytes | None = None, timeout: float = PATIENCE, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Run the command to its end, with the options of `subprocess.Popen`; return what it wrote."""
+    pipe = subprocess.PIPE
+    with Muxkit(*arguments, stdin=None if input is None else pipe, stdout=pipe, stderr=pipe, **options) as process:
+        try:
+            out, errors = process.communicate(input, timeout=timeout)
+        finally:
+            if process.poll() is None:
+                process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
 
 
 @contextmanager
 def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """The command at work; killed with the block if it is still there."""
-    with subprocess.Popen(
-        [*MUXKIT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    ) as process:
+    pipe = subprocess.PIPE
+    with Muxkit(*arguments, stdout=pipe, stderr=pipe, text=True, env=environment()) as process:
         try:
             yield process
         finally:

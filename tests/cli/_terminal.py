@@ -6,11 +6,11 @@ import fcntl
 import os
 import pty
 import struct
-import subprocess
 import termios
 from typing import TYPE_CHECKING
 
-from tests.cli._command import MUXKIT, environment
+from tests.cli._command import environment
+from tests.cli._forking import Muxkit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,14 +28,8 @@ def on_a_terminal(
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    process = subprocess.Popen(
-        [*MUXKIT, *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment(**changes),
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    process = Muxkit(
+        *arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(**changes), start_new_session=True
     )
     os.close(theirs)
     written = ""

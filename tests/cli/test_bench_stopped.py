@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli._command import MUXKIT, environment, is_there, needs_proc
+from tests.cli._command import environment, is_there, needs_proc
+from tests.cli._forking import Muxkit
 from tests.cli.test_bench import children_of
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ pytestmark = [
 @contextmanager
 def at_work(folder: Path, *arguments: str, until: str) -> Iterator[subprocess.Popen[str]]:
     """A bench that would take hours, as soon as it has said this; its temporary files are in `folder`."""
-    command = [*MUXKIT, "bench", "--no-peers", "--rounds", "10000", *arguments]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(TMPDIR=str(folder))
+    command = ["bench", "--no-peers", "--rounds", "10000", *arguments]
+    with Muxkit(
+        *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(TMPDIR=str(folder))
     ) as process:
         try:
             assert process.stdout is not None

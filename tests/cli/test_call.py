@@ -12,7 +12,7 @@ import trio
 
 import muxkit
 from muxkit import rpc
-from tests.cli._command import MUXKIT, environment
+from tests.cli._command import completed, environment
 from tests.rpc.orders import OrdersService
 
 pytestmark = pytest.mark.timeout(400)  # programs start slowly on a busy machine
@@ -25,10 +25,7 @@ async def url() -> AsyncIterator[str]:
 
 
 async def muxkit_command(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    command = partial(
-        trio.run_process, capture_stdout=True, capture_stderr=True, check=False, stdin=stdin, env=environment()
-    )
-    return await command([*MUXKIT, *arguments])
+    return await trio.to_thread.run_sync(partial(completed, *arguments, input=stdin, env=environment()))
 
 
 async def test_a_call_prints_its_result_as_json(url: str) -> None:

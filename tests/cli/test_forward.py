@@ -11,12 +11,14 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trustme
 
 from tests.cli._command import MUXKIT, PATIENCE, environment, muxkit
+from tests.cli._forking import Muxkit
 
 CURL = shutil.which("curl")
 TOKEN = "a-token-that-no-log-shows"
@@ -31,12 +33,10 @@ class Command:
     """`muxkit forward` at work, and the lines that it says as JSON."""
 
     def __init__(self, *arguments: str, before: Sequence[str] = (), **changes: str) -> None:
-        self.process = subprocess.Popen(
-            [*before, *MUXKIT, "forward", *arguments, "--json"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment(**changes),
+        words = ("forward", *arguments, "--json")
+        start = partial(subprocess.Popen[str], [*before, *MUXKIT, *words]) if before else partial(Muxkit, *words)
+        self.process: subprocess.Popen[str] = start(
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(**changes)
         )
         self.lines: list[str] = []
 

@@ -17,7 +17,8 @@ import muxkit as library
 import muxkit_adapters
 from muxkit.cli.commands import build
 from muxkit.cli.terminal import printable
-from tests.cli._command import MUXKIT, environment, muxkit
+from tests.cli._command import environment, muxkit
+from tests.cli._forking import Muxkit
 
 EXTRA = ("click", "rich")
 FORM = build()
@@ -111,9 +112,7 @@ def test_wrong_usage_has_its_own_exit_code(arguments: list[str]) -> None:
 def test_it_ends_quietly_when_nobody_reads_its_output() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    with subprocess.Popen(
-        [*MUXKIT, "plugins", "--json"], stdout=writing, stderr=subprocess.PIPE, text=True, env=environment()
-    ) as process:
+    with Muxkit("plugins", "--json", stdout=writing, stderr=subprocess.PIPE, text=True, env=environment()) as process:
         os.close(writing)
         _, said = process.communicate()
     assert (process.returncode, said) == (1, "")

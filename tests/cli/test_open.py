@@ -13,7 +13,8 @@ import pytest
 import trio
 
 import muxkit as library
-from tests.cli._command import ESCAPE, MUXKIT, PATIENCE, environment, muxkit
+from tests.cli._command import ESCAPE, MUXKIT, PATIENCE, completed, environment, muxkit
+from tests.cli._forking import Muxkit
 from tests.cli._terminal import on_a_terminal
 from tests.cli.test_pipe import PROTOCOLS, serving
 
@@ -28,14 +29,15 @@ pytestmark = [
 
 
 def script(url: str, *lines: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*MUXKIT, "open", url, "--wait", str(PATIENCE), *options],
+    return completed(
+        "open",
+        url,
+        "--wait",
+        str(PATIENCE),
+        *options,
         input="\n".join(lines),
-        capture_output=True,
         text=True,
-        check=False,
         env=environment(FORCE_COLOR="1"),
-        timeout=PATIENCE,
     )
 
 
@@ -196,8 +198,9 @@ async def test_channels_that_the_server_opens_are_shown_and_can_be_used() -> Non
 def test_the_end_of_the_server_ends_it_while_its_input_is_open(protocol: str) -> None:
     for with_channel, expected in ((False, (0, 1)), (True, (1,))):
         with serving(f"{protocol}+tcp://127.0.0.1:0", "--echo") as (server, url):
-            with subprocess.Popen(
-                [*MUXKIT, "open", url],
+            with Muxkit(
+                "open",
+                url,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli._command import ESCAPE, MUXKIT, PATIENCE, environment, is_there, line_of
+from tests.cli._command import ESCAPE, PATIENCE, completed, environment, is_there, line_of
+from tests.cli._forking import Muxkit
 
 PROTOCOLS = ["bpmux", "relink", "aqueduct", "e3x", "yamux"]
 TOKEN = "a-token-that-no-log-shows"
@@ -30,12 +31,8 @@ pytestmark = [
 @contextmanager
 def serving(*arguments: str, **changes: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`muxkit serve` at work, and the URL that it listens on."""
-    with subprocess.Popen(
-        [*MUXKIT, "serve", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(**changes),
+    with Muxkit(
+        "serve", *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**changes)
     ) as process:
         try:
             said = re.fullmatch(r"listening on (\S+)\n", line_of(process))
@@ -47,14 +44,7 @@ def serving(*arguments: str, **changes: str) -> Iterator[tuple[subprocess.Popen[
 
 
 def pipe(url: str, data: bytes = b"", *arguments: str, **changes: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [*MUXKIT, "pipe", url, *arguments],
-        input=data,
-        capture_output=True,
-        check=False,
-        env=environment(**changes),
-        timeout=PATIENCE,
-    )
+    return completed("pipe", url, *arguments, input=data, env=environment(**changes))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -81,9 +71,7 @@ def test_a_command_that_a_signal_ends_has_an_exit_code_as_in_a_shell() -> None:
 def test_a_command_that_needs_no_more_input_ends_the_pipe() -> None:
     with serving("bpmux+tcp://127.0.0.1:0", "--exec", "head -n 1") as (_, url):
         # Its input stays open, and more is written than any buffer holds.
-        with subprocess.Popen(
-            [*MUXKIT, "pipe", url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
-        ) as process:
+        with Muxkit("pipe", url, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(b"first\nsecond\n")
@@ -133,9 +121,7 @@ def test_a_command_ends_with_its_client(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text(f"echo $$; exec 9>{fifo}; sleep 1000 & wait\n")
     with serving("bpmux+tcp://127.0.0.1:0", "--exec", f"sh {script}") as (_, url):
-        with subprocess.Popen(
-            [*MUXKIT, "pipe", url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
-        ) as process:
+        with Muxkit("pipe", url, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as process:
             assert process.stdout is not None
             number = int(process.stdout.readline())
             with fifo.open("rb") as alive:
@@ -146,9 +132,7 @@ def test_a_command_ends_with_its_client(tmp_path: Path) -> None:
 
 def test_more_commands_than_allowed_are_refused_with_a_reason() -> None:
     with serving("bpmux+tcp://127.0.0.1:0", "--exec", "cat", "--processes", "1") as (_, url):
-        with subprocess.Popen(
-            [*MUXKIT, "pipe", url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
-        ) as first:
+        with Muxkit("pipe", url, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as first:
             assert first.stdin is not None
             assert first.stdout is not None
             first.stdin.write(b"x\n")
@@ -166,9 +150,7 @@ def test_a_full_pipe_stalls_the_sender_and_nothing_is_lost(tmp_path: Path) -> No
     big = tmp_path / "big"
     big.write_bytes(os.urandom(1 << 20) * 24)
     with serving("bpmux+tcp://127.0.0.1:0", "--echo") as (_, url), big.open("rb") as source:
-        with subprocess.Popen(
-            [*MUXKIT, "pipe", url], stdin=source, stdout=subprocess.PIPE, env=environment()
-        ) as process:
+        with Muxkit("pipe", url, stdin=source, stdout=subprocess.PIPE, env=environment()) as process:
             assert process.stdout is not None
             first = process.stdout.read(1)
             digest = hashlib.sha256(first)
@@ -214,9 +196,7 @@ def test_a_token_comes_from_a_file_and_a_wrong_one_is_refused(tmp_path: Path) ->
 )
 def test_what_cannot_be_served_is_refused_in_words_of_options(arguments: list[str], text: str) -> None:
     """F18: "a server needs ssl_context=, with its certificate and key loaded"."""
-    done = subprocess.run(
-        [*MUXKIT, "serve", *arguments], capture_output=True, text=True, check=False, env=environment(), timeout=PATIENCE
-    )
+    done = completed("serve", *arguments, text=True, env=environment())
     assert (done.returncode, done.stdout) == (2, "")
     assert text in done.stderr
     assert "ssl_context" not in done.stderr
@@ -250,12 +230,8 @@ def test_no_server_is_an_exit_code_of_its_own() -> None:
 def test_the_first_signal_drains_and_a_second_aborts() -> None:
     for signals, code in ((1, 0), (2, 1)):
         with serving("bpmux+tcp://127.0.0.1:0", "--exec", "cat", "--grace", "300") as (server, url):
-            with subprocess.Popen(
-                [*MUXKIT, "pipe", url],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment(),
+            with Muxkit(
+                "pipe", url, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
             ) as client:
                 assert client.stdin is not None
                 assert client.stdout is not None

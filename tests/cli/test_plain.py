@@ -15,7 +15,8 @@ import click
 import pytest
 
 from muxkit.cli.commands import commands
-from tests.cli._command import ESCAPE, MUXKIT, PATIENCE, environment, line_of
+from tests.cli._command import ESCAPE, PATIENCE, environment, line_of
+from tests.cli._forking import Muxkit
 from tests.soak.forward_peers import free_port
 
 pytestmark = [
@@ -111,7 +112,7 @@ DOCUMENTS = {"demo", "plugins"}  # print one JSON document, not lines
 
 @contextmanager
 def _server(*arguments: str) -> Iterator[str]:
-    with subprocess.Popen([*MUXKIT, *arguments], stdout=subprocess.PIPE, text=True, env=environment()) as process:
+    with Muxkit(*arguments, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         try:
             yield line_of(process).split()[-1]
         finally:
@@ -135,8 +136,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def _run(name: str, run: Run, place: Place, *options: str, **changes: str) -> tuple[str, str]:
     """Run a command to its end, or until it has printed a line and was interrupted; return what it printed."""
     variables = environment(**changes)
-    with subprocess.Popen(
-        [*MUXKIT, *name.split(), *run.arguments(place), *options],
+    with Muxkit(
+        *name.split(),
+        *run.arguments(place),
+        *options,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -6,7 +6,6 @@ import base64
 import json
 import socket
 import socketserver
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.cli._command import MUXKIT, PATIENCE, environment, muxkit
+from tests.cli._command import completed, environment, muxkit
 from tests.cli.test_pipe import serving
 
 pytestmark = [
@@ -77,14 +76,7 @@ def proxying() -> Iterator[tuple[str, list[str]]]:
 
 def test_a_pipe_goes_through_the_proxy_of_the_environment_of_muxkit() -> None:
     with serving("bpmux+tcp://127.0.0.1:0", "--echo") as (_, url), proxying() as (proxy, asked):
-        done = subprocess.run(
-            [*MUXKIT, "pipe", url],
-            input=b"through the proxy",
-            capture_output=True,
-            check=False,
-            env=environment(MUXKIT_PROXY=proxy),
-            timeout=PATIENCE,
-        )
+        done = completed("pipe", url, input=b"through the proxy", env=environment(MUXKIT_PROXY=proxy))
         assert (done.returncode, done.stdout) == (0, b"through the proxy"), done.stderr
         assert asked == [url.rpartition("/")[2]]
 

@@ -22,7 +22,8 @@ import muxkit as library
 from muxkit.cli.transfer import files
 from muxkit.cli.transfer.files import End, Entry, FileRefused, Folder, Offer, Request, Start, parts_of
 from muxkit.testing import ChaosPlan, Way, chaos_relay
-from tests.cli._command import ESCAPE, MUXKIT, PATIENCE, environment, muxkit
+from tests.cli._command import ESCAPE, PATIENCE, environment, muxkit
+from tests.cli._forking import Muxkit
 from tests.cli._terminal import on_a_terminal
 from tests.cli.test_pipe import PROTOCOLS, serving
 
@@ -185,9 +186,7 @@ def test_a_bar_is_for_terminals(tmp_path: Path, there: Path) -> None:
 
 @contextmanager
 def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [*MUXKIT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    ) as process:
+    with Muxkit(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()) as process:
         try:
             yield process
         finally:
