@@ -16,7 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests._pages import command  # noqa: E402 - the tests are no package that is installed
+from tests._jvm import QUICK  # noqa: E402 - the tests are no package that is installed
+from tests._pages import command  # noqa: E402 - as above
 
 README = "README.md"
 INSTALL = "docs/how-to/install.md"
@@ -65,6 +66,7 @@ class Reader:
             "PIP_CACHE_DIR": cache.strip(),
             "PIP_CONSTRAINT": str(self.clone / ".ci" / "constraints.txt"),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "SPARK_SUBMIT_OPTS": QUICK,
         }
         for name in ("PYTHONPATH", "VIRTUAL_ENV", "MUXKIT_COMPILE"):
             self.environment.pop(name, None)

@@ -11,12 +11,15 @@ from types import CodeType, FunctionType
 import hypothesis
 import pytest
 
+from tests._jvm import QUICK
 from tests.canaries import LeakWatch
 from tests.conformance import MARKS, known_ids
 
 # A shell starts what it runs in the background with interrupts ignored, and every child would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK)
 
 HERE = Path(__file__).resolve().parent
 SOAK = os.environ.get("MUXKIT_SOAK", "") not in ("", "0")

@@ -111,14 +111,20 @@ def machine(tmp_path: Path) -> Machine:
 # ---------------------------------------------------------------------------- which Java
 
 
+@pytest.mark.requirement("R-71")
 def test_a_java_on_the_path_is_taken_and_the_extras_are_those_of_the_pipeline(machine: Machine) -> None:
+    """Was: With a Java 17 on the machine `make pipeline` asked pip for an extra `sparkjava`, which pip only warned of,
+    and called what was installed ready.
+    """
     machine.on_path(machine.java("found", "17.0.15"))
     done = machine.set_up()
     assert done.returncode == 0, done.stderr
     assert machine.project() == ".[cli,duckdb,spark]"
 
 
+@pytest.mark.requirement("R-71")
 def test_a_java_in_java_home_is_taken_also_where_its_path_has_a_space(machine: Machine) -> None:
+    """Was: With JAVA_HOME set `make pipeline` asked pip for an extra whose name was the path of a program."""
     machine.variables["JAVA_HOME"] = machine.java("a java", "21")
     done = machine.set_up()
     assert done.returncode == 0, done.stderr
@@ -189,7 +195,11 @@ def test_the_second_time_nothing_is_installed(machine: Machine) -> None:
     assert machine.installed() == []
 
 
+@pytest.mark.requirement("R-71")
 def test_an_extra_that_does_not_exist_is_a_failure_and_stays_one(machine: Machine) -> None:
+    """Was: An extra that does not exist was left out by pip with a warning, and the environment was called ready
+    without it.
+    """
     text = (machine.clone / "pyproject.toml").read_text()
     (machine.clone / "pyproject.toml").write_text(re.sub(r"(?m)^spark = .*\n", "", text))
     for _ in range(2):
@@ -248,7 +258,9 @@ def test_a_stamp_of_another_version_of_the_script_does_not_count(machine: Machin
     assert machine.project() == ".[cli,duckdb,spark,java]"
 
 
+@pytest.mark.requirement("R-71")
 def test_a_purpose_that_does_not_exist_leaves_what_is_there_alone(machine: Machine) -> None:
+    """Was: A misspelt purpose of `.ci/setup` removed the stamps of the environment before it was refused."""
     assert machine.set_up().returncode == 0
     machine.installed()
     done = machine.set_up("pipelin")
@@ -284,7 +296,9 @@ def test_an_empty_python_is_the_usual_one(machine: Machine) -> None:
     assert machine.project() == ".[cli]"
 
 
+@pytest.mark.requirement("R-71")
 def test_the_callers_settings_do_not_send_packages_elsewhere(machine: Machine) -> None:
+    """Was: PYTHONPATH, or a setting of pip for another place, kept packages out of `.venv`."""
     script = machine.folder / "tools" / "python3"
     said = 'echo "${PYTHONPATH-none} ${PIP_USER-} ${PIP_TARGET-none} ${PIP_QUIET-}" >>"$WORLD/settings" #'
     script.write_text(script.read_text().replace('echo "$*" >>"$WORLD/record"', said))

@@ -221,11 +221,15 @@ async def test_a_violation_that_comes_with_the_end_of_the_stream_is_told_when_th
     assert names_the_rule(caught.value)
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-39")
 @pytest.mark.parametrize(("make", "violation", "role"), every_side)
 async def test_a_violation_behind_the_orderly_end_in_the_same_read_is_told_when_the_session_is_left(
     make: MakeSession, violation: bytes, role: Role, autojump_clock: MockClock
 ) -> None:
+    """Was: bpmux, Relink, Aqueduct: a rule that the peer broke behind its orderly end, with the end of the stream or
+    while the session took leave was logged, and the session was left without an error.
+    """
     with pytest.raises(LinkLost) as caught:
         await run_session(make, violation, role, behind_the_orderly_end, peer_leaves=True)
     assert names_the_rule(caught.value)

@@ -198,6 +198,7 @@ async def _visit(name: str, may_leave: trio.Event) -> None:
         await may_leave.wait()
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-27")
 async def test_connections_that_were_reset_before_they_were_accepted_are_passed_over_at_once() -> None:
     """Peers that connect and reset at once keep no other peer waiting in the backlog behind them."""
@@ -216,6 +217,7 @@ async def test_connections_that_were_reset_before_they_were_accepted_are_passed_
         await other.aclose()
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-27")
 async def test_connections_that_were_reset_take_no_more_of_a_pass_than_a_turn() -> None:
     """The clock moves by a third of a turn each time that it is asked."""
@@ -250,8 +252,10 @@ async def test_connections_that_were_reset_take_no_more_of_a_pass_than_a_turn() 
         await other.aclose()
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-27")
 async def test_an_accepted_connection_shortens_the_turns_of_the_others() -> None:
+    """Was: A new connection took as many full turns of floods as its handshake takes passes of the loop."""
     turns = Turns(lambda: 0.0)
     share_turns(turns)
     (listener, *others), (address, *_) = await tcp.listen("tcp", "127.0.0.1", 0)

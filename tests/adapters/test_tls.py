@@ -153,9 +153,13 @@ async def test_a_server_that_speaks_only_tls_1_1_is_refused(minimum: ssl.TLSVers
                 pass
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-62")
 @pytest.mark.parametrize("minimum", MINIMUMS)
 async def test_a_client_that_speaks_only_tls_1_1_is_refused(minimum: ssl.TLSVersion) -> None:
+    """Was: With Debian's Python, which leaves the oldest version of TLS to OpenSSL, `tls` refused every context of
+    `ssl.create_default_context()`.
+    """
     served = []
 
     async def remember(stream: trio.abc.Stream) -> None:
@@ -212,9 +216,11 @@ async def test_a_server_without_a_certificate_says_what_it_needs() -> None:
         await tls.transport.serve(echo, "127.0.0.1:0", limits=LIMITS, task_status=trio.TASK_STATUS_IGNORED)
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-63")
 @pytest.mark.parametrize("ignores", [False, True])
 async def test_an_end_without_close_notify_is_an_error_and_not_an_end(ignores: bool) -> None:
+    """Was: With the first versions of Python 3.11 a TLS connection that was cut looked like one that had ended."""
     context = GOOD.client()
     if ignores:  # as Python 3.11.0 sets it for every context
         context.options |= ssl.OP_IGNORE_UNEXPECTED_EOF

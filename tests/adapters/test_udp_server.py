@@ -313,6 +313,7 @@ async def test_one_turn_takes_a_bounded_number_of_packets() -> None:
                 assert sum(got) == count
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-27")
 async def test_a_listener_works_on_packets_until_its_time_is_used_up() -> None:
     """A turn is over each time that the clock is asked."""

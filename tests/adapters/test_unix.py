@@ -88,7 +88,9 @@ async def test_a_socket_whose_backlog_is_full_is_in_use(path: Path) -> None:
             await unix.serve(echo, path)
 
 
+@pytest.mark.requirement("R-71")
 async def test_a_client_waits_while_the_backlog_is_full(path: Path) -> None:
+    """Was: Connecting to a Unix socket whose backlog was full gave a link that was not connected."""
     with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
         listening.bind(str(path))
         listening.listen(0)
@@ -169,6 +171,7 @@ async def test_a_missing_socket_is_an_error_that_names_the_path(path: Path) -> N
             pass
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-27")
 async def test_connections_that_were_closed_before_they_were_accepted_cost_no_handler(path: Path) -> None:
     """Those that said something first are served: what they said counts."""

@@ -595,8 +595,12 @@ async def visit(address: str, times: int) -> None:
             await stream.receive_some()
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-27")
 def test_small_frames_are_read_a_few_at_a_time_and_a_long_one_whole() -> None:
+    """Was: All control frames of a read reached the WebSocket library at once: 64 KiB of pongs kept a server busy for a
+    second.
+    """
     reader = FrameReader(is_masked=True, message_most=1_000_000)
     reader.feed(frame(0xA) * 5000 + frame(2, bytes(20_000)))
     steps = 0

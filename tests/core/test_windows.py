@@ -305,8 +305,12 @@ def test_a_window_at_the_floor_grows_from_there_while_it_is_busy() -> None:
     assert sizes == [10, 20, 40, 80, 130, 320, 500]  # up to `first` out of the half that the others leave
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.parametrize("now", [0.1, NEITHER, 100.0])
 def test_a_word_now_and_then_does_not_make_a_window_grow(now: float) -> None:
+    """Was: A word now and then on each of a thousand channels doubled their windows, so a busy channel had the smallest
+    and cost four times as much.
+    """
     budget = ReceiveBudget(64 * 1024, 4, first=64)
     windows = [ReceiveWindow(1024, budget) for _ in range(1000)]
     before = [window.start(0.0) for window in windows]
@@ -350,10 +354,14 @@ def test_a_slow_window_at_the_floor_stays_there() -> None:
         assert window.credit == 4
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-07")
 @pytest.mark.parametrize("first", [None, 4])
 @pytest.mark.parametrize("idle", [10, 1000, 100_000])
 def test_idle_channels_do_not_take_the_window_of_a_busy_one(idle: int, first: int | None) -> None:
+    """Was: Idle channels used up what all windows may hold; a bulk channel beside 64 of them fell to a tenth of its
+    rate. The floors of ten thousand channels at rest used up what busy channels share.
+    """
     budget = ReceiveBudget(64 * 1024, 4, first=64)
     for _ in range(idle):
         window = ReceiveWindow(1024, budget)

@@ -648,9 +648,13 @@ async def test_our_server_survives_a_cut_at_every_byte(direction: str, seed: int
 # ---------------------------------------------------------------- what a peer may hold up
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.clause("aqueduct-H04")
 @CARRIERS
 async def test_our_server_is_understood_by_a_client_that_takes_each_sequence_in_order(carrier: str) -> None:
+    """Was: An Aqueduct server wrote ACK_VERSION ahead of its connection headers in one sequence: a client that takes
+    each sequence in order waited for ever.
+    """
     peer = plain(carrier, is_client=True)
     peer.in_order = True
 

@@ -41,7 +41,11 @@ def plain(code: str) -> list[str]:
     return [each for each in python(code) if each not in ("-W", "error")]
 
 
+@pytest.mark.requirement("R-71")
 def test_the_table_has_each_message_once_after_query_and_server_were_killed(tmp_path: Path) -> None:
+    """Was: The server of the Spark tutorial could not be started again: its session existed already, and the error had
+    no public name.
+    """
     with ports(7000) as free:
         server, query = (plain(free_ports(program(TUTORIAL, number), free)) for number in (1, 2))
     with running(server, tmp_path, "server") as feeding, running(query, tmp_path, "query") as reading:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
+import py_compile
 import re
 import shutil
 import signal
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from muxkit.pipeline import java_home
+from tests._jvm import QUICK
 from tests._pages import everything
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ SMALL = {
     "spark.driver.memory": "512m",
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
+    "spark.executor.extraJavaOptions": QUICK,
     "spark.ui.enabled": "false",
     "spark.driver.host": HOST,
     "spark.driver.bindAddress": HOST,
@@ -72,6 +76,10 @@ def pack_environment(folder: Path) -> Path:
     for name in OURS:
         found = next(path for path in (ROOT / name, ROOT / "adapters" / name) if path.is_dir())
         shutil.copytree(found, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
+        # As pip does: otherwise each of the many Python processes of a query compiles all of it.
+        compileall.compile_dir(
+            packages / name, quiet=1, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+        )
     for path in installed.glob("muxkit-*.dist-info"):  # the metadata of the package
         shutil.copytree(path, packages / path.name)
     archive = folder / "env.tar.gz"
@@ -141,6 +149,8 @@ class Cluster:
             "SPARK_LOCAL_IP": HOST,
             "SPARK_LOCAL_DIRS": str(self.folder / "local"),
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": QUICK,
+            "SPARK_SUBMIT_OPTS": QUICK,
             "PYTHONDONTWRITEBYTECODE": "1",
             **more,
         }

@@ -199,9 +199,11 @@ def test_what_was_left_out_at_the_end_is_told_as_well(tmp_path: Path) -> None:
     assert [row["size"] for row in rows_of(tmp_path) if row["event"] == "dropped"] == [10]
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.parametrize("goes_on", [True, False], ids=["in the middle", "at the end"])
 def test_raw_bytes_that_were_left_out_are_a_gap_and_nobody_broke_a_rule(tmp_path: Path, *, goes_on: bool) -> None:
     # It was: "left out 0 rows", "broken rules 1".
+    """Was: Raw bytes that a capture had left out were told as rules that the peer broke."""
     chunk = bpmux.encode_chunk(bpmux.Chunk(bpmux.Type.OUT_SINK, 5, b"12345"))
     capture = Capture(tmp_path, frames=False, raw=True, waiting=1, batch_rows=10)
     gate = Gate(capture._writer, "raw")

@@ -189,7 +189,12 @@ def greeted() -> tuple[bpmux.Engine, bpmux.Engine, Recording]:
     return one, other, recorded.recording
 
 
+@pytest.mark.requirement("R-71")
 def test_an_engine_knows_of_credit_that_was_granted_between_the_pieces_of_a_message() -> None:
+    """Was: Decoding a capture with an engine blamed the peer for an end payload whose credit was granted between the
+    pieces of a message.
+    """
+
     def chunk(type: bpmux.Type, **fields: Any) -> bytes:
         return bpmux.encode_chunk(bpmux.Chunk(type, 3, **fields))
 

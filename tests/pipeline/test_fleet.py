@@ -35,8 +35,10 @@ def test_the_same_seed_gives_the_same_run(name: str) -> None:
     assert told[0] == told[1] != told[2]
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.parametrize("name", named_simulations())
 def test_a_run_does_not_depend_on_how_fast_the_machine_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Was: A simulation under a seed ended otherwise on a slow machine, since turns are measured in processor time."""
     usual = simulate(name, 3).summary
     ticks = count()
     monkeypatch.setattr(turns, "perf_counter", lambda: next(ticks) % 7 * 1e-3)  # each look finds another pace
@@ -134,13 +136,17 @@ def hang(seed: int) -> str:
     return "done"
 
 
+@pytest.mark.requirement("R-71")
 def test_a_seed_that_hangs_is_a_failure_and_the_others_go_on() -> None:
+    """Was: A seed of the fleet that hung, hung the job."""
     outcomes = [simulate(f"{__name__}:hang", seed, timeout=0.3) for seed in (0, 1, 2)]
     assert [each.ok for each in outcomes] == [True, False, True]
     assert outcomes[1].error == "SeedTimeout: not done within 0.3 s"
 
 
+@pytest.mark.requirement("R-71")
 def test_a_session_without_a_context_as_on_spark_connect_is_enough() -> None:
+    """Was: `run_fleet` without `partitions` failed on Spark Connect."""
     asked: list[tuple[object, ...]] = []
 
     class Connected:

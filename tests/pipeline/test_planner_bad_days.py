@@ -49,8 +49,12 @@ async def test_an_expired_session_is_a_loss(autojump_clock: MockClock) -> None:
             await step(there.planner(), end)
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.parametrize("count", [3, 5, 100])
 async def test_a_session_that_was_made_anew_is_a_loss_however_long_it_is(autojump_clock: MockClock, count: int) -> None:
+    """Was: A session that was wiped and made anew, and was longer by then than the position of a Spark query, was read
+    from that position on: its first messages were skipped without a word.
+    """
     async with place() as there:
         await there.feed(ONE, 5)
         end = await step(there.planner(), there.planner().initial())

@@ -183,7 +183,9 @@ def test_each_busy_connection_has_a_part_of_its_own_with_its_figures() -> None:
     assert all(f"channel {name[-1]}" in body and "<svg" in body for name, _, body in parts)
 
 
+@pytest.mark.requirement("R-71")
 def test_names_that_begin_alike_are_still_told_apart() -> None:
+    """Was: Of the bars of a capture's report all read alike: names were cut where they differ."""
     from muxkit.pipeline.capture.report import LONGEST_NAME, _short
 
     names = [f"sink 1 · a-long-name-vm-9492-1795380000123/client-{n}" for n in range(20)]

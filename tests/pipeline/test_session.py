@@ -57,9 +57,13 @@ def test_a_java_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: pyte
     assert java_home() == (tmp_path / "found").resolve()
 
 
+@pytest.mark.requirement("R-71")
 def test_a_java_on_the_path_that_only_starts_another_is_asked_where_that_one_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Was: A `java` on the path that only starts another, as version managers have it, gave Spark a JAVA_HOME without a
+    Java.
+    """
     home = make_java(tmp_path / "real", "17.0.1").parent.parent
     starter = make_java(tmp_path / "shims", "17.0.1").rename(tmp_path / "shims" / "java")
     starter.write_text(starter.read_text() + f"echo '    java.home = {home}' >&2\n")

@@ -55,9 +55,11 @@ def write(
     return travelled
 
 
+@pytest.mark.requirement("R-71")
 def test_a_batch_before_the_last_committed_one_is_an_error_and_not_left_out(
     server: StagingThread, options: SinkOptions
 ) -> None:
+    """Was: A sink whose checkpoint was lost left rows out while its progress counted them."""
     for batch in (0, 1, 2):
         commit_batch(options, [write(options, batch, [b"row"])], batch)
     commit_batch(options, [write(options, 2, [b"row"])], 2)  # the last one again: Spark was killed before it noted it

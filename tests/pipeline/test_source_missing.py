@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from muxkit.pipeline.source.client import Client
 
 
+@pytest.mark.requirement("R-71")
 async def test_the_rows_of_the_others_go_on_while_a_server_is_away_and_it_joins_again(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Was: One unreachable server ended the whole Spark query, and until then nothing was read from the others."""
     async with restream.open_store("memory:", keep=KEEP, now=trio.current_time) as left, place("right") as right:
         streams = f"restream+mem://left#{ONE} {right.url}#{TWO}"
         planner = Planner(right.options(streams, reader="store"), now=trio.current_time)
@@ -71,9 +73,13 @@ async def test_where_a_stream_begins_is_not_decided_without_its_server(autojump_
             await step(latest, latest.initial())
 
 
+@pytest.mark.requirement("R-71")
 async def test_every_stream_has_its_turn_when_the_time_suffices_for_a_few_acknowledgements(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Was: Acknowledgements of a Spark query went by name and were cut off by time: with streams that keep moving,
+    those with the last names were never acknowledged.
+    """
     names = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(40)]
     async with place() as there:
         planner = there.planner(" ".join(names), ackMode="commit", ackTimeout="3500ms", connections=5)

@@ -36,7 +36,11 @@ async def batch(there: Place, planner: Planner, start: Mapping[str, object]) -> 
     return end, got
 
 
+@pytest.mark.requirement("R-71")
 async def test_a_look_deletes_nothing_and_the_query_that_stores_has_all(autojump_clock: MockClock) -> None:
+    """Was: Each streaming query acknowledged, and so deleted, what it read: a look at a stream from a notebook took the
+    messages away from the query that stores them.
+    """
     async with place() as there:
         await there.feed(ONE, 10)
         look, store = there.planner(), there.planner(reader="store")
@@ -111,9 +115,13 @@ async def test_a_span_of_an_older_incarnation_is_a_loss(autojump_clock: MockCloc
             await ids(there.client(), spans[0])
 
 
+@pytest.mark.requirement("R-71")
 async def test_a_new_query_is_told_what_was_acknowledged_before_it(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Was: A Spark query on a deleted checkpoint found nothing and did not say that messages had been acknowledged
+    before it.
+    """
     async with place() as there:
         await there.feed(ONE, 20)
         await there.store.ack(ONE, 20)

@@ -42,10 +42,14 @@ async def test_a_code_of_trouble_is_tried_again_in_whatever_words(code: str, aut
     assert await refused(code, {"error": "message 3 has expired", "code": code}, [1, 2]) == [1, 2]
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.parametrize("more", [{}, {"code": "from a newer server"}, {"code": 7}])
 async def test_a_sentence_without_a_code_is_never_taken_for_a_loss(
     more: dict[str, object], autojump_clock: MockClock
 ) -> None:
+    """Was: The Spark source told data loss from trouble by regular expressions over the sentences of an error line, so
+    another wording was another decision.
+    """
     text = "session has expired; state 0 is before message 9, which was acknowledged"
     with pytest.raises(StreamUnavailable, match="refused: session has expired"):
         await refused("plain", {"error": text} | more, [])

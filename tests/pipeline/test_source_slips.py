@@ -37,7 +37,11 @@ def columns(**kinds: DataType) -> StructType:
 FULL = columns(stream=StringType(), id=LongType(), time=TimestampType(), value=BinaryType())
 
 
+@pytest.mark.requirement("R-71")
 async def test_offsets_of_streams_that_the_query_does_not_have_are_refused(autojump_clock: MockClock) -> None:
+    """Was: A Spark query ignored `endingOffsets` on a stream, and offsets of streams that it does not have: a slip in a
+    uuid read from the beginning.
+    """
     async with place() as there:
         await there.feed(ONE, 3)
         slip = json.dumps({ONE: 1, TWO: 2})
@@ -53,6 +57,7 @@ def test_a_streaming_query_takes_no_end() -> None:
         stream_reader(GIVEN | {"endingOffsets": json.dumps({ONE: 3})}, FULL)
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.parametrize(
     ("schema", "told"),
     [
@@ -62,6 +67,7 @@ def test_a_streaming_query_takes_no_end() -> None:
     ],
 )
 def test_a_schema_that_cannot_be_filled_is_refused_before_there_are_rows(schema: StructType, told: str) -> None:
+    """Was: A schema with another column or type failed in a task, or was cast, or not noticed at all."""
     for make in (stream_reader, batch_reader):
         with pytest.raises(OptionError, match=f"option schema: {told}"):
             make(GIVEN, schema)
@@ -71,8 +77,10 @@ def test_a_schema_may_have_some_of_the_columns() -> None:
     batch_reader(GIVEN, columns(value=BinaryType(), id=LongType()))
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.parametrize("version", ["3.5.1", "3.5.9"])
 def test_an_older_spark_is_told_which_one_is_needed(version: str) -> None:
+    """Was: On a Spark before 4.2 everything ended in a ModuleNotFoundError that named nothing."""
     with pytest.raises(PipelineError, match=rf"expected 4\.0 or later, got {version}; upgrade it"):
         check_version(version)
 
@@ -82,7 +90,9 @@ def test_a_newer_spark_is_taken(version: str) -> None:
     check_version(version)
 
 
+@pytest.mark.requirement("R-71")
 async def test_plaintext_beyond_loopback_is_told_with_its_option() -> None:
+    """Was: Plaintext beyond loopback was a bare ValueError in a Spark query, without the option."""
     async with place() as there:
         client = there.client(servers="restream+tcp://192.0.2.1:7000")
         with pytest.raises(OptionError, match=r"option servers: .* is plaintext .*set option insecure=true"):

@@ -113,7 +113,11 @@ async def test_a_stopped_sender_gives_back_the_room_that_was_kept_for_it() -> No
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.requirement("R-71")
 async def test_a_sender_that_finds_its_window_taken_gives_back_the_room_that_was_kept_for_it() -> None:
+    """Was: A woken sender whose shared window was taken before it ran gave back its place in the outbox without waking
+    others, which slept on.
+    """
     outbox = Outbox(limit=100)
     shared = Window(0)
     one, other = WindowedSend(outbox, shared), WindowedSend(outbox)
@@ -166,7 +170,11 @@ async def test_an_aborted_half_makes_room_for_the_others() -> None:
     assert other.sent == [bytes(50)]
 
 
+@pytest.mark.requirement("R-71")
 async def test_who_waits_for_his_window_does_not_hold_up_the_line_for_room() -> None:
+    """Was: A sender whose window had closed kept his place in the line for room, and those behind him waited although
+    they fitted.
+    """
     outbox = Outbox(limit=100)
     one, other = WindowedSend(outbox, credit=20), WindowedSend(outbox)
     outbox.used = 95

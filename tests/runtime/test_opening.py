@@ -287,7 +287,11 @@ async def test_places_are_given_in_the_order_in_which_they_were_asked_for() -> N
     assert sorted(yard.took[10:]) == list(range(10, 20))
 
 
+@pytest.mark.requirement("R-71")
 async def test_nobody_is_woken_who_finds_no_place() -> None:
+    """Was: Whenever a channel ended, all who waited to open one were woken, and which of them got its place was a
+    matter of chance.
+    """
     yard, steps = Yard(1), Steps()
     trio.lowlevel.add_instrument(steps)
     async with trio.open_nursery() as nursery:
@@ -361,8 +365,12 @@ async def test_a_place_that_somebody_else_took_meanwhile_is_waited_for_again() -
     assert sorted(yard.took) == [0, 1]
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.parametrize("called", [1, 2, 3])
 async def test_who_was_called_for_a_place_that_is_gone_keeps_his_own_in_the_line(called: int) -> None:
+    """Was: Of those who waited to open a channel and were called for places that somebody else had taken, two came back
+    in each other's place.
+    """
     for _ in range(10):  # Trio lets those who were called run in any order
         yard = Yard(0)
         async with trio.open_nursery() as nursery:

@@ -90,10 +90,14 @@ async def test_a_write_that_does_not_end_takes_the_reason_with_it(autojump_clock
     assert trio.current_time() < 5
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.seeds(50, soak=2000)
 async def test_nothing_is_lost_when_somebody_writes_while_the_writer_waits_for_a_pair(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Was: While the writer waited a turn for a second large message, what somebody else wrote in part was overwritten,
+    and bytes were lost.
+    """
     dice = random.Random(seed)
     # Now and then a long time has gone by between two looks at the clock, so who rings writes beside a woken writer.
     ticks = count(step=1e-6)
@@ -449,9 +453,13 @@ class Eager(Lines):
         return super().buffers_to_send(limit)
 
 
+@pytest.mark.requirement("R-71")
 async def test_an_engine_that_waits_to_send_is_left_alone_while_the_link_takes_nothing(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
+    """Was: An e3x session over a byte stream that took nothing any more kept a core busy: what waits to be sent was due
+    at once, without end.
+    """
     here, there = memory.pair(capacity=16)
     engine = Eager()
     begun = trio.current_time()

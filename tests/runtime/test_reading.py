@@ -372,7 +372,12 @@ async def test_what_fails_before_the_reader_stood_back_comes_out_of_the_pump(see
             assert laid.run.losses == 1  # at once, not when the block is left
 
 
+@pytest.mark.requirement("R-71")
 async def test_what_fails_while_a_guest_loses_the_connection_comes_out_of_the_pump() -> None:
+    """Was: What failed while a waiting receiver read for all came out of that receiver, and the others slept for
+    ever.
+    """
+
     async def guest(laid: Table) -> None:
         with suppress(ZeroDivisionError):
             await laid.a.receive()
@@ -388,6 +393,7 @@ async def test_what_fails_while_a_guest_loses_the_connection_comes_out_of_the_pu
             await at_rest()
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.parametrize(("failure", "told"), [(ZeroDivisionError, LinkLost), (KeyboardInterrupt, KeyboardInterrupt)])
 async def test_what_fails_half_way_through_what_came_ends_the_connection(
     failure: type[BaseException], told: type[BaseException]

@@ -177,8 +177,12 @@ class Costly(Letters):
         self._counted.did(self.fed[-1])
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-27")
 async def test_a_turn_ends_when_its_time_is_used_up_whatever_the_number_of_its_frames() -> None:
+    """Was: A turn was bounded by frames and bytes, not by time: floods of frames that take long kept the other sessions
+    of a server waiting for a second.
+    """
     clock = Clock()
     share_turns(Turns(clock))
     here, there = memory.pair(capacity=1_000_000)
@@ -209,8 +213,12 @@ async def test_what_is_done_about_events_counts_as_well() -> None:
     assert counted.most(together=1) <= 2 * (300 + STEP)
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-27")
 async def test_many_floods_add_no_more_to_a_pass_than_one() -> None:
+    """Was: Each of many flooding sessions had a turn in each pass of the loop, so that the others waited for all of
+    them.
+    """
     clock = Clock()
     share_turns(Turns(clock))
     cost = TURN_MOST / 100

@@ -75,7 +75,7 @@ def muxkit_plan(root: Path) -> Plan:
     # Tests of pages, of the command line and of Spark hardly ever find what the others do not, and are slow.
     others = ("adapters", "forward", "metrics", "on_asyncio", "recorded", "system", "testing", "trace")
     # These look at files, or build packages.
-    apart = {"ci", "compile", "house", "project", "readme", "regressions", "setup", "site"}
+    apart = {"ci", "compile", "house", "project", "readme", "setup", "site"}
     tests = root / "tests"
     groups: dict[str, list[str]] = {}
     for folder in (*folders.values(), *others):

@@ -435,6 +435,7 @@ async def test_leaving_ends_within_its_time_whatever_the_peer_does(
         small.take("leaving"), small.take("over")
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-39")
 async def test_a_violation_while_the_server_shuts_down_is_still_a_violation(tmp_path: Path) -> None:
     """An opening that comes too late, and in the same breath something illegal."""
@@ -529,8 +530,10 @@ async def test_end_payloads_that_nobody_has_seen_stay_within_the_limits(tmp_path
                 await peer.send(chunk(SINK, id, end=bytes(size)))
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-03")
 async def test_what_is_unread_on_channels_that_ended_stays_within_the_limits(tmp_path: Path) -> None:
+    """Was: What was unread on channels that had ended was without bound."""
     limits = SMALL | {"channels": 100, "backlog": 100, "channel_floor": 16 * KIB}
     async with fresh(tmp_path / "log", **limits) as server:
         async with attacked(server, within=declared(server) + NOISE) as peer:

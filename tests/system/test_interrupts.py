@@ -30,9 +30,13 @@ UGLY = ("Traceback", "ResourceWarning: unclosed", "never awaited", "destroyed", 
 HANGS = 120.0  # s; a command that has not ended by then never will, on a machine however busy
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-36", "R-37")
 @pytest.mark.parametrize("protocol", interrupts.PROTOCOLS)
 def test_an_interrupt_anywhere_comes_out_bare_and_who_catches_it_can_go_on(protocol: str) -> None:
+    """Was: Ctrl-C at an unlucky moment ended in a TrioInternalError or in an exception group, left an engine half
+    changed so that a later message broke the protocol, or was lost.
+    """
     calls = interrupts.calls_of(protocol)
     runs = [interrupts.run(protocol, seed, calls) for seed in range(SEEDS)]
     assert [run for run in runs if run.kind not in interrupts.CLEAN] == []
@@ -96,8 +100,13 @@ async def test_other_errors_beside_an_interrupt_stay_in_their_group() -> None:
     assert {type(error) for error in caught.value.exceptions} == {KeyboardInterrupt, ZeroDivisionError}
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-37")
 async def test_a_cancellation_does_not_take_the_place_of_an_interrupt_while_something_is_closed() -> None:
+    """Was: A cancellation from outside took the place of a KeyboardInterrupt while a server closed the stream of the
+    connection that it had struck: the program went on as if nothing had happened.
+    """
+
     class Slow(trio.abc.AsyncResource):
         async def aclose(self) -> None:
             await trio.lowlevel.checkpoint()

@@ -74,8 +74,10 @@ def test_who_waits_and_gets_by_without_a_loan_does_not_stop_the_line() -> None:
     assert engine._state.reassembly.waiting == 0
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-22")
 def test_who_waits_and_needs_less_by_now_is_served() -> None:
+    """Was: A borrower that needed less by its turn blocked all behind it for ever."""
     engine, _, other = two_streams(reassembly=150)
     fed(engine, "e0 64 50 01 01 61", "e0 64 50 03 01 61")
     assert written(engine) == "a8015a"
@@ -162,8 +164,10 @@ def test_an_opening_that_comes_as_a_whole_may_use_up_the_loan_as_well() -> None:
     assert written(engine) == "a8000a"
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-44")
 def test_two_ends_with_payloads_above_the_credit_do_not_wait_for_each_other() -> None:
+    """Was: Both sides ending with a payload above the credit waited for each other."""
     engine = by_hand()
     sink = engine.open_sink(id=3)
     sink.give_credit(1)

@@ -240,8 +240,10 @@ def test_dribbling_is_over_at_the_limit() -> None:
 # --- queues
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-01", "R-07", "R-08")
 def test_a_channel_that_waits_for_credit_takes_no_room_in_the_outbox() -> None:
+    """Was: A message tail that waited for credit filled the outbox and stopped every other channel."""
     engine = by_hand()
     sink = engine.open_sink(id=3)
     grant(engine, "in-stream 0", 100)

@@ -93,8 +93,10 @@ def test_who_watches_the_top_level_is_told_when_an_opening_has_been_paid() -> No
 # --- openings and the end of the top level
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.clause("bpmux-T01")
 def test_the_top_level_ends_after_the_openings_that_were_queued_before() -> None:
+    """Was: The end of the top level overtook openings that were queued: a violation between honest peers."""
     pair = pair_of(limits=Limits(channel_bytes=1000, channel_floor=1, message=300_000, reassembly=300_000))
     engine = pair.engines[0]
     for size in (200_000, 0):

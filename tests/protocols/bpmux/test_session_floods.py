@@ -223,9 +223,13 @@ class Turns(trio.abc.Instrument):
             self.sizes.append(self._engine.bytes_received - self._before)
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-27")
 @pytest.mark.parametrize("name", FLOODS)
 async def test_the_reader_gives_way_in_a_flood_of_tiny_frames(name: str) -> None:
+    """Was: Chunks that make no event were not counted: a flood of credit froze every other connection of the
+    process.
+    """
     data = FLOODS[name]
     async with against_a_flood(capacity=MIB) as (session, flood):
         turns = Turns(session)

@@ -131,6 +131,7 @@ async def test_nothing_is_left_of_channels_that_ended(cycle: Cycle) -> None:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.requirement("R-71")
 async def test_byte_streams_may_be_closed_as_fast_as_sockets() -> None:
     """A stream that is closed in order is no reset: it does not count against `Limits.resets_burst`."""
     async with sessions(limits=Limits(resets_burst=10, resets_per_second=1)) as pair, trio.open_nursery() as nursery:

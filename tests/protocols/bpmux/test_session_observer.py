@@ -80,7 +80,9 @@ async def test_an_observer_is_told_once_why_the_connection_failed() -> None:
     assert isinstance(error, RemoteProtocolError)
 
 
+@pytest.mark.requirement("R-71")
 async def test_an_observer_is_told_of_a_broken_link() -> None:
+    """Was: A sender who found the connection broken while he wrote, on his way to wait for credit, slept for ever."""
     watcher = Watcher()
     here, there = memory.pair()
 

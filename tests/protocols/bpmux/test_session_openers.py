@@ -121,10 +121,14 @@ async def test_who_gives_up_waiting_leaves_his_turn_to_the_next() -> None:
         assert not opened[0]
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.parametrize(
     ("how", "error"), [("cut", LinkLost), ("peer leaves", ChannelStopped), ("we close", trio.ClosedResourceError)]
 )
 async def test_all_who_wait_hear_that_nothing_can_be_opened_any_more(how: str, error: type[Exception]) -> None:
+    """Was: Who waited to open a channel beyond the peer's limit was not told that we ourselves had closed the
+    connection's own channel.
+    """
     heard = 0
 
     async def visit() -> None:

@@ -130,8 +130,12 @@ async def test_many_stalled_channels_do_not_use_up_the_outbox_of_the_others() ->
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-07")
 async def test_nor_do_they_hold_up_a_message_that_is_larger_than_the_outbox(autojump_clock: MockClock) -> None:
+    """Was: The rest of a message that waited for credit counted 16 bytes in the outbox: beside six unread messages of
+    16 MiB, one larger than the outbox never went, and then nothing else did.
+    """
     async with rough_sessions(limits=TINY) as pair, trio.open_nursery() as nursery:
 
         async def stall() -> None:

@@ -186,7 +186,11 @@ def test_the_largest_heads_cost_no_more_than_their_bytes() -> None:
     assert time.perf_counter() - began < 0.5
 
 
+@pytest.mark.requirement("R-71")
 def test_a_head_without_keys_is_written_as_no_byte_and_read_as_no_keys() -> None:
+    """Was: e3x: a head without keys was written as two brackets, which its reader takes for a binary head, and not as
+    no byte.
+    """
     assert join_packet(encode_head({})) == b"\x00\x00"
     assert parse_head(split_packet(b"\x00\x00")[0]) == {}
 

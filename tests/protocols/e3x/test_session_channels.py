@@ -379,6 +379,7 @@ async def test_several_may_receive_and_each_message_goes_to_one(autojump_clock: 
     assert sorted(got, key=int) == [b"%d" % number for number in range(100)]
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-41")
 async def test_many_channels_that_wait_for_the_same_room_send_one_after_the_other(autojump_clock: MockClock) -> None:
     """All are told that the outbox has room, and those that come too late wait again."""

@@ -60,7 +60,11 @@ async def test_an_end_that_cannot_leave_has_not_left_whatever_the_peer_says(auto
             assert scope.cancelled_caught
 
 
+@pytest.mark.requirement("R-71")
 async def test_on_a_stream_that_takes_everything_a_silent_peer_is_given_up_in_time(autojump_clock: MockClock) -> None:
+    """Was: After a message on a quiet e3x session over a byte stream nobody looked at the clock: nothing was sent
+    again, and a silent peer was given up by the keepalive only, or never.
+    """
     here, _there = memory.pair()
     config = e3x.Config(keepalive=None, timeout=10)
     async with e3x.session(here, role="connector", linger=0.1, config=config) as session:

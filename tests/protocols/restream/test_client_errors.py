@@ -160,11 +160,15 @@ async def test_a_line_that_comes_too_slowly_is_a_violation(nursery: trio.Nursery
         assert trio.current_time() == pytest.approx(began + 10.0)
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.requirement("R-29")
 async def test_a_line_that_dies_in_the_middle_is_lost_and_asked_for_again(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     # It was: RemoteProtocolError, "0 bytes in 10.0 s while a line is unfinished".
+    """Was: A line that died inside a frame was told as a rule that the peer broke; restream's client did not come back
+    after it.
+    """
     script = Script(nursery, [[whole()[0], b'{"id":2,', HOLD], whole()[1:]])
     async with restream.numbers(script.dial, count=5, limits=Limits(stall=10.0)) as numbers:
         assert [number async for number in numbers] == EXAMPLE

@@ -148,6 +148,7 @@ def talk(seed: int, cuts: Sequence[int], server: PlainServer, config: ClientConf
     return talked
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.clause("restream-S16", "restream-S26", "restream-S32", "restream-S36", "restream-S37", "restream-S39")
 @pytest.mark.requirement("R-51")
 def test_a_client_keeps_the_order_of_states_and_acks_wherever_its_connection_is_cut() -> None:
@@ -184,6 +185,7 @@ def test_a_client_that_goes_back_to_what_it_saved_keeps_the_order_of_acks(seed: 
     assert talked.values == [value_of(id) for id in range(1, COUNT + 1)]
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.clause("restream-S31", "restream-S38")
 @pytest.mark.seeds(20, soak=5_000)
 def test_a_server_that_is_full_until_an_ack_comes_is_not_left_waiting_after_a_cut(seed: int) -> None:

@@ -122,6 +122,7 @@ def test_an_ack_that_is_decided_before_the_first_line_is_written_keeps_the_order
     assert said(client) == [{"uuid": UUID, "ack": 4}]
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.clause("restream-S30")
 def test_without_a_connection_there_is_nothing_to_write() -> None:
     """The end of a stream is not acknowledged after its connection is lost, and no other follows."""

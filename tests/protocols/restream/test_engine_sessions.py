@@ -228,6 +228,7 @@ def test_acks_must_not_go_back() -> None:
     violation(server, [ack(2)], "S37")
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.clause("restream-S37", "restream-S39", "restream-S16")
 def test_an_ack_must_not_go_back_behind_the_state_of_its_connection() -> None:
     """A state is what the client has acknowledged, in the specification's words."""

@@ -44,11 +44,13 @@ async def test_a_line_that_is_no_json_gets_one_error_line_and_the_end(autojump_c
         assert "not JSON" in await client.error()
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.clause("restream-S36")
 @pytest.mark.parametrize("id", [1, 7])
 async def test_an_illegal_ack_right_behind_the_request_gets_its_error_line_at_once(
     id: int, autojump_clock: trio.testing.MockClock
 ) -> None:
+    """Was: An illegal ack right behind a request got no error line, and the connection stayed for the whole linger."""
     async with place() as there:
         client = there.connect()
         began = trio.current_time()

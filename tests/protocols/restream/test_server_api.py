@@ -187,10 +187,14 @@ async def test_a_takeover_does_not_look_like_a_client_that_is_gone(autojump_cloc
         assert "has an open connection" in await (await strict.ask(resume(4))).error()
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.clause("restream-S26", "restream-S29", "restream-S37", "restream-S39")
 async def test_what_was_acknowledged_counts_on_later_connections_whatever_the_object_does_with_it(
     autojump_clock: MockClock,
 ) -> None:
+    """Was: A restream server over an object with the document's five methods knew on a later connection nothing of what
+    had been acknowledged: a lower state or ack, or `params` again, went through.
+    """
     sessions = Recorder()
     async with place(sessions, pace=100.0) as there:
         await _read_acknowledge_and_leave(there, U1, 6, 3)

@@ -117,6 +117,7 @@ async def test_a_takeover_by_somebody_who_leaves_at_once_is_undone(
         assert (await here.store.status(U1)).epoch == 3
 
 
+@pytest.mark.requirement("R-71")
 @pytest.mark.clause("restream-S31")
 async def test_an_ack_that_came_during_such_a_takeover_is_not_forgotten(autojump_clock: trio.testing.MockClock) -> None:
     """The client does not repeat it on this connection, and a full session would wait for it."""

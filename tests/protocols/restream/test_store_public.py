@@ -12,7 +12,11 @@ from muxkit.protocols import restream
 UUID = "11111111-0000-4000-8000-000000000001"
 
 
+@pytest.mark.requirement("R-71")
 async def test_the_bound_that_an_error_names_can_be_raised() -> None:
+    """Was: Producers as documented ended with `StoreFull` behind a million messages that nobody had acknowledged, and
+    the `StoreLimits` that the error names could not be imported.
+    """
     async with restream.open_store("memory:", limits=restream.StoreLimits(messages=2)) as store:
         await store.register(UUID, {}, attached=False)
         await store.append_many(UUID, [1, 2])
