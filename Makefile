@@ -3,15 +3,15 @@
 
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= auto
+JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN || echo 2) + 1)))
 export PYTHON
 
 # Without compiled files each of the many processes that the suite starts would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Files run side by side, one process a core: make test JOBS=0 runs them one after the other.
+# Files run side by side, in one process more than there are cores, since many tests wait. JOBS=0 runs them one by one.
 SHARED = -n $(JOBS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder -m "not alone and not spark and not soak"
-ALONE = -m "(alone or spark) and not soak"
+ALONE = -n $(JOBS) --maxprocesses=2 --dist=loadgroup -m "(alone or spark) and not soak"
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # there is one .venv

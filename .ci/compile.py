@@ -16,6 +16,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 WANTED = os.environ.get("MUXKIT_COMPILE", "") not in ("", "0")
+LEVEL = os.environ.get("MUXKIT_COMPILE_LEVEL", "3")  # of the C compiler, -O; 0 takes a third of the time
 
 # Where messages pass: the core and the engines, which have no coroutines. Left out: what awaits, since a compiled
 # coroutine has no frame in which Trio finds that Ctrl-C has to wait (docs/explanation/decisions, 21); `_engine` of the
@@ -70,7 +71,7 @@ def compile_into(root: Path, scratch: Path) -> list[Path]:
     os.chdir(root)  # mypyc names modules by their paths
     try:
         options = ["--config-file=", "--explicit-package-bases", "--ignore-missing-imports"]
-        extensions = mypycify([*options, *sources(root)], opt_level="3", target_dir=str(scratch / "c"))
+        extensions = mypycify([*options, *sources(root)], opt_level=LEVEL, target_dir=str(scratch / "c"))
         # A distribution of its own, for setuptools must not read this project's pyproject.toml.
         command = build_ext(Distribution({"name": "muxkit-engines", "ext_modules": extensions}))
         command.build_lib, command.build_temp = str(scratch / "lib"), str(scratch / "objects")

@@ -112,23 +112,18 @@ class Reader:
 
 
 def pages(reader: Reader) -> None:
-    """What README, tutorials and how-tos show, in environments with the extras that they name and no more."""
-    library = reader.enter("library")
+    """What README, tutorials and how-tos show, in environments with the extras that they name and no more.
+
+    One environment grows from page to page, as long as the next page asks for more than the one before.
+    """
+    growing = reader.enter("growing")
     assert_the_same("pip install .", README)
     reader.types(INSTALL, "pip install .")
-    reader.follows_pages(library, "")
-    reader.types(INSTALL, "pip install 'muxkit[quic]'", folder=reader.folder)  # it keeps the muxkit that is there
-    reader.runs(library, "-c", "import muxkit_adapters.quic", folder=reader.folder)
+    reader.follows_pages(growing, "")
 
-    reader.enter("wheel")
-    reader.types(INSTALL, "pip wheel --no-deps --wheel-dir dist .")
-    reader.types(INSTALL, 'pip install "$(ls dist/muxkit-*.whl)[cli]"')
-    reader.types(INSTALL, "muxkit doctor", folder=reader.folder)
-
-    with_command = reader.enter("command")
     assert_the_same("pip install '.[cli]'", README)
     reader.types(INSTALL, "pip install '.[cli]'")
-    reader.follows_pages(with_command, "cli")
+    reader.follows_pages(growing, "cli")
     reader.types("docs/reference/bench.md", "muxkit bench --quick", folder=reader.folder)
     reader.types("examples/custom_transport/README.md", "pip install ./examples/custom_transport")
     listed = reader.types("examples/custom_transport/README.md", "muxkit plugins", folder=reader.folder)
@@ -136,8 +131,15 @@ def pages(reader: Reader) -> None:
     tried = reader.types("examples/custom_transport/README.md", "python -m muxkit_exec", folder=reader.folder)
     assert "Traceback" not in tried, tried
 
-    reader.adds(with_command, "cli,otel,prometheus")
-    reader.follows_pages(with_command, "cli,otel,prometheus")
+    reader.adds(growing, "cli,otel,prometheus")
+    reader.follows_pages(growing, "cli,otel,prometheus")
+    reader.types(INSTALL, "pip install 'muxkit[quic]'", folder=reader.folder)  # it keeps the muxkit that is there
+    reader.runs(growing, "-c", "import muxkit_adapters.quic", folder=reader.folder)
+
+    reader.enter("wheel")
+    reader.types(INSTALL, "pip wheel --no-deps --wheel-dir dist .")
+    reader.types(INSTALL, 'pip install "$(ls dist/muxkit-*.whl)[cli]"')
+    reader.types(INSTALL, "muxkit doctor", folder=reader.folder)
 
     with_spark = reader.enter("spark")
     reader.adds(with_spark, "spark")
@@ -159,8 +161,12 @@ def assert_the_same(line: str, *others: str) -> None:
 
 
 def compiled(reader: Reader) -> None:
-    """The engines as machine code: what is imported is that, and it does what the sources do."""
+    """The engines as machine code: what is imported is that, and it does what the sources do.
+
+    The C compiler does not optimise here. That takes minutes, and what mypyc has made of the sources is the same.
+    """
     python = reader.enter("compiled")
+    reader.environment["MUXKIT_COMPILE_LEVEL"] = "0"
     reader.types(INSTALL, "MUXKIT_COMPILE=1 pip install .")
     where = "import muxkit.{0} as part; print(part.__file__); assert part.__file__.endswith(('.so', '.pyd'))"
     for module in (
@@ -196,10 +202,12 @@ def pipeline(reader: Reader) -> None:
 
 DIRECT = ("aioquic", "attrs", "msgspec", "pyopenssl", "trio", "trio-websocket", "wsproto")
 VERSION_TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-trio", "pytest-xdist", "trustme")
+# What calls a dependency: the runtime and sessions Trio, the messages of restream msgspec, and the transports theirs.
 VERSION_TESTS = (
-    "tests/core",
     "tests/runtime",
-    "tests/protocols/bpmux",
+    *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/protocols/bpmux/test_session*.py"))),
+    "tests/protocols/restream/test_messages.py",
+    "tests/test_channels_of_all.py",
     "tests/adapters/test_quic.py",
     "tests/adapters/test_quic_canary.py",
     "tests/adapters/test_tls.py",
@@ -208,7 +216,7 @@ VERSION_TESTS = (
 
 
 def oldest(reader: Reader) -> None:
-    """The core, the runtime, bpmux and the transports, with the oldest version that is declared of each dependency."""
+    """What calls the dependencies, with the oldest version that is declared of each."""
     _with_versions(reader, "lowest-direct")
 
 

@@ -22,6 +22,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK)
 
 HERE = Path(__file__).resolve().parent
+FROM_SLOW_TO_QUICK = {"system": 0, "cli": 0, "core": 2, "runtime": 2, "protocols": 2}
 SOAK = os.environ.get("MUXKIT_SOAK", "") not in ("", "0")
 
 # `ci` tries the same examples in every run, so only new code can make it fail; `nightly` looks for new ones.
@@ -71,11 +72,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     unknown = sorted(set(_unknown_ids(items)))
     if unknown:
         raise pytest.UsageError("no such clause or requirement:\n  " + "\n  ".join(unknown))
-    # The files beside this one are few and slow; at the end they would leave one of two processes without work.
-    items.sort(key=lambda item: item.path.parent != HERE)
+    # A slow file at the end would leave all processes but one without work, so the many quick ones come last.
+    items.sort(key=lambda item: FROM_SLOW_TO_QUICK.get(item.path.parts[len(HERE.parts)], 1))
     for item in items:
         if isinstance(item, pytest.Function) and _traces_memory(item.obj, vars(item.module)):
             item.add_marker(pytest.mark.alone)
+        # `make test` gives the session of Spark to one process, and everything else file by file to the other.
+        shares_session = "spark" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("spark" if shares_session else str(item.path)))
         if SOAK and _has_a_long_form(item):
             item.add_marker(pytest.mark.soak)
 

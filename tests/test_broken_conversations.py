@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.requirement("R-19")
 
-CONVERSATIONS = 25  # per seed
+CONVERSATIONS = 12  # per seed
 TRANSACTIONS = relink.Config(connector_transactions=True, listener_transactions=True)
 
 

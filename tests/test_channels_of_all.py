@@ -247,7 +247,7 @@ async def test_gauges_say_what_is_queued_and_who_waits(url: str) -> None:
         stop.set()
 
 
-@pytest.mark.parametrize("count", [2000])
+@pytest.mark.parametrize("count", [1200])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_thousands_of_calls_that_time_out_together_harm_no_other(protocol: str, count: int) -> None:
     """Was: "RemoteProtocolError: more than 1000 resets at once", and the whole connection with every call on it."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
-FEW, MANY = 10, 200
+FEW, MANY = 10, 100
 PROTOCOLS = {"bpmux": bpmux, "relink": relink, "aqueduct": aqueduct, "e3x": e3x}
 
 

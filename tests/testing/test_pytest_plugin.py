@@ -1,4 +1,4 @@
-"""The pytest plugin, in suites of their own: each is run by a pytest of its own, as a user's would be."""
+"""The pytest plugin, in suites of their own, which pytest runs as it would run those of a user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STRICT = "[pytest]\nfilterwarnings = error\naddopts = --strict-markers\n"
 def suite(pytester: pytest.Pytester, code: str, *arguments: str, ini: str = TRIO_MODE) -> pytest.RunResult:
     pytester.makefile(".ini", pytest=ini)
     pytester.makepyfile(test_it=HEAD + code)
-    return pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
 
 
 # ---------------------------------------------------------------------------- the clock
