@@ -319,6 +319,7 @@ async def _run_until_signal(
     with trio.open_signal_receiver(*SIGNALS, *reload) as signals, trio.CancelScope() as scope:
         async with start() as server, nullcontext() if beside is None else beside(server), background() as nursery:
             for each in server.urls:
+                # log: A server of `run_server` takes connections at this URL.
                 _log.info("listening on %s", each)
             if on_started is not None:
                 on_started(server)
@@ -326,6 +327,8 @@ async def _run_until_signal(
                 if number in SIGNALS:
                     break
                 _reload(server)
+            # log: The server received SIGINT or SIGTERM. It accepts no new sessions, and live ones have this long to
+            # finish.
             _log.info("shutting down; waiting up to %g s for %s", grace, counted(len(server.sessions()), "session"))
             if on_ending is not None:
                 on_ending(server)
@@ -344,8 +347,10 @@ def _reload(server: Server) -> None:
     try:
         server.reload()
     except ValueError as error:
+        # log: The server received SIGHUP, but a file of `tls` could not be used. The old certificates stay in use.
         _log.error("failed to reload certificates: %s", error)
     else:
+        # log: The server received SIGHUP. New connections use the reloaded files of `tls`.
         _log.info("reloaded certificates", extra={"event": "reload"})
 
 
@@ -415,8 +420,10 @@ class _Connections:
                 _log.debug("session lost: %s", error)
             elif isinstance(error, Refused):
                 if may_log("clients that were sent away"):
+                    # log: A handler raised `Refused` for a whole session; the client reads the reason.
                     _log.info("a client was sent away: %s", printable(str(error)))
             else:
+                # log: Your handler raised; the line says where. The other sessions go on.
                 log_failure("the handler of a session failed, the session was closed", error, {"peer": peer_of(link)})
         finally:
             # After it has taken leave: what its handler sent last may still be on its way.

@@ -1,14 +1,19 @@
-"""The page of all log lines, `docs/reference/logs.md`: taken from the sources, with a meaning for each.
+"""The page of all log lines, `docs/reference/logs.md`, taken from the sources. `python tests/logs.py` writes it.
 
-`python tests/logs.py` writes it. The meanings stand in `tests/data/logs.toml`, keyed by the text of the line; a line
-without one, and a meaning without a line, are errors.
+What a line means stands in a comment above the call that logs it:
+
+    # log: A session began: its protocol, its number in this process and its peer.
+    log.info("%s opened", name, extra=fields)
+
+A text that says little by itself is shown in other words, `# log "PATH: PROBLEM": ..`, and of a line whose level varies
+the levels are told, `# log INFO, DEBUG: ..`. Where the same text is logged in several places, one of them is enough.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
-import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,11 +22,11 @@ import attrs
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "logs.md"
-MEANINGS = ROOT / "tests" / "data" / "logs.toml"
 SOURCES = ("muxkit", "adapters/muxkit_adapters", "adapters/pyspark_muxkit", "adapters/pytest_muxkit")
 LOGGERS = {"log", "_log", "logger", "_LOG"}
 LEVELS = ("debug", "info", "warning", "error", "critical", "exception")
 THROUGH = ("muxkit/runtime/_failures.py", "%s: %s")  # what `log_failure` logs for its callers, which are read instead
+COMMENT = re.compile(r'# log(?: "(?P<shown>[^"]+)")?(?: (?P<levels>[A-Z]+(?:, [A-Z]+)*))?: (?P<means>.+)')
 ORDER = {"ERROR": 0, "WARNING": 1, "INFO": 2, "DEBUG": 3}
 
 HEAD = """\
@@ -41,6 +46,15 @@ class Incomplete(Exception):
 
 
 @attrs.frozen
+class Meaning:
+    """What a comment says of a line."""
+
+    means: str
+    shown: str | None
+    levels: str | None
+
+
+@attrs.frozen
 class Line:
     """One call that logs."""
 
@@ -49,6 +63,7 @@ class Line:
     text: str
     fields: tuple[str, ...]
     where: str
+    meaning: Meaning | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -61,20 +76,51 @@ def lines() -> tuple[Line, ...]:
     found: list[Line] = []
     for folder in SOURCES:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            found += _Module(path).lines()
+            found += Module(path).lines()
     return tuple(line for line in found if (line.where, line.text) != THROUGH)
 
 
-class _Module:
+class Module:
     """The log calls of one module."""
 
     def __init__(self, path: Path) -> None:
         self._where = path.relative_to(ROOT).as_posix()
-        self._tree = ast.parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        self._text = text.splitlines()
+        self._tree = ast.parse(text)
         self._logger = self._name_of_logger()
 
     def lines(self) -> Iterator[Line]:
-        for node in ast.walk(self._tree):
+        """Yield the calls that log. Raises `Incomplete` for a meaning that stands above none."""
+        found = 0
+        for statement in ast.walk(self._tree):
+            if not isinstance(statement, ast.stmt):
+                continue
+            for line in self._lines_of(statement):
+                meaning = self._meaning_above(statement.lineno)
+                found += meaning is not None
+                yield attrs.evolve(line, meaning=meaning)
+        if found < sum(each.strip().startswith(("# log:", '# log "')) for each in self._text):
+            raise Incomplete(f"{self._where}: a meaning stands above no call that logs")
+
+    def _meaning_above(self, number: int) -> Meaning | None:
+        """Return what the comment says that ends above this line of the file."""
+        comment: list[str] = []
+        for text in reversed(self._text[: number - 1]):
+            if not text.strip().startswith("# "):
+                return None
+            comment.insert(0, text.strip())
+            if text.strip().startswith("# log"):
+                break
+        found = COMMENT.fullmatch("# " + " ".join(each.removeprefix("# ") for each in comment))
+        return None if found is None else Meaning(found["means"], found["shown"], found["levels"])
+
+    def _lines_of(self, statement: ast.stmt) -> Iterator[Line]:
+        """Yield the calls of this statement that log, and none of a statement within it."""
+        waiting: list[ast.AST] = [statement]
+        while waiting:
+            node = waiting.pop()
+            waiting += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
             if not isinstance(node, ast.Call):
                 continue
             match node.func:
@@ -138,30 +184,23 @@ class _Module:
 
 
 def page() -> str:
-    """The page as it should be."""
-    meanings = tomllib.loads(MEANINGS.read_text(encoding="utf-8"))["line"]
-    known: dict[tuple[str, str, str | None], dict[str, str]] = {
-        (each["level"], each["text"], each.get("at")): each for each in meanings
-    }
-    used: set[tuple[str, str, str | None]] = set()
+    """Return the page as it should be. Raises `Incomplete` for a line without a meaning."""
+    told = {line.key: line.meaning for line in reversed(lines()) if line.meaning is not None}
     rows: dict[str, dict[tuple[str, str], tuple[str, ...]]] = {}
     missing: list[str] = []
     for line in lines():
-        key = next((key for key in ((*line.key, line.where), (*line.key, None)) if key in known), None)
-        if key is None:
+        meaning = line.meaning or told.get(line.key)
+        if meaning is None:
             missing.append(f"{line.where}: {line.level} {line.text!r}")
             continue
-        used.add(key)
-        told = known[key]
-        level, text = told.get("levels", line.level), told.get("shown", line.text)
+        level, text = meaning.levels or line.level, meaning.shown or line.text
         fields = ", ".join(f"`{each}`" for each in line.fields if each != "exc_info")
         if "exc_info" in line.fields:
             fields = ", ".join(filter(None, (fields, "traceback")))
-        cells = (level, f"`{text}`", fields, told["means"])
+        cells = (level, f"`{text}`", fields, meaning.means)
         rows.setdefault(line.logger, {})[level, text] = tuple(each.replace("|", "\\|") for each in cells)
-    unused = [f"{level} {text!r} {at or ''}" for level, text, at in known if (level, text, at) not in used]
-    if missing or unused:
-        raise Incomplete("\n".join(("lines without a meaning:", *missing, "meanings without a line:", *unused)))
+    if missing:
+        raise Incomplete("\n".join(("these lines have no meaning, `# log: ..` above the call:", *missing)))
     parts = [HEAD]
     for logger in sorted(rows):
         parts.append(f"\n## `{logger}`\n\n| level | line | fields | meaning |\n|---|---|---|---|\n")
@@ -171,8 +210,7 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    if "--lines" in sys.argv:
-        for line in dict.fromkeys((line.level, line.text, line.where) for line in lines()):
-            print(line)
-    else:
+    if sys.argv[1:] != ["--check"]:
         PAGE.write_text(page(), encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != page():
+        sys.exit(f"docs/reference/{PAGE.name} is stale: run `make conformance` and commit it")

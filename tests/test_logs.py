@@ -1,14 +1,44 @@
-"""The page of log lines is that of the sources, and every line has its meaning."""
+"""Every line that the library logs has its meaning on the page of log lines."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import logs
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
-def test_the_page_is_up_to_date() -> None:
-    assert logs.PAGE.read_text(encoding="utf-8") == logs.page(), "python tests/logs.py"
+
+@pytest.fixture
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[logs.Line]]:
+    """Read a module with this body."""
+    monkeypatch.setattr(logs, "ROOT", tmp_path)
+
+    def read(body: str) -> list[logs.Line]:
+        file = tmp_path / "module.py"
+        file.write_text(body, encoding="utf-8")
+        return [*logs.Module(file).lines()]
+
+    return read
+
+
+def test_every_line_has_a_meaning() -> None:
+    assert "| level | line | fields | meaning |" in logs.page()
+
+
+def test_the_meaning_of_a_line_stands_above_its_call(read: Callable[[str], list[logs.Line]]) -> None:
+    [line] = read('if late:\n    # log: Nobody came\n    # in time.\n    log.info("over", extra={"event": "end"})\n')
+    assert (line.level, line.text, line.fields) == ("INFO", "over", ("event=end",))
+    assert line.meaning == logs.Meaning("Nobody came in time.", None, None)
+
+
+def test_a_text_that_says_little_is_shown_in_other_words(read: Callable[[str], list[logs.Line]]) -> None:
+    [line] = read('# log "PATH: PROBLEM" INFO, DEBUG: A file is missing.\nlog.log(level, "%s: %s", path, problem)\n')
+    assert line.meaning == logs.Meaning("A file is missing.", "PATH: PROBLEM", "INFO, DEBUG")
 
 
 def test_a_line_without_a_meaning_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,11 +49,9 @@ def test_a_line_without_a_meaning_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         logs.page()
 
 
-def test_a_meaning_without_a_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = tuple(line for line in logs.lines() if not line.text.startswith("shutting down;"))
-    monkeypatch.setattr(logs, "lines", lambda: known)
-    with pytest.raises(logs.Incomplete, match="shutting down;"):
-        logs.page()
+def test_a_meaning_above_no_line_is_refused(read: Callable[[str], list[logs.Line]]) -> None:
+    with pytest.raises(logs.Incomplete, match=r"module\.py: a meaning stands above no call"):
+        read('# log: Nobody came.\nprint("over")\n')
 
 
 def test_no_module_logs_in_a_way_that_the_page_does_not_see() -> None:

@@ -302,6 +302,8 @@ def _refusal(
     if given is None or origin in origins or _is_own_page(kind, origin, pages_host):
         return None
     if may_log("pages of foreign origins"):
+        # log: A web page of another origin tried to connect. If it is one of yours, list it in `origins=`, or with
+        # `--origin`.
         log.warning("refused a WebSocket from a page of %.200r: origins= lists the pages that may connect", origin)
     return 403, f"pages of {origin[:200]!r} may not connect here: the server lists those that may in origins="
 

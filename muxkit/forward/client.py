@@ -72,6 +72,8 @@ class Forward(ABC):
         if not may_log("connections that were not carried"):
             return  # whoever reaches the listener can cause these lines
         code = int(getattr(error, "code", 0) or 0)
+        # log "ADDRESS: REASON": A forward's connection was refused, here or at the server; `fields.code` says why as in
+        # the protocol of forwards.
         log.info("%s: %s", what, error, extra={"event": "refused", "fields": {"code": code}})
 
     async def _ask(self, wanted: Request) -> Channel:
@@ -207,6 +209,7 @@ class RemoteForward(Forward):
         self._address = done.address
         self._changed.unpark_all()
         fields = {"address": done.address, "target": str(self._target)}
+        # log: A remote forward has its listener at the server, again after each loss of the line.
         log.info(
             "the server listens on %s for %s", *fields.values(), extra={"event": "listening_there", "fields": fields}
         )

@@ -289,6 +289,7 @@ async def _bound(at: Address) -> trio.socket.SocketType:
             raise
     except OSError as error:
         raise OSError(error.errno, f"cannot listen on {at}/udp: {error.strerror or error}") from error
+    # log: A forward of datagrams has its socket.
     log.debug("listening for UDP on %s", at)
     return sock
 

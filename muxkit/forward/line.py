@@ -120,6 +120,7 @@ class Line:
         """Note a failed attempt to connect."""
         is_first = self._down_since is None
         self._note_down(str(error) or type(error).__name__)
+        # log: An attempt to connect failed; a WARNING before told of the outage.
         log.debug("%s: %s; trying again in %.1f s", self.url, error, pause)
         # A Relink session redials on its own and lives on, so nothing else would report the end of the outage. One task
         # for each outage is enough. The first connection of a session is reported by `_live`.
@@ -138,14 +139,17 @@ class Line:
     def _note_down(self, reason: str) -> None:
         if self._down_since is None:
             self._down_since = trio.current_time()
+            # log: A forward has no connection to its server. One line for each outage.
             log.warning("no connection to %s: %s; retrying", self.url, reason, extra={"event": "disconnected"})
 
     def _note_up(self) -> None:
         if self._down_since is not None:
             lasted = trio.current_time() - self._down_since
             self._down_since = None
+            # log: The outage is over.
             log.info("connected to %s after %.1f s", self.url, lasted, extra={"event": "connected"})
         else:
+            # log: The line of forwards is up.
             log.info("connected to %s", self.url, extra={"event": "connected"})
 
 

@@ -126,9 +126,12 @@ class _RefusalLog:
             return
         self.room -= 1
         if self.left_out:
+            # log: Clients were refused so often that only some of the refusals have a line; the number is of those
+            # without one.
             log.warning("%d refusals were too many to log each of them", self.left_out)
             self.left_out = 0
         fields = {"event": "refused", "fields": {"code": int(refused.code)}}
+        # log: A client asked for an address that the rules do not allow, or that could not be reached.
         log.info("refused %s: %s", session.info.peer or "a client", refused.reason, extra=fields)
 
 
@@ -307,6 +310,7 @@ class ForwardHandler:
             try:
                 await channel.send(encode(Done(opened.addresses[0], number)))
                 if is_logged:
+                    # log: A client's remote forward has its listener on this machine.
                     log.info("listening on %s for %s", listener.bind, client.session.info.peer or "a client")
                 nursery.start_soon(self._accept, channel, listener, opened, nursery)
                 await self._hear(channel, listener)
@@ -317,6 +321,7 @@ class ForwardHandler:
                     pending.stream.reset()
                 listener.over.set()
                 if is_logged:
+                    # log: That listener is closed.
                     log.info("no longer listening on %s", listener.bind)
 
     async def _hear(self, channel: Channel, listener: _Listener) -> None:

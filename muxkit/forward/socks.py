@@ -222,6 +222,7 @@ class _SocksForward(ListeningForward):
             finally:
                 self._half_open.pop(scope, None)
         self._tally.refused += 1
+        # log: A client connected to the proxy and did not say what it wants.
         log.debug("%s: a SOCKS handshake was not finished in time", self.address)
         return None
 

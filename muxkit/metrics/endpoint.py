@@ -125,7 +125,10 @@ class Endpoint:
         try:
             return page(request)
         except Exception as error:
+            # log: A page of the metrics endpoint raised; its client reads 500. The DEBUG line after it has the
+            # traceback.
             _log.error("the page %s failed with %s", request.path, type(error).__name__)
+            # log: The error of the line before with its traceback and its text, which may quote what a peer sent.
             _log.debug("in full", exc_info=error)
             return Answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"this page failed; the log says more\n")
 

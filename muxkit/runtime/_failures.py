@@ -35,6 +35,9 @@ def log_failure(what: str, error: Exception, fields: Mapping[str, object]) -> No
     if may_trace(f"{what} {place}"):
         _log.error("%s: %s", what, _where(error), extra=fields)
     elif may_log(what):
+        # log: A handler failed at a line where one failed less than a minute ago. The line before it with the same
+        # error has the traceback. Peers can make a faulty handler fail again and again, so the traceback is written
+        # once per minute.
         _log.error("%s: %s again; its traceback was logged before", what, place, extra=fields)
     _log.debug("in full", exc_info=error, extra=fields)
 

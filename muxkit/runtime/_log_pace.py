@@ -38,6 +38,8 @@ class LogPace:
             self._left_out[kind] = self._left_out.get(kind, 0) + 1
             return False
         if left_out := self._left_out.pop(kind, 0):
+            # log: Peers caused more lines of this kind than muxkit writes: 50 at once, and one per second after that.
+            # The number says how many were left out since the last line of the kind.
             _log.warning("%s: %d more were too many to log each of them", kind, left_out)
         return True
 

@@ -309,6 +309,8 @@ class Admission:
             if oldest is not None and len(of_source) >= limits.half_open_per_address:
                 if oldest.since + self._grace > now:
                     if may_log("connections of an address with too many half-open ones"):
+                        # log: One address has as many connections as it may have whose peers have not said a valid word
+                        # yet.
                         _log.info(
                             "a connection was closed: its address has Limits(half_open_per_address=%d) half-open ones",
                             limits.half_open_per_address,
@@ -373,6 +375,8 @@ class Admission:
         else:
             why = "the server is full, and nothing came on this connection"
         if may_log("connections that gave way to newer ones"):
+            # log: The listener was full. The connection had made no progress in its handshake (`half_open`), or its
+            # session had been idle for longest (`connections`).
             _log.info("a connection gave way to a newer one: Limits(%s=%d)", limit, getattr(self._limits, limit))
         turned_away(limit)
         place.give_way(why)

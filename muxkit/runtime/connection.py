@@ -338,6 +338,8 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
                 error = event.error
                 what = f"{error}{self.pump.foreign}"
                 if may_log("peers that broke a rule"):
+                    # log: The peer, or something that is no peer of this protocol, sent what the rules forbid or more
+                    # than a limit allows; the text names the rule, the byte and the field of `Limits`.
                     _log.warning("%s broke a rule, the session was closed: %s", self.info.peer or "a peer", what)
                 told = Reason(str(error), PEER_BROKE_A_RULE)
                 self.lose(str(error), by="peer", cause=error, told=told)

@@ -448,6 +448,8 @@ class SqliteFile:
             f"remove {self._lock.path}",
             aside,
         )
+        # log "PATH is not in order: WHAT": A store file is not in order; the text says where it was moved and what to
+        # do.
         _log.error("%s", self._corrupt[0])
         return errors.StoreCorrupt(self._corrupt[0], aside=aside)
 
@@ -550,6 +552,7 @@ class SqliteFile:
             return "wal"
         if version not in _warned:
             _warned.add(version)
+            # log: Once for each version of SQLite in a process.
             _log.warning(
                 "SQLite %s can lose commits in WAL mode: session stores use a rollback journal, which is slower; "
                 "SQLite 3.51.3 is mended",

@@ -53,6 +53,7 @@ class _Disk:
             self._untraced += 1
             return False
         if self._untraced:
+            # log: After a failure of the disk no trace begins for a minute. Traces begin again now.
             _log.warning("%d sessions have no trace, since %s could not be written", self._untraced, self._folder)
             self._untraced = 0
         return True
@@ -121,6 +122,7 @@ class _File:
         self.parts.clear()
         if isinstance(why, OSError):
             self._disk.failed()
+        # log: A trace could not be written any more, or is full; the session goes on.
         _log.warning(
             "the trace %s ends after %d bytes, and the later events are lost: %s", self.path, self._written, why
         )
@@ -133,6 +135,7 @@ class _File:
             try:
                 os.close(descriptor)
             except OSError as error:
+                # log: The last events of a trace may be missing.
                 _log.warning("the trace %s was not closed: %s", self.path, error)
 
 
@@ -295,6 +298,7 @@ class Trace:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 self._was_logged = True
+                # log: The folder of traces could not be made; sessions go on without.
                 _log.warning("no traces in %s: %s", self.folder, error)
         plain = _UNSAFE.sub("-", name).strip("-.")[:60] or "session"
         stamp = time.strftime("%Y%m%dT%H%M%S")

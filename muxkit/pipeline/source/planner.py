@@ -238,6 +238,7 @@ class Planner:
                     left.extend(ids.items())
             except Exception as error:  # any error here would end the query
                 shown = without_secrets(server)
+                # log: An acknowledgement failed; the next batch acknowledges more.
                 _log.warning("%s: %d streams are not acknowledged, the next will cover it: %s", shown, len(ids), error)
             self._answered.update(dict.fromkeys(uuids, self._ack_turn))
 
@@ -265,6 +266,7 @@ class Planner:
                 self._answered[uuid] = self._ack_turn
             except Exception as error:  # any error here would end the query
                 self._answered[uuid] = self._ack_turn
+                # log: The same for one stream.
                 _log.warning("stream %s: message %d is not acknowledged, the next will cover it: %s", uuid, id, error)
                 return
             if uuid in streams.plain:  # the other servers report it in their status
@@ -274,6 +276,7 @@ class Planner:
             await for_each_limited(due, acknowledge, at_once=self._options.connections)
         if scope.cancelled_caught:
             left = sum(self._answered.get(uuid) != self._ack_turn for uuid, _ in due)
+            # log: The server keeps messages longer than it had to; nothing is lost.
             _log.warning(
                 "%d of %d streams were not acknowledged within ackTimeout=%g s: they come first next time",
                 left,
@@ -442,6 +445,7 @@ class StreamPlanner:
             if isinstance(answer, restream.Status) and answer.position is not None:
                 self.acknowledged[uuid] = answer.position
             elif answer is NoStatus.UNKNOWN:
+                # log: The server does not know the stream any more.
                 _log.warning(
                     "stream %s: message %d is not acknowledged, the next will cover it: it is not known",
                     uuid,
@@ -473,12 +477,14 @@ class StreamPlanner:
             if not error.can_heal:
                 raise
             if server not in self._away:
+                # log: A server of the source cannot be reached; the other streams go on.
                 _log.warning(
                     "%s is away, its streams are left out until it answers: %s", without_secrets(server), error
                 )
             self._away[server] = self._now() + PROBE_INTERVAL
             return dict.fromkeys(uuids, NoStatus.AWAY)
         if self._away.pop(server, None) is not None:
+            # log: The end of an outage of a server.
             _log.warning("%s answers again, its streams are read again", without_secrets(server))
         return answers
 
@@ -576,6 +582,8 @@ class StreamPlanner:
     def _warn(self, uuid: str, problem: str) -> None:
         if (told := f"stream {uuid}: {problem}") not in self._warned:
             self._warned.add(told)
+            # log "stream UUID: PROBLEM": A stream is not known to any server, or has changed; the text says what
+            # happens. Once for each stream and reason.
             _log.warning("%s", told)
 
 
@@ -682,6 +690,7 @@ class Discovery:
         try:
             reference = parse_reference(told if isinstance(told, str) else repr(told), "directory")
         except OptionError as error:
+            # log: An entry of the directory of streams is not understood.
             _log.warning("a message of the directory was passed over: %s", error)
             return
         self._listed[reference.uuid] = Reference(reference.uuid, reference.server or server)

@@ -190,6 +190,7 @@ class SenderWatchdog(Reminder):
                 del self._waiting[half]
                 if not may_log("channels that could not send"):
                     continue
+                # log: A sender is blocked while messages wait beside it: the two sides may wait for each other.
                 _log.warning(
                     "%s: nothing could be sent for %.0f s and longer, and %s to be received here: if the other side "
                     "waits likewise, neither goes on; receive in a task of its own",

@@ -353,4 +353,7 @@ class Unclaimed:
                 if self._served
                 else "no task of this side takes them"
             )
+            # log: The peer opened channels, sent requests or opened another kind that nothing in this program takes, so
+            # it was declined with a reason. Logged once for each kind in a session. See [what nobody
+            # takes](../how-to/calls.md#channels-and-requests-that-nobody-takes).
             _log.warning("declined %s of %s: %s", backlog.kind, self.peer or "a peer", why)

@@ -139,11 +139,15 @@ class OutageLog:
             what = f"no connection for {lasted:.0f} s: {what}"
         when = "reconnecting now" if pause < SHORTEST_SHOWN else f"trying again in {pause:.1f} s"
         level = logging.WARNING if is_due else logging.DEBUG
+        # log WARNING, DEBUG: A connection failed or was lost, such as `bpmux+tcp://127.0.0.1:7000: connection lost
+        # after 0.88 s; reconnecting now (no time limit)`. WARNING for the first failure of an outage and each time the
+        # outage has doubled in length, DEBUG for the failures in between.
         _log.log(level, "%s: %s; %s (%s)", self._what, what, when, self._limit)
 
     def over(self) -> None:
         """There is a connection again."""
         if self._began is not None:
+            # log: The outage is over.
             _log.info("%s: connected again after %.0f s", self._what, trio.current_time() - self._began)
         self._began, self._next = None, 0.0
 

@@ -985,6 +985,8 @@ class Core(PumpOwner[Event]):
             case events.Failed(error):
                 what = f"{error}{self.pump.foreign}"
                 if may_log("peers that broke a rule"):
+                    # log: The peer, or something that is no peer of this protocol, sent what the rules forbid or more
+                    # than a limit allows; the text names the rule, the byte and the field of `Limits`.
                     _log.warning("%s broke a rule, the connection was closed: %s", self.pump.peer or "a peer", what)
                 self.lose(str(error), by="peer", cause=error, told=Reason(str(error), PEER_BROKE_A_RULE))
 

@@ -189,12 +189,15 @@ class Keep:
         size = max(LEAST_KEPT, links * LINK_KEPT) if self.bytes is None else self.bytes
         least = limits.connections * (LINK_COST + CHANNEL_COST)
         if 0 < links < limits.connections:
+            # log: The listener starts, but it carries more links than it may keep without connections. Raise
+            # `Keep.links`, or lower `Limits.connections`.
             _log.warning(
                 "Keep(links=%d) is below Limits(connections=%d): links are lost if all connections are lost at once",
                 links,
                 limits.connections,
             )
         elif 0 < size < least and links:
+            # log: The same for the bytes of links without connections: 19 KiB for each link is the least.
             _log.warning(
                 "Keep(bytes=%d) is below %d of Limits(connections=%d): links are lost if all connections are lost "
                 "at once",
@@ -290,6 +293,7 @@ class Listener:
                 await self._send_away(rest, reader, request, refused)
         except (RemoteProtocolError, LinkLost) as error:
             level = logging.INFO if isinstance(error, RemoteProtocolError) else logging.DEBUG
+            # log INFO, DEBUG: A handshake of Relink was wrong or too slow (INFO), or the peer hung up in it (DEBUG).
             _log.log(level, "a connection was not let in: %s: %s", peer_of(stream) or "a peer", error)
         finally:
             # Shielded, though it does not wait: a cancellation from outside would leave it open.
@@ -402,11 +406,13 @@ class Listener:
             async with living(link, self._linger):
                 await run_handler(endpoint.handler, link)
         except LinkLost as error:
+            # log: A link ended while its handler ran.
             _log.debug("link lost: %s", error)
         except Refused as error:
             if may_log("clients that were sent away"):
                 _log.info("a client was sent away: %s", printable(str(error)))
         except Exception as error:
+            # log: Your handler raised; the line says where. The other links go on.
             log_failure("the handler of a link failed, the link was given up", error, {"peer": link.info.peer})
         finally:
             self._links.forget(key)

@@ -290,6 +290,8 @@ class Service:
             self._warned_at = now
             # Only a store's own text: that of any other error may quote a message.
             text = shown(f"{type(error).__name__}: {error}") if isinstance(error, StoreError) else traceback_of(error)
+            # log "WHAT: ERROR": The store or the application of a restream server failed for good, and its client got
+            # an error. At most one line per second.
             _log.warning("%s: %s", about, text)
         _log.debug("in full", exc_info=error)
 
@@ -315,10 +317,14 @@ class Trouble:
             self._next = now + max(now - self._began, LOG_INTERVAL)
         text = shown(f"{type(error).__name__}: {error}")
         if is_due:
+            # log "the session store has failed for N s, and requests wait for it: ERROR": The store of a restream
+            # server has trouble that may pass, such as a full disk or a database that restarts. The server tries again,
+            # and its clients wait. The line comes for the first failure and for each doubling of the time.
             _log.warning(
                 "the session store has failed for %.0f s, and requests wait for it: %s", now - self._began, text
             )
         else:
+            # log "the session store failed again: ERROR": The same trouble goes on.
             _log.debug("the session store failed again: %s", text)
 
 
@@ -520,6 +526,7 @@ class ClientConnection(PumpOwner[ServerEvent]):
                     self._end()
                 case Silent(seconds):
                     if may_log("clients that sent nothing"):
+                        # log: A client of restream was silent in mid-line and is hung up on.
                         _log.info("%s: nothing came for %g s while a line was unfinished", self.client, seconds)
                     self._end()
                 case HungUp():
@@ -778,6 +785,7 @@ class ClientConnection(PumpOwner[ServerEvent]):
         match error:
             case RemoteProtocolError():
                 if may_log("peers that broke a rule"):
+                    # log: A client of restream sent what the rules forbid; it reads why.
                     _log.info("%s broke a rule: %s", self.client, shown(str(error)))
                 if isinstance(error, RequestRefused):
                     self._fail(error.message, error.code, error.acknowledged)
@@ -786,6 +794,8 @@ class ClientConnection(PumpOwner[ServerEvent]):
             case StoreError(passes=True) if not isinstance(error, TooManySessions):
                 # Without an error line the client connects again, perhaps to another server, and resumes.
                 if may_log("clients that the session store kept waiting"):
+                    # log "CLIENT: hanging up, since the session store is still in trouble": A restream client has
+                    # waited for the store for 30 s. It connects again and resumes, perhaps at another server.
                     _log.info("%s: hanging up, since the session store is still in trouble", self.client)
                 self._engine.finish()
                 self._pump.request_write()
@@ -912,6 +922,7 @@ async def _accept(
         except OSError as error:
             if error.errno not in OUT_OF_DESCRIPTORS:
                 raise
+            # log: The process has no descriptor left, for example: raise `ulimit -n` or lower `Limits(connections=…)`.
             _log.warning("accept: %s; trying again in %g s", os.strerror(error.errno), ACCEPT_PAUSE)
             await trio.sleep(ACCEPT_PAUSE)
             continue
@@ -927,6 +938,7 @@ async def _handle(stream: trio.abc.Stream, handler: Handler, place: Place) -> No
     except Exception as error:
         # Its text may quote what a peer sent, so it is for debugging only.
         if may_log("handlers of connections that failed"):
+            # log: A server of restream on listeners of its own: the handler of a connection raised.
             _log.error("a connection's handler failed with %s", type(error).__name__)
         _log.debug("in full", exc_info=error)
     finally:
