@@ -9,7 +9,6 @@ tested with an interpreter of its own.
 from __future__ import annotations
 
 import atexit
-import fcntl
 import gc
 import io
 import json
@@ -21,7 +20,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-import termios
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -49,8 +48,7 @@ class Muxkit(subprocess.Popen[Any]):
             "session": start_new_session,
         }
         self._server: socket.socket | None = None
-        usual = {name for name in os.environ if name.startswith(OWN_INTERPRETER)}
-        self._forks = {name for name in environment if name.startswith(OWN_INTERPRETER)} <= usual
+        self._forks = sys.platform != "win32" and _of_interpreter(environment) == _of_interpreter(os.environ)
         command = [sys.executable, "-P", "-m", "muxkit.cli", *arguments]
         super().__init__(command, start_new_session=start_new_session, **options)
 
@@ -98,6 +96,10 @@ class Muxkit(subprocess.Popen[Any]):
             if pid == self.pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
+
+
+def _of_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(OWN_INTERPRETER)}
 
 
 @cache
@@ -195,6 +197,9 @@ def become(order: dict[str, Any]) -> None:
         if stream > 2:
             os.close(stream)
     if order["session"] and os.isatty(0):
+        import fcntl  # of Unix, as forks are
+        import termios
+
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     os.chdir(order["folder"])
     os.environ.clear()
