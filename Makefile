@@ -24,7 +24,7 @@ help:
 	@echo "make lint         format, lint, spelling, workflows, types, import rules, docs/conformance.md, changelog fragments"
 	@echo "make docs         the site, in build/site"
 	@echo "make soak         the long forms: many seeds, many cycles (hours)"
-	@echo "make conformance  write docs/conformance.md and docs/reference/logs.md again"
+	@echo "make conformance  write again the pages about clauses, log lines and troubleshooting"
 	@echo "make lock         resolve the pinned versions again"
 	@echo "make clean        remove .venv and what the tools left behind"
 
@@ -59,6 +59,7 @@ soak: ready-test
 conformance: ready-test
 	@.venv/bin/python tests/conformance.py
 	@.venv/bin/python tests/logs.py
+	@.venv/bin/python tests/troubleshooting.py
 
 lock:
 	@.ci/lock

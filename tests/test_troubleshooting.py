@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.troubleshooting import FOREIGN, PAGE, Entry, Seen, groups, matches, own_texts, page, read_by_peers
+from tests.troubleshooting import FOREIGN, Seen, groups, matches, own_texts, read_by_peers
 
 ENTRIES = [entry for entries in groups().values() for entry in entries]
 
@@ -12,10 +12,6 @@ ENTRIES = [entry for entries in groups().values() for entry in entries]
 @pytest.fixture(scope="module")
 def seen() -> list[Seen]:
     return [*(each for each in read_by_peers() if not each.text.startswith(FOREIGN)), *own_texts()]
-
-
-def test_the_page_is_that_of_the_catalogue() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "stale: run python tests/troubleshooting.py"
 
 
 def test_each_text_that_a_program_reads_has_a_cause_and_a_remedy(seen: list[Seen]) -> None:
@@ -27,9 +23,3 @@ def test_each_text_of_the_catalogue_is_one_that_a_program_reads(seen: list[Seen]
     parts = [part for entry in ENTRIES for part in entry.texts]
     assert [part for part in parts if not any(matches(part, each.text) for each in seen)] == []
     assert len(set(parts)) == len(parts)
-
-
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.texts[0])
-def test_an_entry_is_written_in_sentences(entry: Entry) -> None:
-    assert entry.cause.endswith(".")
-    assert entry.fix.endswith(".")

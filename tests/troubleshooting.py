@@ -379,7 +379,7 @@ def main(arguments: Sequence[str]) -> int:
     if not check:
         PAGE.write_text(text, encoding="utf-8")
     elif PAGE.read_text(encoding="utf-8") != text:
-        print(f"{PAGE.name} is stale: run python tests/troubleshooting.py", file=sys.stderr)
+        print(f"{PAGE.name} is stale: run `make conformance` and commit it", file=sys.stderr)
         return 1
     return 0
 
