@@ -14,6 +14,8 @@ from muxkit.runtime import Mailbox, OutboxBudget, ReceiveHalf, SendHalf
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from muxkit.runtime.halves.budget import ErrorMaker
+
 LARGEST = 1_000_000
 
 
@@ -100,6 +102,22 @@ class PlainReceive(ReceiveHalf[bytes]):
         self.consumed = 0
         self.was_stopped = False
         self.on_consumed: Callable[[int], None] = lambda size: None
+
+    # What a session does to a half, and no application can.
+
+    def deliver(self, message: bytes) -> None:
+        self._deliver(message)
+
+    def deliver_all(self, messages: list[bytes]) -> None:
+        self._deliver_all(messages)
+
+    def end(self, error: ErrorMaker) -> None:
+        """End it: whoever receives gets this error behind what came before."""
+        self._ended(error)
+
+    def take(self) -> bytes | None:
+        """Take a message without waiting for one."""
+        return self._try_receive()
 
     def _taken(self, messages: Sequence[bytes], size: int) -> bool:
         self.consumed += size

@@ -34,7 +34,7 @@ class _Eager(WindowedSend):
     """The peer hears of everything at once."""
 
     def __init__(self, outbox: Outbox, credit: int, source: PlainReceive) -> None:
-        super().__init__(outbox, credit, source._deliver)
+        super().__init__(outbox, credit, source.deliver)
         self._source = source
         source._stop = lambda: self._stopped(stopped)  # type: ignore[method-assign]
 
@@ -66,7 +66,7 @@ async def test_message_boundaries_and_empty_messages_mean_nothing() -> None:
     source = PlainReceive()
     stream = ByteStream(WindowedSend(Outbox()), source)
     for message in (b"ab", b"", b"c"):
-        source._deliver(message)
+        source.deliver(message)
     assert await stream.receive_some(1) == b"a"
     assert await stream.receive_some() == b"b"
     assert await stream.receive_some(100) == b"c"
@@ -114,6 +114,6 @@ async def test_a_loss_is_a_broken_stream() -> None:
         nursery.start_soon(receive)
         await at_rest()
         sink._lost(lost)
-        source._ended(lost)
+        source.end(lost)
     with pytest.raises(trio.BrokenResourceError):
         await stream.send_all(b"x")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 async def test_messages_come_in_order_and_are_counted_when_taken() -> None:
     source = PlainReceive()
     for message in (b"1", b"22", b""):
-        source._deliver(message)
+        source.deliver(message)
     assert source.unread == 3
     assert source.consumed == 0
     assert await source.receive() == b"1"
@@ -37,7 +37,7 @@ async def test_messages_come_in_order_and_are_counted_when_taken() -> None:
 async def test_receive_many_gives_at_most_so_many() -> None:
     source = PlainReceive()
     for message in (b"1", b"2", b"3"):
-        source._deliver(message)
+        source.deliver(message)
     assert await source.receive_many(limit=2) == [b"1", b"2"]
     assert await source.receive_many(limit=2) == [b"3"]
     with pytest.raises(ValueError, match="limit=0"):
@@ -56,7 +56,7 @@ async def test_those_who_wait_are_served_in_the_order_in_which_they_came() -> No
             nursery.start_soon(receive, number)
             await at_rest()
         for number in range(10):
-            source._deliver(b"%d" % number)
+            source.deliver(b"%d" % number)
     assert got == {number: b"%d" % number for number in range(10)}
 
 
@@ -71,10 +71,10 @@ async def test_items_that_came_together_go_to_those_who_wait_and_the_rest_is_sto
         for number in range(2):
             nursery.start_soon(receive, number)
             await at_rest()
-        source._deliver_all([b"0", b"1", b"2", b"3"])
+        source.deliver_all([b"0", b"1", b"2", b"3"])
     assert got == {0: b"0", 1: b"1"}
     assert source.unread == 2
-    source._deliver_all([b"4"])
+    source.deliver_all([b"4"])
     assert await source.receive() == b"2"
     assert await source.receive_many() == [b"3", b"4"]
 
@@ -82,7 +82,7 @@ async def test_items_that_came_together_go_to_those_who_wait_and_the_rest_is_sto
 async def test_items_that_come_together_behind_the_close_are_dropped_and_counted() -> None:
     source = PlainReceive()
     source.close()
-    source._deliver_all([b"1", b"22"])
+    source.deliver_all([b"1", b"22"])
     assert (source.unread, source.consumed) == (0, 3)
 
 
@@ -107,7 +107,7 @@ class Telling(PlainReceive):
 
 async def test_what_is_handed_out_is_told_once_it_is_all_taken() -> None:
     source = Telling()
-    source._deliver_all([bytes(100)] * 25)
+    source.deliver_all([bytes(100)] * 25)
     for number in range(25):
         assert source.unread == 25 - number
         await source.receive()
@@ -116,7 +116,7 @@ async def test_what_is_handed_out_is_told_once_it_is_all_taken() -> None:
 
 async def test_what_may_not_wait_is_told_at_once() -> None:
     source = Telling(most=0)
-    source._deliver_all([bytes(100)] * 5)
+    source.deliver_all([bytes(100)] * 5)
     for _ in range(5):
         await source.receive()
     assert source.told == [100] * 5
@@ -124,19 +124,19 @@ async def test_what_may_not_wait_is_told_at_once() -> None:
 
 async def test_larger_items_behind_a_small_one_do_not_wait_untold() -> None:
     source = Telling()
-    source._deliver_all([b"1", b"2", bytes(5000), b"3", b"4", b"5", b"6", b"7"])
+    source.deliver_all([b"1", b"2", bytes(5000), b"3", b"4", b"5", b"6", b"7"])
     assert [len(await source.receive()) for _ in range(8)] == [1, 1, 5000, 1, 1, 1, 1, 1]
     assert source.told == [1, 1, 5000, 5]
 
 
 async def test_taking_all_tells_of_what_was_handed_out_before() -> None:
     source = Telling()
-    source._deliver_all([b"%03d" % number for number in range(20)])
+    source.deliver_all([b"%03d" % number for number in range(20)])
     assert [await source.receive() for _ in range(3)] == [b"000", b"001", b"002"]
     assert source.told == []
     assert await source.receive_many(limit=2) == [b"003", b"004"]
     assert source.told == [9, 6]
-    source._deliver(b"020")
+    source.deliver(b"020")
     assert await source.receive_many() == [b"%03d" % number for number in range(5, 21)]
     assert sum(source.told) == 63
     assert source.unread == 0
@@ -152,7 +152,7 @@ async def test_what_is_handed_out_stays_with_its_half_when_another_task_takes_th
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
         await at_rest()
-        source._deliver_all([b"%d" % number for number in range(10)])  # the task that waits has the first
+        source.deliver_all([b"%d" % number for number in range(10)])  # the task that waits has the first
         got.append(await source.receive())  # before that task runs; the others are handed out next
     assert got == [b"1", b"0"]
     assert await source.receive_many(limit=3) == [b"2", b"3", b"4"]
@@ -175,9 +175,9 @@ async def test_a_task_that_waited_for_all_takes_what_another_task_would_be_hande
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive_all)
         await at_rest()
-        source._deliver_all([b"%d" % number for number in range(10)])  # the task that waits has the first
+        source.deliver_all([b"%d" % number for number in range(10)])  # the task that waits has the first
         assert await source.receive() == b"1"  # before that task runs; the others are handed out next
-        source._deliver_all([b"10"])
+        source.deliver_all([b"10"])
     assert got == [[b"0", *(b"%d" % number for number in range(2, 11))]]
     assert sum(source.told) == 12
     assert source.unread == 0
@@ -185,7 +185,7 @@ async def test_a_task_that_waited_for_all_takes_what_another_task_would_be_hande
 
 async def test_closing_in_the_middle_counts_what_was_handed_out_and_what_is_dropped() -> None:
     source = Telling()
-    source._deliver_all([bytes(10)] * 20)
+    source.deliver_all([bytes(10)] * 20)
     await source.receive()
     source.close()
     assert sum(source.told) == 200
@@ -194,9 +194,9 @@ async def test_closing_in_the_middle_counts_what_was_handed_out_and_what_is_drop
 
 async def test_the_end_comes_behind_what_is_handed_out() -> None:
     source = Telling()
-    source._deliver_all([bytes(10)] * 5)
+    source.deliver_all([bytes(10)] * 5)
     await source.receive()
-    source._ended(trio.EndOfChannel)
+    source.end(trio.EndOfChannel)
     for _ in range(4):
         assert source.state is Receiving.DRAINING
         await source.receive()
@@ -214,28 +214,28 @@ async def test_a_half_yields_on_every_64th_call_also_where_items_are_handed_out_
             await super()._yield()
 
     source = Yielding(most=1_000_000)
-    source._deliver_all([bytes(40)] * 10)
+    source.deliver_all([bytes(40)] * 10)
     for number in range(1, 1001):
         if number % 7 == 0:
-            source._deliver_all([bytes(40)] * 7)
+            source.deliver_all([bytes(40)] * 7)
         await source.receive()
     assert yields == [*range(64, 1001, 64)]
 
 
 async def test_what_is_taken_outside_of_trio_comes_in_order_and_is_told() -> None:
     source = Telling()
-    source._deliver_all([b"%d" % number for number in range(9)])
+    source.deliver_all([b"%d" % number for number in range(9)])
     assert await source.receive() == b"0"
-    assert [source._try_receive() for _ in range(4)] == [b"%d" % number for number in range(1, 5)]
+    assert [source.take() for _ in range(4)] == [b"%d" % number for number in range(1, 5)]
     assert await source.receive() == b"5"
-    assert [source._try_receive() for _ in range(4)] == [b"6", b"7", b"8", None]
+    assert [source.take() for _ in range(4)] == [b"6", b"7", b"8", None]
     assert sum(source.told) == 9
     assert source.unread == 0
 
 
 async def test_a_cancelled_receive_takes_nothing_of_what_is_handed_out() -> None:
     source = Telling()
-    source._deliver_all([b"%d" % number for number in range(9)])
+    source.deliver_all([b"%d" % number for number in range(9)])
     assert await source.receive() == b"0"
     with trio.CancelScope() as scope:
         scope.cancel()
@@ -254,7 +254,7 @@ async def test_a_newcomer_does_not_take_what_is_on_its_way_to_another() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
         await at_rest()
-        source._deliver(b"first")
+        source.deliver(b"first")
         with trio.move_on_after(0) as scope:
             await source.receive()
         assert scope.cancelled_caught
@@ -288,7 +288,7 @@ async def test_a_cancelled_receive_took_nothing(seed: int) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
         for number in range(wanted):
-            source._deliver(b"%d" % number)
+            source.deliver(b"%d" % number)
             if dice.random() < 0.6:
                 await trio.lowlevel.checkpoint()
     assert got == [b"%d" % number for number in range(wanted)]
@@ -310,8 +310,8 @@ async def test_a_receive_cancelled_at_any_step_loses_nothing(many: bool) -> None
 
             async def deliver() -> None:
                 await at_rest()
-                source._deliver(b"1")
-                source._deliver(b"2")
+                source.deliver(b"1")
+                source.deliver(b"2")
 
             nursery.start_soon(deliver)
             yield receive
@@ -324,8 +324,8 @@ async def test_a_receive_cancelled_at_any_step_loses_nothing(many: bool) -> None
 
 async def test_the_end_comes_behind_the_last_message() -> None:
     source = PlainReceive()
-    source._deliver(b"last")
-    source._ended(trio.EndOfChannel)
+    source.deliver(b"last")
+    source.end(trio.EndOfChannel)
     assert source.state.value == Receiving.DRAINING.value
     assert [message async for message in source] == [b"last"]
     assert source.state.value == Receiving.CLOSED.value
@@ -336,8 +336,8 @@ async def test_the_end_comes_behind_the_last_message() -> None:
 @pytest.mark.requirement("R-39")
 async def test_a_loss_comes_behind_the_last_message_and_wakes_everybody() -> None:
     source = PlainReceive()
-    source._deliver(b"last")
-    source._ended(lost)
+    source.deliver(b"last")
+    source.end(lost)
     assert await source.receive() == b"last"
     for call in (source.receive, source.receive_many):
         with pytest.raises(LinkLost):
@@ -353,18 +353,18 @@ async def test_a_loss_comes_behind_the_last_message_and_wakes_everybody() -> Non
         for _ in range(3):
             nursery.start_soon(receive)
         await at_rest()
-        source._ended(lost)
+        source.end(lost)
 
 
 async def test_the_first_end_counts() -> None:
     source = PlainReceive()
-    source._ended(trio.EndOfChannel)
-    source._ended(lost)
+    source.end(trio.EndOfChannel)
+    source.end(lost)
     with pytest.raises(trio.EndOfChannel):
         await source.receive()
 
 
-@pytest.mark.parametrize("over", [lambda source: source._ended(lost), PlainReceive.close])
+@pytest.mark.parametrize("over", [lambda source: source.end(lost), PlainReceive.close])
 async def test_a_message_handed_over_before_the_end_still_arrives(over: Callable[[PlainReceive], None]) -> None:
     source = PlainReceive()
     got: list[bytes] = []
@@ -375,18 +375,18 @@ async def test_a_message_handed_over_before_the_end_still_arrives(over: Callable
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
         await at_rest()
-        source._deliver(b"late")
+        source.deliver(b"late")
         over(source)
     assert got == [b"late"]
 
 
 async def test_closing_drops_what_came_and_tells_the_peer() -> None:
     source = PlainReceive()
-    source._deliver(b"123")
+    source.deliver(b"123")
     source.close()
     assert source.was_stopped
     assert source.consumed == 3
-    source._deliver(b"45")
+    source.deliver(b"45")
     assert source.consumed == 5
     source.close()
     await source.aclose()
@@ -409,8 +409,8 @@ async def test_closing_wakes_those_who_wait() -> None:
 
 async def test_closing_behind_the_end_tells_nobody() -> None:
     source = PlainReceive()
-    source._deliver(b"123")
-    source._ended(trio.EndOfChannel)
+    source.deliver(b"123")
+    source.end(trio.EndOfChannel)
     source.close()
     assert not source.was_stopped
     assert source.state.value == Receiving.CLOSED.value
@@ -430,7 +430,7 @@ async def test_a_half_yields_at_the_latest_in_every_64th_call() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(count)
         for _ in range(640):
-            source._deliver(b"")
+            source.deliver(b"")
         for _ in range(640):
             await source.receive()
         assert others >= 9
@@ -440,10 +440,10 @@ async def test_a_half_yields_at_the_latest_in_every_64th_call() -> None:
 @pytest.mark.requirement("R-34")
 async def test_every_call_that_fails_or_gives_many_is_a_checkpoint() -> None:
     source = PlainReceive()
-    source._deliver(b"x")
+    source.deliver(b"x")
     with trio.testing.assert_checkpoints():
         await source.receive_many()
-    source._ended(trio.EndOfChannel)
+    source.end(trio.EndOfChannel)
     for call in (source.receive, source.receive_many):
         with trio.testing.assert_checkpoints(), pytest.raises(trio.EndOfChannel):
             await call()
@@ -454,7 +454,7 @@ async def test_every_call_that_fails_or_gives_many_is_a_checkpoint() -> None:
 @pytest.mark.requirement("R-34")
 async def test_a_cancellation_is_noticed_in_every_call() -> None:
     source = PlainReceive()
-    source._deliver(b"x")
+    source.deliver(b"x")
     for call in (source.receive, source.receive_many):
         with trio.CancelScope() as scope:
             scope.cancel()
