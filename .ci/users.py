@@ -187,7 +187,7 @@ def compiled(reader: Reader) -> None:
     packages = reader.runs(python, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))").strip()
     tests = reader.folder / "tests"
     tests.mkdir()
-    shutil.copytree(reader.clone / "tests", tests / "tests")
+    shutil.copytree(ROOT / "tests", tests / "tests")  # with what pytest has compiled of them already
     shutil.copytree(reader.clone / "docs", tests / "docs")  # some tests compare settings with a page
     shutil.copy(reader.clone / "pyproject.toml", tests)
     reader.runs(sys.executable, "-c", where.format("core._windows"), folder=tests, PYTHONPATH=packages)
@@ -240,6 +240,7 @@ def _with_versions(reader: Reader, resolution: str) -> None:
     lines = versions.read_text(encoding="utf-8").splitlines()
     print("with", *(line for line in lines if line.partition("==")[0] in DIRECT), flush=True)
     run("pip", "install", "--python", python, "--constraint", versions, "--editable", ".[all]", *VERSION_TOOLS)
+    shutil.copytree(ROOT / "tests", reader.clone / "tests", dirs_exist_ok=True)  # what pytest has compiled of them
     print(reader.runs(python, *SECOND_RUN, *VERSION_TESTS).splitlines()[-1], flush=True)
 
 
