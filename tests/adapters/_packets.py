@@ -61,6 +61,12 @@ async def paired(
                 over.set()
 
 
+def socket_of(link: Any) -> socket.socket:  # noqa: ANN401 - a link of UDP or DTLS
+    """Return the socket under a link, to send past the link or to set what the kernel does."""
+    found: socket.socket = link._packets.socket
+    return found
+
+
 async def echo(link: Link) -> None:
     async for packet in link:
         await link.send(packet)

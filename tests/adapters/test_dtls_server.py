@@ -23,7 +23,7 @@ from muxkit_adapters.packets.dtls_links import EndpointSocket
 from muxkit_adapters.packets.sockets import open_socket
 
 from ._links import NEVER, PATIENCE, comes_down_to, descriptors_and_tasks, port_of, serving
-from ._packets import LINUX, Authority, Plain, echo, lose, paired, refusing_port, until, wiretap
+from ._packets import LINUX, Authority, Plain, echo, lose, paired, refusing_port, socket_of, until, wiretap
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -342,7 +342,7 @@ async def test_a_server_survives_garbage(good: Authority, seed: int) -> None:
                 packet = packet[: chance.choice((len(packet), chance.randrange(len(packet) + 1)))]
                 # From a stranger, and as if from the client itself.
                 await hostile.send(bytes(packet))
-                link._packets.socket.send(packet)
+                socket_of(link).send(packet)
                 if turn % 50 == 0:
                     await link.send(b"%d" % turn)
                     assert await link.receive() == b"%d" % turn
@@ -359,7 +359,7 @@ async def test_forged_doubled_and_changed_packets_are_dropped(pair: MakePair, at
         alert = bytes.fromhex("15fefd00000000000000ff0002") + b"\x02\x28"
         forged = [sealed, sealed[:-1] + bytes([sealed[-1] ^ 1]), sealed[:20], b"\x17", alert, bytes(1200)]
         for packet in (b"", *forged):
-            here._packets.socket.send(packet)
+            socket_of(here).send(packet)
         await here.send(b"twice")
         if at_once:
             # Trio itself sorts out the two that look like parts of a handshake.

@@ -21,7 +21,7 @@ from muxkit_adapters.packets.sockets import open_socket
 from muxkit_adapters.udp import PacketTooLarge, PeerLink, PlaintextWarning, ServerCounters, UdpLink
 
 from ._links import IPV6, NEVER, comes_down_to, descriptors_and_tasks, port_of, serving
-from ._packets import LINUX, Link, echo, lose, paired, refusing_port, until
+from ._packets import LINUX, Link, echo, lose, paired, refusing_port, socket_of, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -61,7 +61,7 @@ async def test_by_url_it_is_a_transport_for_packets() -> None:
 async def test_a_link_names_its_peer_and_counts() -> None:
     async with pair() as (here, there):
         assert here.peer.startswith("udp 127.0.0.1:")
-        assert there.peer == f"udp 127.0.0.1:{here._packets.socket.getsockname()[1]}"
+        assert there.peer == f"udp 127.0.0.1:{socket_of(here).getsockname()[1]}"
         await here.send(bytes(100))
         await there.receive()
         assert (here.stats().sent, here.stats().sent_bytes) == (3, len(b"hello" + b"so it is me") + 100)
@@ -196,7 +196,7 @@ async def test_a_kernel_that_cuts_no_runs_gets_packets_one_by_one() -> None:
     async with pair() as (here, there):
         here._packets._runs = True
         # With checksums off the kernel refuses to cut a run (EIO), as it does for some network cards.
-        here._packets.socket.setsockopt(socket.SOL_SOCKET, 11, 1)  # SO_NO_CHECK
+        socket_of(here).setsockopt(socket.SOL_SOCKET, 11, 1)  # SO_NO_CHECK
         packets = [bytes([n]) * 100 for n in range(10)]
         assert here.send_nowait(packets) == 10
         assert [await there.receive() for _ in packets] == packets
@@ -242,7 +242,7 @@ async def test_a_refusal_in_between_is_counted_and_nothing_else() -> None:
             await link.send(b"lost")
             await until(lambda turn=turn: link.receive_nowait(1) == [] and link.stats().refused == turn)  # type: ignore[misc]
             there = open_socket(socket.AF_INET, bind=("127.0.0.1", port))
-            there.sendto(b"back again", link._packets.socket.getsockname())
+            there.sendto(b"back again", socket_of(link).getsockname())
             assert await link.receive() == b"back again"
         there.close()
 
@@ -261,7 +261,7 @@ async def udp_and_plain(*, refusals: int | None) -> AsyncIterator[tuple[UdpLink,
     """A link, and the plain socket that it has heard something from."""
     with open_socket(socket.AF_INET, bind=("127.0.0.1", 0)) as there:
         async with udp.connect("127.0.0.1", there.getsockname()[1], refusals=refusals) as link:
-            there.sendto(b"hello", link._packets.socket.getsockname())
+            there.sendto(b"hello", socket_of(link).getsockname())
             assert await link.receive() == b"hello"
             yield link, there
 
@@ -283,10 +283,10 @@ async def test_what_found_the_buffer_of_a_client_full_is_counted() -> None:
 @pytest.mark.requirement("R-48")
 async def test_on_a_lossy_kernel_what_arrives_is_whole_in_order_and_counted_right() -> None:
     async with pair() as (here, there):
-        lose(there._packets.socket, 0.2)
+        lose(socket_of(there), 0.2)
         for number in range(1000):
             await here.send(b"%d" % number)
-        lose(there._packets.socket, 0.0)
+        lose(socket_of(there), 0.0)
         await here.send(b"that is all")
         got: list[int] = []
         while (packet := await there.receive()) != b"that is all":

@@ -64,6 +64,17 @@ class WindowedSend(SendHalf):
         self.log: list[str] = []
         self._deliver = deliver
 
+    # What a session does to a half, and no application can.
+
+    def confirm(self) -> None:
+        self._confirmed()
+
+    def lose(self, error: ErrorMaker) -> None:
+        self._lost(error)
+
+    def stop(self, error: ErrorMaker) -> None:
+        self._stopped(error)
+
     def has_room(self, size: int) -> bool:
         return size <= self.window.credit
 

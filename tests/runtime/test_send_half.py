@@ -193,7 +193,7 @@ async def test_every_call_on_a_half_that_is_over_is_a_checkpoint() -> None:
             await call()
     with trio.testing.assert_checkpoints():
         await sink.aclose()
-    sink._confirmed()
+    sink.confirm()
     with trio.testing.assert_checkpoints():
         await sink.finish()
     with trio.testing.assert_checkpoints():
@@ -207,7 +207,7 @@ async def test_finish_waits_until_the_peer_has_heard_it() -> None:
         await at_rest()
         assert sink.state.value == Sending.FINISHING.value
         assert sink._is_unheard
-        sink._confirmed()
+        sink.confirm()
     assert sink.state.value == Sending.CLOSED.value
     assert not sink._is_unheard
     await sink.finish()
@@ -227,7 +227,7 @@ async def test_an_end_payload_waits_for_its_turn() -> None:
         sink.grant(2)
         await at_rest()
         assert sink.log == ["finish b'22'"]
-        sink._confirmed()
+        sink.confirm()
 
 
 async def test_the_end_wakes_those_who_wait_to_send() -> None:
@@ -254,7 +254,7 @@ async def test_the_loss_of_the_link_wakes_everybody_with_an_error_of_his_own() -
         for call in (partial(sink.send, b"x"), partial(sink.send_many, [b"x"]), sink.wait_for_room, sink.wait_over):
             nursery.start_soon(wait, call)
         await at_rest()
-        sink._lost(lost)
+        sink.lose(lost)
     assert len({id(error) for error in errors}) == 4
     with pytest.raises(LinkLost):
         await sink.send(b"x")
@@ -265,7 +265,7 @@ async def test_the_loss_of_the_link_wakes_everybody_with_an_error_of_his_own() -
 async def test_a_stopped_half_says_so_also_behind_its_end() -> None:
     sink = half()
     sink.close()
-    sink._stopped(stopped)
+    sink.stop(stopped)
     with pytest.raises(ChannelStopped):
         await sink.finish()
     with pytest.raises(ChannelStopped):
@@ -277,7 +277,7 @@ async def test_finish_after_abort_does_not_pretend() -> None:
     sink.abort()
     with pytest.raises(trio.ClosedResourceError):
         await sink.finish()
-    sink._confirmed()
+    sink.confirm()
     with pytest.raises(trio.ClosedResourceError):
         await sink.finish()
 
@@ -288,7 +288,7 @@ async def test_abort_breaks_off_an_end_that_is_not_out() -> None:
         nursery.start_soon(_fails, trio.ClosedResourceError, sink.finish)
         await at_rest()
         sink.abort()
-        sink._confirmed()
+        sink.confirm()
     assert sink.log == ["finish b''", "abort"]
 
 
@@ -297,9 +297,9 @@ async def test_closing_and_giving_up_twice_is_fine() -> None:
     sink.close()
     sink.close()
     await sink.aclose()
-    sink._confirmed()
+    sink.confirm()
     sink.abort()
-    sink._lost(lost)
+    sink.lose(lost)
     assert sink.log == ["finish b''"]
 
 
