@@ -157,7 +157,7 @@ async def test_what_relink_has_beside_channels_is_refused() -> None:
 
 async def test_what_aqueduct_has_beside_channels_is_refused() -> None:
     url = "aqueduct+mem://threads"
-    async with muxkit.open_server(stay, url), muxkit.connect(url, linger=0.0) as session:
+    async with muxkit.open_server(stay, url, linger=0.0), muxkit.connect(url, linger=0.0) as session:
         assert isinstance(session, aqueduct.Client)
         await refused(session.channel)
         await refused(lambda: session.entrypoint.send(b"tea"))
