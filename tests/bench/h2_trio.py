@@ -9,11 +9,11 @@ import sys
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-import h2.config  # type: ignore[import-not-found]
-import h2.connection  # type: ignore[import-not-found]
-import h2.events  # type: ignore[import-not-found]
-import h2.exceptions  # type: ignore[import-not-found]
-import h2.settings  # type: ignore[import-not-found]
+import h2.config
+import h2.connection
+import h2.events
+import h2.exceptions
+import h2.settings
 import trio
 
 if TYPE_CHECKING:
