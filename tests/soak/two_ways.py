@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlparse
 import attrs
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+ATTEMPTS: Final = 3
 SOURCES: Final = ("muxkit", "adapters/muxkit_adapters")
 SEND: Final = "muxkit/runtime/channel.py MuxChannel.send"
 RECEIVE: Final = "muxkit/runtime/channel.py MuxChannel.receive"
@@ -74,7 +75,9 @@ class Server:
             document = {"uri": uri, "languageId": "python", "version": 1, "text": (ROOT / file).read_text("utf-8")}
             self._send({"method": "textDocument/didOpen", "params": {"textDocument": document}})
         position = {"line": line - 1, "character": column}
-        found = self._ask("textDocument/definition", {"textDocument": {"uri": uri}, "position": position})
+        found = None
+        for _ in range(ATTEMPTS):  # the server says nothing while it is still reading what a module imports
+            found = found or self._ask("textDocument/definition", {"textDocument": {"uri": uri}, "position": position})
         places = [
             (Path(unquote(urlparse(each["uri"]).path)), each["range"]["start"]["line"] + 1) for each in found or ()
         ]
