@@ -108,9 +108,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages whose sources lie above docs, and let names of Trio lead to its documentation."""
+    autorefs: Any = config.plugins["autorefs"]  # mkdocs types its plugins by their base class
     for page, names in TRIO_PAGES.items():
         for name in names.split():
-            config.plugins["autorefs"].register_url(f"trio.{name}", f"{TRIO}{page}.html#trio.{name}")
+            autorefs.register_url(f"trio.{name}", f"{TRIO}{page}.html#trio.{name}")
     for path, uri in above().items():
         if uri != "index.md":
             level = InclusionLevel.NOT_IN_NAV if uri.startswith("source/") else InclusionLevel.INCLUDED
