@@ -197,8 +197,8 @@ class Gatekeeper:
                 raise
             if isinstance(error, Refused):
                 return error
-            # log: Your `authorize` raised something else than `Refused`; the line says where. The client reads code 500
-            # and may try again.
+            # log: Your `authorize` raised an error other than `Refused`, and the line says where. The client receives
+            # code 500 and may try again.
             log_failure("authorize failed, the client was not let in", error, {"peer": getattr(link, "peer", "")})
             return Refused("this server failed to check who you are", code=AUTHORIZE_FAILED)
         return None

@@ -219,8 +219,7 @@ class Door:
             return
         if may_log("clients that were not let in"):
             # The reason may quote what the client sent.
-            # log: `authorize` refused the client, or the token that it showed is not known; the reason is what the
-            # client reads.
+            # log: `authorize` refused the client, or its token is unknown. The client receives the reason.
             _log.info("a client was not let in: %s: %s", peer, printable(str(refused)))
         if link is not None:
             await handle(link, refused=refused)
@@ -284,7 +283,7 @@ def _lifetime(info: SessionInfo, observer: Observer | None, own: Observer | None
     fields = {"connection": next(_numbers), "peer": info.peer}
     began = trio.current_time()
     who = f"{info.protocol} session {fields['connection']} with {info.peer or 'a peer'}"
-    # log: A session began: its protocol, its number in this process and its peer.
+    # log: A session began. The line has its protocol, its number in this process, and its peer.
     _log.info("%s opened", who, extra=fields)
     for each in observers:
         tell(each, "session_opened", info)
@@ -296,7 +295,7 @@ def _lifetime(info: SessionInfo, observer: Observer | None, own: Observer | None
         raise
     finally:
         how = "" if error is None else f", {_why(error)}"
-        # log: It is over; the end of the line says how, if it did not end in order. `connection` is that of the line
+        # log: A session ended. If it didn't end cleanly, the end of the line says how. `connection` is that of the line
         # before.
         _log.info("%s closed after %.1f s%s", who, trio.current_time() - began, how, extra=fields)
         for each in observers:

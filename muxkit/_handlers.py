@@ -225,7 +225,8 @@ class _Handlers:
                     nursery.start_soon(handle, item, running, slots)
                     await slots.wait_for_slot()  # before the next one is taken, which must not wait for a handler
             except LinkLost as error:
-                # log: The connection of a session went away while its handler ran; usual when peers leave.
+                # log: The connection of a session was lost while its handler was running. This is usual when peers
+                # leave.
                 _log.debug("session lost: %s", error)
 
     @interruptible
@@ -241,22 +242,23 @@ class _Handlers:
             if isinstance(error, Refused):
                 channel.abort(error.reason, code=error.code)
                 if may_log("channels that were refused"):
-                    # log: A handler of channels raised `Refused`; the peer reads the reason.
+                    # log: A channel handler raised `Refused`. The peer receives the reason.
                     _log.info("a channel was refused: %s", printable(str(error)), extra=_fields(channel))
             elif isinstance(error, InvalidMessage):
                 channel.abort()  # it was aborted with the problem as its reason
                 if may_log("channels with an invalid message"):
                     where = printable(error.path) or "the whole message"  # its text may quote the message
                     # log: A typed handler received a message that doesn't fit its type. The line names the place in the
-                    # message, and the peer reads the whole problem.
+                    # message, and the peer receives the whole problem.
                     _log.info("aborted a channel for an invalid message (%s)", where, extra=_fields(channel))
             elif isinstance(error, LOSSES):
                 channel.abort()
-                # log: The handler raised because its channel was gone; it needs no repair.
+                # log: The handler raised an error because its channel had ended. This isn't a failure.
                 _log.debug("the peer ended a channel before its handler was done: %s", error, extra=_fields(channel))
             else:
                 channel.abort("the handler of this channel failed", code=HANDLER_FAILED)
-                # log: Your handler raised; the line says where. The session and its other channels go on.
+                # log: Your handler raised an error, and the line says where. The session and its other channels
+                # continue.
                 log_failure("the handler of a channel failed, the channel was aborted", error, _fields(channel))
         else:
             await channel.aclose()
@@ -286,7 +288,7 @@ class _Handlers:
         except Exception as error:
             if not is_loss(error, of_channel=True):
                 fields = {"peer": request.session.info.peer}
-                # log: Your handler of a request raised; the line says where.
+                # log: Your request handler raised an error, and the line says where.
                 log_failure("the handler of a request failed, the request was declined", error, fields)
         finally:
             running.discard(request)

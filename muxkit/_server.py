@@ -319,7 +319,7 @@ async def _run_until_signal(
     with trio.open_signal_receiver(*SIGNALS, *reload) as signals, trio.CancelScope() as scope:
         async with start() as server, nullcontext() if beside is None else beside(server), background() as nursery:
             for each in server.urls:
-                # log: A server of `run_server` takes connections at this URL.
+                # log: A server of `run_server` accepts connections at this URL.
                 _log.info("listening on %s", each)
             if on_started is not None:
                 on_started(server)
@@ -420,10 +420,10 @@ class _Connections:
                 _log.debug("session lost: %s", error)
             elif isinstance(error, Refused):
                 if may_log("clients that were sent away"):
-                    # log: A handler raised `Refused` for a whole session; the client reads the reason.
+                    # log: A handler raised `Refused` for a whole session. The client receives the reason.
                     _log.info("a client was sent away: %s", printable(str(error)))
             else:
-                # log: Your handler raised; the line says where. The other sessions go on.
+                # log: Your handler raised an error, and the line says where. The other sessions continue.
                 log_failure("the handler of a session failed, the session was closed", error, {"peer": peer_of(link)})
         finally:
             # After it has taken leave: what its handler sent last may still be on its way.

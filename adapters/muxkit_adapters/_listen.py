@@ -72,11 +72,11 @@ def log_failure(kind: str, error: Exception) -> None:
     """Log what a handler raised; its message may hold what a peer sent, so it is logged for debugging only."""
     if isinstance(error, (ConnectionError, trio.BrokenResourceError, trio.ClosedResourceError)):
         if may_log("connections that broke"):
-            # log: The handler of a connection ended with the connection; usual.
+            # log: The handler of a connection ended with the connection. This is usual.
             log.info("a %s ended with %s", kind, type(error).__name__)
     else:
         if may_log("handlers of connections that failed"):
-            # log: The handler of a connection raised; the DEBUG line after it has the traceback.
+            # log: The handler of a connection raised an error. The DEBUG line after it has the traceback.
             log.error("a %s's handler failed with %s", kind, type(error).__name__)
         log.debug("the handler's failure", exc_info=error)
 
@@ -84,7 +84,7 @@ def log_failure(kind: str, error: Exception) -> None:
 def report_slow_handshake(limits: Limits) -> None:
     """Log and count a connection that was dropped because its handshake took too long."""
     if may_log("connections that were dropped in their handshakes"):
-        # log: A client did not finish its handshake in time.
+        # log: A client didn't finish its handshake in time.
         log.info("a connection was dropped: no handshake in Limits(handshake=%g)", limits.handshake)
     turned_away("handshake")
 

@@ -138,9 +138,8 @@ class Balancers:
             header = await _read_header(wire)
         except HeaderError as error:
             if may_log("balancers without a PROXY header"):
-                # log: An address in `balancers=` opened a connection that doesn't begin with a header of the PROXY
-                # protocol. Turn it on in the balancer (`send-proxy-v2`, `proxy_protocol on`), or take the address out
-                # of the list.
+                # log: An address in `balancers=` opened a connection without a PROXY protocol header. Enable it in the
+                # balancer (`send-proxy-v2`, `proxy_protocol on`), or remove the address from the list.
                 log.warning("dropped a connection from the balancer %s: no PROXY header: %s", host, error)
             raise HandshakeFailed(f"{wire.peer}: the balancer sent no PROXY header: {error}") from error
         if header.host:

@@ -24,14 +24,14 @@ _errors = msgspec.json.Decoder(ErrorRecord)
 @click.argument("url")
 @click.argument("method")
 @click.argument("arguments", default="{}")
-@click.option("--stream", "streams", is_flag=True, help="Send the lines of standard input as the items of a stream.")
-@click.option("--deadline", type=float, help="Seconds after which the call ends, at the server too.")
+@click.option("--stream", "streams", is_flag=True, help="Send each line of standard input as an item of the stream.")
+@click.option("--deadline", type=float, help="Seconds until the call is cancelled, on the server too.")
 @timeout_option
 @client_options
 def call(
     link: LinkOptions, url: str, method: str, arguments: str, streams: bool, deadline: float | None, timeout: float
 ) -> int:
-    """Call METHOD of the server at URL with ARGUMENTS, which are a JSON object, and print the result as JSON.
+    """Call METHOD of the server at URL and print its result as JSON. ARGUMENTS is a JSON object.
 
     For example: muxkit call bpmux+tcp://127.0.0.1:7000 Orders.get '{"id": 7}'. A method that returns a stream prints
     one item per line.
@@ -39,7 +39,7 @@ def call(
     try:
         msgspec.json.decode(arguments, type=dict)
     except msgspec.MsgspecError as error:
-        raise CommandFailed(f"invalid arguments: expected a JSON object, {error}", Exit.USAGE) from error
+        raise CommandFailed(f"invalid arguments: expected a JSON object: {error}", Exit.USAGE) from error
     code: int = run(partial(_call, url, link, method, arguments.encode(), streams, deadline, timeout))
     return code
 
@@ -95,7 +95,7 @@ async def _send_lines(channel: muxkit.Channel) -> None:
 @timeout_option
 @client_options
 def describe(link: LinkOptions, url: str, schemas: bool, timeout: float) -> int:
-    """List the methods that can be called at URL, as they are written in Python."""
+    """List the methods of the server at URL, with their Python signatures."""
     code: int = run(partial(_describe, url, link, schemas, timeout))
     return code
 

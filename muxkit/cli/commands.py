@@ -1,12 +1,12 @@
 """The command line `muxkit`: its table of commands, its version, and the process that runs one of them.
 
-A command is imported when it is run, because all of them together import Trio, rich, every protocol and the staging
-server: half a second for a person who asked for `muxkit --version`. So this module knows of each command only its name,
-where it is, and the line that `muxkit --help` shows. It imports click and the names of muxkit, and nothing that needs
-Trio or rich; `tests/cli/test_start.py` looks at the imported modules.
+A command is imported when it runs, because importing all of them takes half a second: together they import Trio, rich,
+every protocol and the staging server. This module therefore knows only the name of each command, where it is, and the
+line that `muxkit --help` shows. It imports click and the names of muxkit, and nothing that needs Trio or rich.
+`tests/cli/test_start.py` checks the imported modules.
 
-Other packages add commands by entry points of the group `muxkit.commands`. The entry points are read only for a name
-that is not in the table, and for `muxkit --help`. An entry point names a click command, or a `Later`, which keeps
+Other packages add commands with entry points in the group `muxkit.commands`. The entry points are read only for a name
+that isn't in the table, and for `muxkit --help`. An entry point names a click command, or a `Later`, which keeps
 `muxkit --help` fast.
 """
 
@@ -40,14 +40,14 @@ class Later:
     """The line about it in the list of commands; a longer one than the terminal is wide is wrapped."""
 
     def load(self) -> click.Command:
-        """Import the command. Raises `ImportError` if its module, or what that needs, is not installed."""
+        """Import the command. Raises `ImportError` if its module or a dependency isn't installed."""
         module, _, name = self.place.partition(":")
         command: click.Command = getattr(import_module(module), name)
         return command
 
 
 class Commands(click.Group):
-    """A group whose commands are imported when they are run, or asked for their own help."""
+    """A group whose commands are imported when they run or when their own help is requested."""
 
     def __init__(self, *arguments: Any, table: Mapping[str, Later], **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -67,13 +67,13 @@ class Commands(click.Group):
         return self.table[name].line if name in self.table else self.commands[name].get_short_help_str()
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands. click would import every one of them."""
+        """Write the list of commands without importing them, as click would."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, self.line(name)) for name in self.list_commands(ctx)])
 
 
 class Library(Commands):
-    """The commands of the library, and those that other packages add by entry points."""
+    """The commands of muxkit and those that other packages add with entry points."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, those of other packages included, sorted."""
@@ -106,7 +106,7 @@ class Library(Commands):
 
 
 def _added(name: str) -> click.Command | Later | None:
-    """Return what another package offers for a command of this name. Raises `ImportError` if it cannot be imported."""
+    """Return another package's command with this name. Raises `ImportError` if it can't be imported."""
     from importlib.metadata import entry_points  # reads the metadata of every installed package
 
     for entry in entry_points(group=ADDED, name=name):
@@ -120,7 +120,7 @@ def _problem(name: str, error: ImportError) -> str:
 
 
 def _unavailable(name: str, error: ImportError) -> click.Command:
-    """Stand in for a command whose package is named and cannot be imported."""
+    """Return a placeholder for a command of a package that can't be imported."""
     problem = _problem(name, error)
 
     def fail() -> None:
@@ -137,11 +137,11 @@ OWN = {
     "call": Later("muxkit.cli.calling:call", "Call a method of a server, with JSON in and out."),
     "capture": Later("muxkit.cli.pipeline.capture:capture", "Report on recorded traffic."),
     "chaos": Later("muxkit.cli.chaos:chaos", "Relay connections over a bad network."),
-    "describe": Later("muxkit.cli.calling:describe", "List the methods that a server has."),
+    "describe": Later("muxkit.cli.calling:describe", "List the methods of a server."),
     "doctor": Later("muxkit.cli.doctor:doctor", "Check this machine, or find the step at which a URL fails."),
     "fleet": Later("muxkit.cli.pipeline.fleet:fleet", "Run seeded simulations of the protocols."),
     "forward": Later("muxkit.cli.forward:forward", "Forward TCP, UDP and Unix sockets, or serve forwards."),
-    "open": Later("muxkit.cli.interactive:open_", "Open a session and talk to the server by hand."),
+    "open": Later("muxkit.cli.interactive:open_", "Open a session and send messages interactively."),
     "pipe": Later("muxkit.cli.pipe:pipe", "Connect standard input and output to a channel."),
     "plugins": Later("muxkit.cli.plugins:plugins", "List the installed protocols and transports."),
     "recv": Later("muxkit.cli.transfer.commands:recv", "Receive files and folders."),
@@ -175,8 +175,8 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, wanted: bool) 
 def commands() -> None:
     """Many flow-controlled channels over one connection.
 
-    Exit codes: 0 ok, 1 it failed, 2 usage, 3 could not connect, 4 the peer broke the protocol, 5 timed out,
-    130 interrupted.
+    Exit codes: 0 success, 1 failure, 2 invalid usage, 3 no connection, 4 the peer violated the protocol, 5 timeout, 130
+    interrupted.
     """
 
 
@@ -187,14 +187,14 @@ def restream() -> None:
 
 @commands.group(cls=Commands, table=STAGE, short_help="Serve the staging store of a Spark sink.")
 def stage() -> None:
-    """The staging server of a Spark sink: many tasks stage rows, which are committed as one transaction."""
+    """The staging server of a Spark sink: tasks stage rows, and each batch is committed as one transaction."""
 
 
 # ---------------------------------------------------------------------------- the version
 
 
 def build() -> str:
-    """Return which form of muxkit runs: compiled to machine code by mypyc, or pure Python."""
+    """Return how this muxkit was built: compiled with mypyc, or pure Python."""
     # The module `_windows` is compiled in every compiled build. It is looked for without importing its package.
     found = PathFinder.find_spec("muxkit.core._windows", [str(Path(folder, "core")) for folder in muxkit.__path__])
     is_source = found is None or found.origin is None or found.origin.endswith(".py")
@@ -202,7 +202,7 @@ def build() -> str:
 
 
 def version_line() -> str:
-    """Return the line of `muxkit --version`: the version, its form, and what it runs on."""
+    """Return the line of `muxkit --version`: the version, the build, and the versions of Python and Trio."""
     from importlib.metadata import version  # importing Trio for its version would take four times as long
 
     python = f"{platform.python_implementation()} {platform.python_version()}"
@@ -215,7 +215,7 @@ def version_line() -> str:
 
 
 def run() -> int:
-    """Run the command of this process's arguments; return the exit code."""
+    """Run the command in this process's arguments, and return the exit code."""
     try:
         # Without click's standalone mode, which knows the exit codes 0, 1 and 2 only.
         done = commands.main(prog_name="muxkit", standalone_mode=False)

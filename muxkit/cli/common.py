@@ -1,4 +1,4 @@
-"""What the commands that connect or serve share: their options, a session with a URL, a server, and their errors."""
+"""What the commands that connect or serve have in common: options, a session with a URL, a server, and their errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OURS: Final = (TOKEN, PROXY, FOLDER, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID"
 
 @attrs.frozen(kw_only=True)
 class LinkOptions:
-    """How a command connects or serves: certificates, tokens, and what it prints."""
+    """How a command connects or serves: certificates, tokens and output format."""
 
     tls: muxkit.TLS | None
     has_client_ca: bool
@@ -68,7 +68,7 @@ class LinkOptions:
         return given if self.proxy is None else given | {"proxy": self.proxy}
 
     def observer(self) -> Metrics | None:
-        """Return what counts sessions, if metrics are to be shown."""
+        """Return an observer that counts sessions, if metrics are shown."""
         if self.metrics is None:
             return None
         from muxkit.metrics import Metrics
@@ -76,55 +76,53 @@ class LinkOptions:
         return Metrics()
 
     def token(self) -> str | None:
-        """Return the token that a client shows; None if it has none."""
+        """Return the client's token, or None."""
         if self.tokens is not None and len(self.tokens) > 1:
-            raise click.UsageError(f"a client has one token, and --token-file has {len(self.tokens)} lines")
+            raise click.UsageError(f"--token-file of a client: expected one token, got {len(self.tokens)}")
         return None if self.tokens is None else next(iter(self.tokens.values()))
 
     def check_exposure(self, urls: Sequence[str]) -> None:
-        """Refuse a server that other machines reach and that lets in every client."""
+        """Reject a server that other machines can reach and that would accept every client."""
         if self.insecure or self.has_client_ca or self.tokens:
             return
         if all(is_here(url) for url in urls if "://" in url):  # what is no URL is refused by the library, in its words
             return
-        raise click.UsageError("every client could come in: give --token-file or --client-ca (or --insecure)")
+        raise click.UsageError("the server would accept every client: use --token-file or --client-ca (or --insecure)")
 
 
-_TOKEN_OF_CLIENT = click.option(
-    "--token-file", type=FILE, help=f"The token to show. [default: the environment's {TOKEN}]"
-)
+_TOKEN_OF_CLIENT = click.option("--token-file", type=FILE, help=f"The client's token. [default: ${TOKEN}]")
 _TOKENS_OF_SERVER = click.option(
     "--token-file",
     type=FILE,
-    help=f"Let in only clients with these tokens: a name and a token a line. [default: the environment's {TOKEN}]",
+    help=f"Accept only clients with these tokens: a name and a token per line. [default: ${TOKEN}]",
 )
 _TOKEN_OF_EITHER = click.option(
     "--token-file",
     type=FILE,
-    help=f"The token to show; with --serve a name and a token a line. [default: the environment's {TOKEN}]",
+    help=f"The client's token; with --serve, a name and a token per line. [default: ${TOKEN}]",
 )
 _CERT = (
-    click.option("--cert", type=FILE, help="The certificates to show, PEM."),
-    click.option("--key", type=FILE, help="The key, if it is not in the same file."),
+    click.option("--cert", type=FILE, help="The certificate chain to present, PEM."),
+    click.option("--key", type=FILE, help="The private key, if it isn't in the same file."),
 )
-_CA = click.option("--ca", type=FILE, help="Trusted certificates of servers, PEM. [default: those of the system]")
+_CA = click.option("--ca", type=FILE, help="Certificates of the authorities to trust, PEM. [default: the system's]")
 _PROXY = click.option(
     "--proxy",
     metavar="URL",
     envvar=PROXY,
     help="Connect through this proxy: http://host:port, socks5://host:port, socks5h://host:port, or `environment` for "
-    f"the one of HTTPS_PROXY or ALL_PROXY. A URL with a password belongs into the environment's {PROXY}.",
+    f"HTTPS_PROXY or ALL_PROXY. Put a URL with a password into ${PROXY}.",
 )
 _TRACE = click.option(
     "--trace",
     type=click.Path(file_okay=False),
     metavar="DIR",
-    help=f"Write a trace of each session into this folder. [default: the environment's {FOLDER}]",
+    help=f"Write a trace of each session to this folder. [default: ${FOLDER}]",
 )
 _METRICS = click.option(
     "--metrics",
     metavar="HOST:PORT",
-    help="Answer there by HTTP with /metrics for Prometheus, /healthz, and /sessions for `muxkit top`; or unix:PATH.",
+    help="Serve /metrics for Prometheus, /healthz, and /sessions for `muxkit top` by HTTP here, or at unix:PATH.",
 )
 timeout_option: CommandDecorator = click.option(
     "--timeout",
@@ -132,14 +130,14 @@ timeout_option: CommandDecorator = click.option(
     default=CONNECT_SECONDS,
     show_default=True,
     envvar=TIMEOUT,
-    help=f"Seconds until the server must have answered; also the environment's {TIMEOUT}.",
+    help=f"Seconds to wait for the server's answer; also ${TIMEOUT}.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
 
 def _client_ca(when: str) -> Callable[..., Any]:
     return click.option(
-        "--client-ca", type=FILE, help=f"{when}Let in only clients with certificates of these authorities, PEM."
+        "--client-ca", type=FILE, help=f"{when}Accept only clients with certificates from these authorities, PEM."
     )
 
 
@@ -169,7 +167,7 @@ def _with_options(*options: Callable[..., Any]) -> CommandDecorator:
             if trace is not None:
                 os.environ[FOLDER] = trace
             if client_ca is not None and given.get("serve") is False:
-                raise click.UsageError("--client-ca goes with --serve")
+                raise click.UsageError("--client-ca requires --serve")
             if given.get("serve"):
                 proxy = None  # a server doesn't connect anywhere
             try:
@@ -201,7 +199,7 @@ client_options: CommandDecorator = _with_options(
     *_CERT,
     _CA,
     _PROXY,
-    _insecure("Allow plaintext beyond this machine, and servers of any name."),
+    _insecure("Allow plaintext beyond this machine, and servers with any certificate."),
     _TRACE,
     _JSON,
 )
@@ -211,7 +209,7 @@ server_options: CommandDecorator = _with_options(
     _TOKENS_OF_SERVER,
     *_CERT,
     _client_ca(""),
-    _insecure("Allow plaintext beyond this machine, and every client to come in."),
+    _insecure("Allow plaintext beyond this machine, and accept every client."),
     _TRACE,
     _METRICS,
     _JSON,
@@ -224,7 +222,7 @@ either_options: CommandDecorator = _with_options(
     _CA,
     _PROXY,
     _client_ca("With --serve: "),
-    _insecure("Allow plaintext beyond this machine, and a server that lets in every client."),
+    _insecure("Allow plaintext beyond this machine, and a server that accepts every client."),
     _TRACE,
     _METRICS,
     _JSON,
@@ -239,7 +237,7 @@ def _tokens(file: str | None) -> dict[str, str] | None:
 
 
 def names_and_secrets(file: str) -> dict[str, str]:
-    """Read a file of names and secrets; a secret without a name is of `client` with the number of its line."""
+    """Read a file of names and secrets. A secret without a name gets the name `client` and the number of its line."""
     found: dict[str, str] = {}
     for number, line in enumerate(Path(file).read_text(encoding="utf-8").splitlines(), 1):
         words = line.split()
@@ -249,10 +247,10 @@ def names_and_secrets(file: str) -> dict[str, str]:
             raise click.UsageError(f"{printable(file)}, line {number}: expected a name and a secret")
         name = words[0] if len(words) == 2 else f"client {number}"
         if name in found:
-            raise click.UsageError(f"{printable(file)}, line {number}: {printable(name)} is there twice")
+            raise click.UsageError(f"{printable(file)}, line {number}: duplicate name {printable(name)}")
         found[name] = words[-1]
     if not found:
-        raise click.UsageError(f"{printable(file)}: there is nothing in it")
+        raise click.UsageError(f"{printable(file)}: the file is empty")
     return found
 
 
@@ -277,7 +275,7 @@ def is_here(url: str) -> bool:
 
 
 def run(work: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - what the function returns
-    """Run an async function; what it raises about options speaks of those of the command."""
+    """Run an async function. Errors about options name the command's options instead of keyword arguments."""
     try:
         return trio.run(work, *arguments)
     except BaseException as error:
@@ -286,7 +284,7 @@ def run(work: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - wha
 
 
 def raise_in_options(error: BaseException) -> None:
-    """Raise the error of a command for errors that a user mends with an option."""
+    """Raise the error of a command for errors that the user can fix with an option."""
     leaves = [*leaves_of(error)]
     first = leaves[0]
     if len(leaves) > 1:
@@ -298,7 +296,7 @@ def raise_in_options(error: BaseException) -> None:
 
 
 def check_url(url: str, options: LinkOptions) -> None:
-    """Raise the error of a command for a URL that no attempt could use, before anything listens or connects."""
+    """Raise the error of a command for an unusable URL before anything listens or connects."""
     try:
         door = Door(url, limits=None, observer=None, linger=1.0, tls=options.tls, options={}, token=options.token())
         read: Callable[[str], object] | None = getattr(door.transport, "client", None)
@@ -310,7 +308,7 @@ def check_url(url: str, options: LinkOptions) -> None:
 
 
 def _as_typed(url: str) -> str:
-    """Return a URL as its user typed it, but for a password and a query."""
+    """Return a URL as the user typed it, without password and query."""
     shown = without_secrets(url)
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     user, at, _ = rest.partition("?")[0].partition("/")[0].rpartition("@")
@@ -319,7 +317,7 @@ def _as_typed(url: str) -> str:
 
 
 class NotConnected(CommandFailed):
-    """No session came about; `may_heal` says whether another attempt could do better."""
+    """No session could be opened. `may_heal` says whether another attempt could succeed."""
 
     def __init__(self, sentence: str, *, may_heal: bool = True) -> None:
         super().__init__(in_options(sentence), Exit.NOT_CONNECTED)
@@ -330,7 +328,7 @@ class NotConnected(CommandFailed):
 async def session_with(
     url: str, options: LinkOptions, *, within: float = CONNECT_SECONDS, linger: float = 5.0
 ) -> AsyncIterator[muxkit.Session]:
-    """Open a session whose server has answered; raises `NotConnected` if none has within so many seconds."""
+    """Open a session and wait for the server's answer. Raises `NotConnected` if none arrives in `within` seconds."""
     check_url(url, options)
     stands = False
     try:
@@ -355,9 +353,9 @@ async def session_with(
 
 
 async def _found_at(url: str) -> str | None:
-    """Return what answers at a TCP port where no session came about, if it can be told.
+    """Return which protocol a TCP port speaks at which no session could be opened, if it can be detected.
 
-    Most servers of other kinds wait for a request before they say anything, so this sends one of HTTP.
+    Most servers of other protocols wait for a request before they send anything, so this sends an HTTP request.
     """
     scheme, _, address = url.partition("://")
     if scheme.partition("+")[2] != "tcp":
@@ -385,9 +383,10 @@ def serve_until_signal(
     logged: AbstractContextManager[object] | None = None,
     **more: Any,
 ) -> int:
-    """Run a server as this process: the first signal drains, the second aborts; a service manager is told of both.
+    """Run a server as this process: the first signal drains it, and the second aborts it. Notifies a service manager of
+    both.
 
-    `logged` prints what the library logs, in place of warnings on standard error.
+    `logged` prints log records of the library instead of warnings on standard error.
     """
     options.check_exposure(urls)
     metrics = options.observer()
@@ -438,7 +437,7 @@ def _page_of(url: str) -> str:
 async def shown_metrics(
     options: LinkOptions, metrics: Metrics | None, server: muxkit.Server | None = None
 ) -> AsyncIterator[None]:
-    """Show metrics where `--metrics` says while the block runs; without it nothing is shown."""
+    """Serve metrics at the address of `--metrics` while the block runs. Without that option, do nothing."""
     if options.metrics is None:
         yield
         return
@@ -476,7 +475,7 @@ class _Logged(logging.Handler):
 
 
 def notify(state: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Tell the service manager, if this process has one (systemd, `Type=notify`)."""
+    """Notify the service manager, if this process has one (systemd, `Type=notify`)."""
     path = environment.get("NOTIFY_SOCKET")
     if not path:
         return
@@ -499,13 +498,15 @@ def passed_sockets(environment: Mapping[str, str] = os.environ) -> list[socket.s
             raise ValueError
         return [socket.socket(fileno=FIRST_SOCKET + number) for number in range(count)]
     except ValueError:
-        raise click.UsageError("the environment's LISTEN_FDS is no number of sockets") from None
+        raise click.UsageError("invalid LISTEN_FDS: expected a number of sockets") from None
     except OSError as error:
-        raise click.UsageError(f"the environment's LISTEN_FDS promises sockets that are not there: {error}") from None
+        raise click.UsageError(f"LISTEN_FDS names sockets that aren't open: {error}") from None
 
 
 def allow_files() -> None:
-    """Let this process have as many open files as its user may; by default 1,024, for programs that use `select()`."""
+    """Raise this process's limit of open files to the maximum. The default, 1,024, exists for programs that use
+    `select()`.
+    """
     if sys.platform == "win32":
         return
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -515,5 +516,5 @@ def allow_files() -> None:
 
 
 def plain_environment() -> dict[str, str]:
-    """Return the environment for programs of this server, without what is its own, such as its token."""
+    """Return the environment for programs that this server starts, without its own variables such as the token."""
     return {name: value for name, value in os.environ.items() if name not in OURS}

@@ -1,4 +1,4 @@
-"""`muxkit doctor`: what is installed and works on this machine, and at which step a URL fails."""
+"""`muxkit doctor`: which plugins are installed and work, and at which step connecting to a URL fails."""
 
 from __future__ import annotations
 
@@ -76,22 +76,22 @@ class Result:
     type=click.FloatRange(0.001, 1e6),
     default=STEP_SECONDS,
     show_default=True,
-    help="Seconds for each step of a URL.",
+    help="Seconds for each step of a connection.",
 )
 @client_options
 def doctor(link: LinkOptions, url: str | None, timeout: float) -> int:
-    """Say what is installed and works on this machine; or, of URL, at which step it fails.
+    """Check the installed protocols and transports, or find the step at which connecting to URL fails.
 
-    Without URL each protocol is tried over each transport, from this process to itself. With URL the steps are: url,
-    name and tcp (or proxy in their place), tls, websocket, protocol and authorisation, those that its transport has;
-    the first that fails is the last.
+    Without URL, it tries each protocol over each transport within this process. With URL, it tries the steps url, name
+    and tcp (or proxy instead), tls, websocket, protocol and authorisation, as far as the transport has them, and stops
+    at the first one that fails.
 
-    Exit codes: 0 all is well, 1 a self-test failed, 2 the URL cannot be meant, 3 the server was not reached or does not
-    let this client in, 4 it speaks another protocol.
+    Exit codes: 0 everything works, 1 a self-test failed, 2 the URL is invalid, 3 the server can't be reached or rejects
+    this client, 4 it speaks another protocol.
     """
     if url is None:
         if not all([_installation(link.as_json), run(_self_test, link.as_json)]):
-            raise CommandFailed("not everything that is installed works")
+            raise CommandFailed("some installed plugins don't work")
         return Exit.OK
     code: int = run(_check, url, link, timeout)
     return code
@@ -121,7 +121,7 @@ def _installation(as_json: bool) -> bool:
 
 
 def _spin() -> str:
-    """Describe how long readers spin before they sleep, and why."""
+    """Describe how long readers poll before they sleep, and why."""
     quota, seconds = cpu_quota(), usual_spin()
     if quota is not None and seconds == 0:
         return f"off: a cgroup limits this process to {quota:g} CPUs; {SPIN}=200 turns it on"
@@ -130,7 +130,7 @@ def _spin() -> str:
 
 
 def _requirements() -> dict[str, set[str]]:
-    """Return the packages of each extra; those of "" are always needed."""
+    """Return the packages of each extra. The key "" has those that are always needed."""
     found: dict[str, set[str]] = {}
     for text in requires("muxkit") or []:
         name = re.match(r"[\w.-]+", text)
@@ -148,7 +148,7 @@ def _version(package: str) -> str | None:
 
 
 async def _self_test(as_json: bool) -> bool:
-    """Try each protocol over each transport that can carry it; return False if one fails."""
+    """Try each protocol over each transport that can carry it. Return False if one fails."""
     usable = [plugin for plugin in installed() if plugin.problem is None]
     protocols = [plugin for plugin in usable if plugin.kind == "protocol"]
     transports = [plugin for plugin in usable if plugin.kind == "transport"]
@@ -179,11 +179,11 @@ def _carries(protocol: Plugin, transport: Plugin) -> bool:
 
 
 async def _try(protocol: str, transport: str, folder: Path, tls: muxkit.TLS | None, without: str) -> Result:
-    """Send messages from this process to itself, through the real thing."""
+    """Send messages within this process through a real transport."""
     name = f"{protocol}+{transport}"
     address = {"unix": str(folder / protocol), "mem": f"doctor-{protocol}", "sim": "doctor"} | LOOPBACK
     if transport not in address:
-        return Result(name, None, "not tried: only the package that brings it knows its addresses")
+        return Result(name, None, "not tried: only its package knows its addresses")
     if transport in CERTIFIED and tls is None:
         return Result(name, None, f"not tried: {without}")
     options: dict[str, Any] = {"tls": tls} if transport in CERTIFIED else {}
@@ -205,7 +205,7 @@ async def _try_channel(url: str, options: dict[str, Any]) -> str:
                 message = b"%d" % number * 100
                 await channel.send(message)
                 if await channel.receive() != message:
-                    raise CommandFailed("a message came back changed")
+                    raise CommandFailed("a message was changed on the way")
     return f"{MESSAGES} messages there and back"
 
 
@@ -224,10 +224,10 @@ async def _try_restream(url: str, options: dict[str, Any]) -> str:
 
 
 def make_certificate(certificate: Path, key: Path) -> None:
-    """Make a certificate for 127.0.0.1, valid for a day; raises `CommandFailed` without the program `openssl`."""
+    """Create a certificate for 127.0.0.1, valid for a day. Raises `CommandFailed` if `openssl` isn't installed."""
     program = shutil.which("openssl")
     if program is None:
-        raise CommandFailed("needs the program openssl, to make a certificate")
+        raise CommandFailed("needs the program openssl to create a certificate")
     made = subprocess.run(
         [
             *(program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
@@ -239,14 +239,14 @@ def make_certificate(certificate: Path, key: Path) -> None:
         check=False,
     )
     if made.returncode:
-        raise CommandFailed(f"openssl could not make a certificate: {made.stderr.strip().splitlines()[-1:]}")
+        raise CommandFailed(f"openssl failed to create a certificate: {made.stderr.strip().splitlines()[-1:]}")
 
 
 # ---------------------------------------------------------------------------- a URL
 
 
 class StepFailed(Exception):
-    """A step of a check failed: at which, in words, and with which exit code the command ends."""
+    """A step of a check failed: its name, a description, and the exit code of the command."""
 
     def __init__(self, step: str, text: str, exit: Exit = Exit.NOT_CONNECTED) -> None:
         super().__init__(text)
@@ -255,7 +255,7 @@ class StepFailed(Exception):
 
 
 async def _check(url: str, link: LinkOptions, within: float) -> int:
-    """Check a URL, and print a line for each step; return the exit code."""
+    """Check a URL, print a line for each step, and return the exit code."""
     failed: StepFailed | None = None
     try:
         await _Check(url, link, within).run()
@@ -274,7 +274,7 @@ async def _check(url: str, link: LinkOptions, within: float) -> int:
 
 
 class _Check:
-    """The steps from a URL to a session that stands."""
+    """The steps from a URL to an open session."""
 
     def __init__(self, url: str, link: LinkOptions, within: float) -> None:
         self._url = url
@@ -340,7 +340,7 @@ class _Check:
         except OSError as error:
             raise StepFailed("name", f"{self._host}: {error.strerror or error}") from error
         except UnicodeError as error:
-            raise StepFailed("name", f"{self._host}: this is no name of a host") from error
+            raise StepFailed("name", f"{self._host}: invalid host name") from error
         addresses = sorted({str(each[4][0]) for each in found})
         return f"{self._host} is {', '.join(addresses)}"
 
@@ -411,7 +411,7 @@ class _Check:
         try:
             return await self._ask_for_upgrade(stream)
         except (trio.BrokenResourceError, ssl.SSLError) as error:
-            raise StepFailed("websocket", "the server hung up without an answer to the upgrade") from error
+            raise StepFailed("websocket", "the server closed the connection without answering the upgrade") from error
         finally:
             await trio.aclose_forcefully(stream)
 
@@ -430,12 +430,12 @@ class _Check:
             if not data or not head.startswith(b"HTTP/"[: len(head)]):
                 break
         if not head:
-            raise StepFailed("websocket", "the server hung up without an answer to the upgrade")
+            raise StepFailed("websocket", "the server closed the connection without answering the upgrade")
         status = re.match(rb"HTTP/1\.\d (\d{3})([^\r\n]*)", head)
         if status is None:
             speaks = looks_like(head)
             told = f"; it looks like {speaks}" if speaks else ""
-            raise StepFailed("websocket", f"the server does not speak HTTP{told}")
+            raise StepFailed("websocket", f"the server doesn't speak HTTP{told}")
         if status[1] != b"101":
             with trio.move_on_after(REFUSAL_SECONDS):
                 while len(head) < HEAD_MOST and (data := await stream.receive_some(HEAD_MOST)):
@@ -447,7 +447,7 @@ class _Check:
         wanted = base64.b64encode(hashlib.sha1(key + _WEBSOCKET_ID, usedforsecurity=False).digest())
         accept = re.search(rb"\r\nsec-websocket-accept: *([^\r\n ]*)", head, re.IGNORECASE)
         if accept is None or accept[1] != wanted:
-            raise StepFailed("websocket", "the server accepts the upgrade with a wrong Sec-WebSocket-Accept")
+            raise StepFailed("websocket", "the server accepted the upgrade with a wrong Sec-WebSocket-Accept")
         return f"the server takes the upgrade at {printable(rest or '/')}"
 
     async def _speak_restream(self) -> str:
@@ -463,7 +463,7 @@ class _Check:
         return "the server answers"
 
     async def _speak(self) -> None:
-        """Open a session, measure a round trip, and wait for a refusal: a server may say it late."""
+        """Open a session, measure a round trip, and wait for a refusal, which some protocols deliver late."""
         link, began, stands = self._link, trio.current_time(), False
         within = self._within + REFUSAL_SECONDS
         try:
@@ -481,7 +481,7 @@ class _Check:
                             await _round_trip(session)
             Result("protocol", True, text, took).say("step", as_json=link.as_json)
         except trio.TooSlowError:
-            hint = "; relink has no word for a refusal: the server may want a token" * (self._protocol == "relink")
+            hint = "; relink can't report a refusal, so the server may want a token" * (self._protocol == "relink")
             text = f"no session within {within:g} s{hint}"
             raise StepFailed("protocol", text, Exit.VIOLATION) from None
         except muxkit.Refused as error:
@@ -496,14 +496,14 @@ class _Check:
         except ValueError as error:
             raise StepFailed("url", str(error), Exit.USAGE) from error
         how = "with a token" if link.token() else "without a token"
-        Result("authorisation", True, f"this client is let in {how}").say("step", as_json=link.as_json)
+        Result("authorisation", True, f"the server accepts this client {how}").say("step", as_json=link.as_json)
 
 
 async def _round_trip(session: muxkit.Session) -> str:
     try:
         return f"a round trip through the server's session took {await session.ping() * 1000:.1f} ms"
     except muxkit.Unsupported:
-        return "a session begins; this protocol has no ping here"
+        return "the session has begun; this protocol has no ping"
 
 
 def _why_not_encrypted(error: BaseException | None) -> str:
@@ -511,7 +511,7 @@ def _why_not_encrypted(error: BaseException | None) -> str:
         return f"{error.verify_message}; --ca names the authorities to trust"
     reason = getattr(error, "reason", None) or ""
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
-        return "the server does not speak TLS at this port; is it +tcp or +ws?"
+        return "the server doesn't speak TLS at this port; try +tcp or +ws"
     return f"the handshake failed: {reason.replace('_', ' ').lower() or error or 'the server hung up'}"
 
 

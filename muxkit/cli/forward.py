@@ -1,4 +1,4 @@
-"""`muxkit forward`: forwards of connections to a server and from it, and the server that serves them."""
+"""`muxkit forward`: forward connections to and from a server, and the server for that."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ParsedT = TypeVar("ParsedT")
 
 def _pair(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, str]]:
     if any(forwards.without_udp(value)[1] for value in values):
-        raise click.BadParameter("UDP goes with --local")
+        raise click.BadParameter("UDP works with --local only")
     return [(str(bind), str(target)) for bind, target in _each(forwards.parse_forward, values)]
 
 
@@ -50,7 +50,7 @@ def _local(context: click.Context, parameter: click.Parameter, values: tuple[str
     pairs = _pair(context, parameter, tuple(text for text, _ in split))
     for (bind, target), (_, is_udp) in zip(pairs, split, strict=True):
         if is_udp and "/" in bind + target:
-            raise click.BadParameter(printable(f"{bind} to {target}: UDP has no Unix sockets here"))
+            raise click.BadParameter(printable(f"{bind} to {target}: UDP forwards don't support Unix sockets"))
     return [(bind, target, is_udp) for (bind, target), (_, is_udp) in zip(pairs, split, strict=True)]
 
 
@@ -71,7 +71,7 @@ def _each(parse: Any, values: Sequence[str]) -> list[Any]:  # noqa: ANN401 - any
 
 
 def _config(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    """Take the values of a file for the options that the command line does not give."""
+    """Read a file for the options that aren't on the command line."""
     if value is None:
         return
     try:
@@ -89,12 +89,12 @@ def _config(context: click.Context, parameter: click.Parameter, value: str | Non
         found = known.get(key)
         if found is None or found is parameter or found.name is None:
             raise click.BadParameter(
-                f"{printable(value)}: there is no {printable(key)!r}; there are: {', '.join(known)}"
+                f"{printable(value)}: unknown option {printable(key)!r}: expected one of {', '.join(known)}"
             )
         several = given if found.multiple and isinstance(given, list) else [given]
         if any(isinstance(each, (list, dict)) for each in several):
-            what = "one value or a list of them" if found.multiple else "one value"
-            raise click.BadParameter(f"{printable(value)}: {printable(key)} is {what}")
+            what = "one value or a list" if found.multiple else "one value"
+            raise click.BadParameter(f"{printable(value)}: {printable(key)}: expected {what}")
         # Else as if it stood on the command line, where click takes everything but a flag as text.
         texts = [each if isinstance(each, bool) else str(each) for each in several]
         if found.name in PATHS:
@@ -105,7 +105,7 @@ def _config(context: click.Context, parameter: click.Parameter, value: str | Non
 
 @attrs.frozen(kw_only=True)
 class _Options:
-    """How a client connects, and ends."""
+    """How a client connects and shuts down."""
 
     url: str
     link: LinkOptions
@@ -125,7 +125,7 @@ class _Options:
     multiple=True,
     callback=_local,
     metavar="BIND:TARGET[/udp]",
-    help="Listen here; reach TARGET from the server.",
+    help="Listen on this machine; the server connects to TARGET.",
 )
 @click.option(
     "--remote",
@@ -133,7 +133,7 @@ class _Options:
     multiple=True,
     callback=_pair,
     metavar="BIND:TARGET",
-    help="Have the server listen; reach TARGET from here.",
+    help="Listen on the server; this machine connects to TARGET.",
 )
 @click.option(
     "--socks",
@@ -141,44 +141,44 @@ class _Options:
     multiple=True,
     callback=_bind,
     metavar="BIND",
-    help="Be a SOCKS5 proxy here, whose connections leave from the server.",
+    help="Listen on this machine as a SOCKS5 proxy; the server connects.",
 )
-@click.option("--socks-users", type=FILE, help="Users of the proxy: a name and a password a line.")
-@click.option("--serve", is_flag=True, help="Be the server at URL.")
+@click.option("--socks-users", type=FILE, help="Users of the proxy: a name and a password per line.")
+@click.option("--serve", is_flag=True, help="Run the server at URL.")
 @click.option(
     "--allow",
     multiple=True,
     callback=rules,
     metavar="RULE",
-    help="What clients may reach, such as db.internal@10.0.0.0/8:5432; without --serve: what the proxy may be asked.",
+    help="Allowed targets, such as db.internal@10.0.0.0/8:5432. Without --serve, restricts the SOCKS proxy.",
 )
 @click.option(
     "--allow-listen",
     multiple=True,
     callback=rules,
     metavar="RULE",
-    help="With --serve: where clients may have this machine listen.",
+    help="With --serve: addresses on which clients may listen.",
 )
 @click.option(
     "--patience",
     type=click.FloatRange(0.0, 1e6),
     default=forwards.PATIENCE,
     show_default=True,
-    help="Seconds that a new connection waits while the line is down.",
+    help="Seconds that a new connection waits for a session.",
 )
 @click.option(
     "--connections",
     type=click.IntRange(1, 10**6),
     default=4096,
     show_default=True,
-    help="Carried at once, of one forward or one client, at most.",
+    help="Maximum number of concurrent connections of one forward or one client.",
 )
 @click.option(
     "--grace",
     type=click.FloatRange(0.0, 1e6),
     default=10.0,
     show_default=True,
-    help="Seconds that connections have to end at Ctrl-C.",
+    help="Seconds that connections get to finish after Ctrl-C.",
 )
 @click.option(
     "--config",
@@ -187,7 +187,7 @@ class _Options:
     expose_value=False,
     callback=_config,
     metavar="FILE.toml",
-    help="Take options that are not given from this file.",
+    help="Read options from this file. The command line overrides it.",
 )
 @either_options
 def forward(
@@ -206,31 +206,29 @@ def forward(
 ) -> int:
     """Forward connections over a session with the server at URL, such as bpmux+wss://example.com/forward.
 
-    BIND and TARGET are host:port, [IPv6]:port, a port of this machine's loopback, or the path of a Unix socket.
-    A lost line is opened again by itself; listeners here stay, and those at the server are asked for again. Over relink
-    connections survive it. The first Ctrl-C lets connections end, the second resets them.
+    BIND and TARGET are host:port, [IPv6]:port, a port of this machine's loopback, or the path of a Unix socket. A lost
+    session is reopened. The listeners of this machine stay open, and those on the server are requested again. Over
+    relink, forwarded connections survive. The first Ctrl-C lets connections finish, and the second resets them.
 
-    A server reaches and listens on what its rules allow, and nothing else.
+    A server connects and listens only where its rules allow it.
     """
     if url is None:
         raise click.UsageError("Missing argument 'URL'.")
     mine = {"--local": local, "--remote": remote, "--socks": socks, "--socks-users": socks_users}
     if serve and (wrong := [name for name, given in mine.items() if given]):
-        raise click.UsageError(f"{wrong[0]} is for clients, and --serve makes a server")
+        raise click.UsageError(f"{wrong[0]} is for clients and can't be used with --serve")
     if not serve and (
         wrong := [
             name for name, given in {"--allow-listen": allow_listen, "--client-ca": link.has_client_ca}.items() if given
         ]
     ):
-        raise click.UsageError(f"{wrong[0]} goes with --serve")
+        raise click.UsageError(f"{wrong[0]} requires --serve")
     if not serve and allow and not socks:
-        raise click.UsageError("--allow goes with --serve, or with --socks")
+        raise click.UsageError("--allow requires --serve or --socks")
     if serve and not allow and not allow_listen:
-        raise click.UsageError(
-            "a server reaches what --allow names and listens where --allow-listen says: give one of them"
-        )
+        raise click.UsageError("--serve requires --allow or --allow-listen")
     if not serve and not (local or remote or socks):
-        raise click.UsageError("there is nothing to forward: give --local, --remote or --socks")
+        raise click.UsageError("nothing to forward: use --local, --remote or --socks")
     allow_files()
     if serve:
         return serve_forwards(link, [url], allow, allow_listen, connections=connections, grace=grace)
@@ -246,7 +244,7 @@ def forward(
 
 
 class _Lines(logging.Handler):
-    """Prints what the library logs while its block runs, as lines of the command."""
+    """Prints log records of the library as output lines of the command while its block runs."""
 
     def __init__(self, as_json: bool) -> None:
         super().__init__(logging.INFO)
@@ -270,7 +268,7 @@ class _Lines(logging.Handler):
 
 
 def _is_told(record: logging.LogRecord) -> bool:
-    """Return True for warnings, for what forwards log, and for events of the library."""
+    """Return True for warnings, for records of forwards, and for events of the library."""
     return record.levelno >= logging.WARNING or record.name == "muxkit.forward" or hasattr(record, "event")
 
 
@@ -279,7 +277,7 @@ def _is_told(record: logging.LogRecord) -> bool:
 
 @attrs.frozen(kw_only=True)
 class _Wanted:
-    """What a client forwards."""
+    """The forwards of a client."""
 
     local: list[tuple[str, str, bool]]
     """What to listen on, what to reach, and whether by UDP."""
@@ -291,7 +289,7 @@ class _Wanted:
 
 
 async def _forward(options: _Options, wanted: _Wanted, token: str | None) -> int:
-    """Forward until a signal; return its number."""
+    """Forward until a signal arrives, and return its number."""
     with trio.open_signal_receiver(*SIGNALS) as signals:
         async with AsyncExitStack() as stack:
             metrics = options.link.observer()
@@ -306,7 +304,7 @@ async def _forward(options: _Options, wanted: _Wanted, token: str | None) -> int
             number = await anext(signals)
             notify("STOPPING=1")
             live = sum(each.stats().connections for each in opened.values())
-            text = f"ending, {counted(live, 'connection')} may go on for {options.grace:g} s"
+            text = f"shutting down; waiting up to {options.grace:g} s for {counted(live, 'connection')}"
             say(text, {"event": "ending", "connections": live}, as_json=options.as_json)
             async with background() as nursery:
                 nursery.start_soon(_cancel_at_the_next, signals, nursery.cancel_scope)
@@ -321,7 +319,7 @@ async def _forward(options: _Options, wanted: _Wanted, token: str | None) -> int
 async def _open(
     stack: AsyncExitStack, options: _Options, wanted: _Wanted, line: forwards.Line
 ) -> dict[str, forwards.Forward]:
-    """Open all forwards; each has a name for people."""
+    """Open all forwards. Return them by a description for people."""
     how: dict[str, Any] = {"patience": wanted.patience, "limits": options.limits}
     opened: dict[str, forwards.Forward] = {}
     for bind, target, is_udp in wanted.local:
@@ -350,7 +348,7 @@ def _say_listening(kind: str, opened: forwards.Forward, target: str, options: _O
 def _say_total(what: str, stats: forwards.ForwardStats, options: _Options) -> None:
     text = (
         f"{what}: {counted(stats.total, 'connection')}, {stats.refused:,} refused; "
-        f"{counted(stats.bytes_in, 'byte')} taken here, {stats.bytes_out:,} given"
+        f"{counted(stats.bytes_in, 'byte')} received, {stats.bytes_out:,} sent"
     )
     say(text, {"event": "total", "forward": what, **attrs.asdict(stats)}, as_json=options.as_json)
 
@@ -373,6 +371,6 @@ def serve_forwards(
     grace: float,
     **more: Any,
 ) -> int:
-    """Run a server of forwards as this process; `more` are options of the transport."""
+    """Run a server of forwards as this process. `more` are options of the transport."""
     handler = forwards.handler(allow, listen=allow_listen, limits=forwards.ForwardLimits(connections=connections))
     return serve_until_signal(handler, urls, link, grace=grace, logged=_Lines(link.as_json), **more)

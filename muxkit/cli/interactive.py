@@ -1,4 +1,4 @@
-"""`muxkit open`: a session by hand, from a terminal or from a script of lines."""
+"""`muxkit open`: an interactive session, from a terminal or a script of lines."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ a line             is sent on the channel in use; the first one opens a channel 
 
 
 class _Mistake(Exception):
-    """A line that cannot be done; the next one can."""
+    """A line that can't be executed. The session continues with the next line."""
 
 
 @attrs.define(eq=False)
 class _Opened:
-    """A channel and what is known of it."""
+    """A channel and its label."""
 
     number: int
     channel: muxkit.Channel
@@ -58,21 +58,21 @@ class _Opened:
 
 @click.command("open")
 @click.argument("url")
-@click.option("--hex", "as_hex", is_flag=True, help="Show messages as bytes; `:hex off` changes it.")
+@click.option("--hex", "as_hex", is_flag=True, help="Show messages as hexadecimal bytes; `:hex off` stops that.")
 @click.option(
     "--wait",
     type=click.FloatRange(0.0, 1e9),
     default=10.0,
     show_default=True,
-    help="Seconds for answers after the end of the input.",
+    help="Seconds to wait for messages after the end of the input.",
 )
 @timeout_option
 @client_options
 def open_(link: LinkOptions, url: str, as_hex: bool, wait: float, timeout: float) -> int:
-    """Open a session with the server at URL and talk to it by hand, on several channels.
+    """Open a session with the server at URL and send messages interactively, on several channels.
 
-    Each line is a message, and `:help` lists the commands. At the end of the input all channels are closed, and what
-    still comes is shown. The input may be a script; the exit code is then 1 if a command in it failed.
+    Each line is a message, and `:help` lists the commands. At the end of the input all channels are closed, and
+    messages that still arrive are shown. The input may be a script. The exit code is 1 if a command in it failed.
     """
     code: int = run(partial(_open, url, link, as_hex, wait, within=timeout))
     return code
@@ -106,7 +106,7 @@ async def _lines() -> AsyncIterator[str]:
 
 
 class _Shell:
-    """The channels of a session, and the commands for them."""
+    """The channels of a session and the commands for them."""
 
     def __init__(self, session: muxkit.Session, *, as_hex: bool, as_json: bool) -> None:
         self._session = session
@@ -152,7 +152,7 @@ class _Shell:
         return mistakes
 
     async def _end(self) -> None:
-        """Close what was opened here, and wait for what still comes."""
+        """Close the channels that were opened here, and wait for messages that still arrive."""
         for each in [*self._opened.values()]:
             if not each.finished:
                 await self._finish(each)
@@ -165,7 +165,7 @@ class _Shell:
             name, _, rest = line[1:].strip().partition(" ")
             command = self._commands.get(name)
             if command is None:
-                raise _Mistake(f"there is no command :{name}; :help lists them")
+                raise _Mistake(f"unknown command :{name}; :help lists them")
             await command(rest.strip())
         else:
             text = line[1:] if line.startswith("::") else line
@@ -221,16 +221,16 @@ class _Shell:
         if self._current is None:
             await self._open("")
         opened = self._used()
-        await self._within(partial(opened.channel.send, message), "it takes nothing now; the line was not sent")
+        await self._within(partial(opened.channel.send, message), "the channel's window is full; the line was not sent")
 
     async def _finish(self, opened: _Opened) -> None:
         opened.finished = True
-        await self._within(opened.channel.finish, "it has not heard yet that the channel is closed")
+        await self._within(opened.channel.finish, "the peer hasn't confirmed the end of the channel yet")
         if opened.ended.is_set():
             self._forget(opened)
 
     async def _within(self, work: Callable[[], Awaitable[object]], otherwise: str) -> None:
-        """Do something that waits for the other side, which may never come."""
+        """Wait for the other side with a time limit."""
         with trio.move_on_after(SEND_SECONDS) as scope:
             try:
                 await work()
@@ -243,7 +243,7 @@ class _Shell:
 
     def _used(self) -> _Opened:
         if self._current is None:
-            raise _Mistake("there is no channel in use: :open one, or :use one")
+            raise _Mistake("no channel in use: use :open or :use")
         return self._current
 
     # ------------------------------------------------------------------------ commands
@@ -256,12 +256,12 @@ class _Shell:
         async def work() -> None:
             self._current = self._add(await self._session.open(name), ours=True)
 
-        await self._within(work, "it takes no more channels now")
+        await self._within(work, "the peer accepts no more channels now")
 
     async def _use(self, which: str) -> None:
         found = [each for each in self._opened.values() if which in (str(each.number), each.channel.name)]
         if not which or not found:
-            raise _Mistake(f"there is no channel {which!r}; :channels lists them")
+            raise _Mistake(f"unknown channel {which!r}; :channels lists them")
         if found[0].finished:
             raise _Mistake(f"channel {found[0].label} is closed")
         self._current = found[0]
@@ -275,7 +275,7 @@ class _Shell:
         try:
             message = bytes.fromhex(rest)
         except ValueError:
-            raise _Mistake(f"{rest!r} are no bytes, such as 00 ff") from None
+            raise _Mistake(f"invalid bytes {rest!r}: expected hexadecimal bytes, such as 00 ff") from None
         await self._send(message)
 
     async def _close(self, rest: str) -> None:
@@ -312,7 +312,7 @@ class _Shell:
 
     async def _hex(self, rest: str) -> None:
         if rest not in ("", "on", "off"):
-            raise _Mistake(":hex on, or :hex off")
+            raise _Mistake("expected :hex on or :hex off")
         self._as_hex = not self._as_hex if not rest else rest == "on"
 
     # ------------------------------------------------------------------------ output

@@ -20,12 +20,12 @@ PIECE = 32_768
 
 
 async def read_input() -> bytes:
-    """Read from standard input, whatever it is; empty at its end."""
+    """Read from standard input of any kind. Returns an empty result at its end."""
     return await trio.to_thread.run_sync(os.read, sys.stdin.fileno(), READ_SIZE, abandon_on_cancel=True)
 
 
 async def write_to(descriptor: int, data: bytes) -> None:
-    """Write everything to a descriptor of this process, which may block."""
+    """Write all bytes to a descriptor of this process, which may block."""
     await trio.to_thread.run_sync(_write, descriptor, data, abandon_on_cancel=True)
 
 
@@ -43,9 +43,9 @@ def _write(descriptor: int, data: bytes) -> None:
 def pipe(link: LinkOptions, url: str, name: str, timeout: float) -> int:
     """Connect standard input and output to a channel of the server at URL.
 
-    The end of the input is told to the server, whose output goes on; it is over when both have ended. With
-    `muxkit serve --exec` the other side is a command: its errors come out as errors, and its exit code becomes that
-    of this command.
+    The end of the input is sent to the server, whose output continues. The command ends when both have ended. If the
+    server is `muxkit serve --exec`, the remote command's error output is written to standard error, and its exit code
+    becomes that of this command.
     """
     code: int = run(partial(_pipe, url, link, name, timeout))
     return code
@@ -85,7 +85,7 @@ async def _carry(channel: muxkit.Channel, conversation: Conversation) -> int:
                 return int(data) if data.isdigit() else Exit.FAILED
             await write_to(sys.stderr.fileno() if kind == ERRORS else sys.stdout.fileno(), data)
         if conversation.is_framed:
-            raise CommandFailed("the other side ended without an exit code")
+            raise CommandFailed("the other side ended without sending an exit code")
         await sent.wait()
     if stopped and getattr(stopped[0], "reason", None):
         raise stopped[0]

@@ -14,7 +14,7 @@ from muxkit.cli.terminal import console, printable
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plugins(as_json: bool) -> None:
-    """List the protocols and transports that are installed.
+    """List the installed protocols and transports.
 
     A URL names one of each: bpmux+tcp://127.0.0.1:7000 is the protocol bpmux over the transport tcp.
     """

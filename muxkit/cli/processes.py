@@ -1,9 +1,9 @@
-"""Commands on channels: one process for each channel, with its input, output, errors and exit code.
+"""Commands on channels: one process per channel, with its input, output, errors and exit code.
 
-A client that wants more than the output opens its channel with the payload `muxkit.exec 1 NONCE`. A server that runs
-commands answers with the message `muxkit.exec ok NONCE`, and from then on begins each message with a byte that says
-what it is: `1` output, `2` errors, `x` the exit code as digits, the last one. No other server sends that nonce, so a
-client tells the two apart by the first message.
+A client that wants errors and exit code opens its channel with the payload `muxkit.exec 1 NONCE`. A server that runs
+commands answers with the message `muxkit.exec ok NONCE`. From then on, each of its messages begins with a byte for its
+kind: `1` output, `2` errors, and `x` the exit code in digits, which is the last message. No other server sends that
+nonce, so the client recognizes such a server by its first message.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OUTPUT, ERRORS, CODE = b"1", b"2", b"x"
 
 @attrs.define
 class Conversation:
-    """What one side of a pipe tells of the messages that it gets."""
+    """Distinguishes output, errors and exit code in the messages of one pipe."""
 
     nonce: bytes = attrs.field(factory=lambda: secrets.token_hex(16).encode())
     is_framed: bool | None = None
@@ -52,7 +52,7 @@ class Conversation:
         return _ASKED + self.nonce
 
     def receive(self, message: bytes) -> tuple[bytes, bytes]:
-        """Return what a message is (`OUTPUT`, `ERRORS` or `CODE`) and its bytes."""
+        """Return the kind of a message (`OUTPUT`, `ERRORS` or `CODE`) and its bytes."""
         if self.is_framed is None:
             self.is_framed = message == _GRANTED + self.nonce
             if self.is_framed:
@@ -64,13 +64,13 @@ class Conversation:
 
 
 def run_commands(arguments: Sequence[str], *, at_once: int) -> Callable[[muxkit.Channel], Awaitable[None]]:
-    """Make a handler of channels that runs a command for each, at most `at_once` at the same time."""
+    """Return a channel handler that runs a command for each channel, at most `at_once` at the same time."""
     running = 0
 
     async def handle(channel: muxkit.Channel) -> None:
         nonlocal running
         if running >= at_once:
-            channel.abort(f"{at_once} commands run here already", code=BUSY)
+            channel.abort(f"{at_once} commands are running already", code=BUSY)
             return
         running += 1
         try:
@@ -91,9 +91,9 @@ async def _run(channel: muxkit.Channel, arguments: Sequence[str]) -> None:
     except OSError as error:
         print(printable(f"muxkit: {arguments[0]}: {error.strerror or error}"), file=sys.stderr)
         if nonce is None:
-            channel.abort("the command could not be started", code=NOT_STARTED)
+            channel.abort("failed to start the command", code=NOT_STARTED)
             return
-        await channel.send(ERRORS + b"muxkit: the command could not be started\n")
+        await channel.send(ERRORS + b"muxkit: failed to start the command\n")
         code = NOT_STARTED
     if nonce is not None:
         await channel.send(CODE + str(code).encode())
@@ -104,7 +104,7 @@ async def _run(channel: muxkit.Channel, arguments: Sequence[str]) -> None:
 async def _process(
     channel: muxkit.Channel, arguments: Sequence[str], *, with_errors: bool
 ) -> AsyncIterator[trio.Process]:
-    """Start the command; with the block it and what it has started are ended if it still runs."""
+    """Start the command. It is terminated with everything it started if it still runs at the end of the block."""
     identity = channel.session.info.identity
     told = {"MUXKIT_CHANNEL": channel.name, "MUXKIT_PEER": channel.session.info.peer}
     if identity is not None and identity.user:
@@ -139,7 +139,7 @@ def _signal(process: trio.Process, number: signal.Signals) -> None:
 
 
 async def _carry(channel: muxkit.Channel, process: trio.Process, *, framed: bool) -> int:
-    """Carry everything both ways until the command has ended and its output has too; return its exit code."""
+    """Copy data in both directions until the command and its output have ended. Return the exit code."""
 
     async def output(stream: trio.abc.ReceiveStream, kind: bytes) -> None:
         prefix = kind if framed else b""

@@ -54,7 +54,7 @@ BY_HAND: Final = restream.ClientConfig(ack_every=None)
 @click.option(
     "--count",
     type=click.IntRange(1),
-    help=f"How many to read; of a stateful stream at most {MOST_COUNT:,}. [default: {COUNT:,}]",
+    help=f"How many values to read; at most {MOST_COUNT:,} of a stateful stream. [default: {COUNT:,}]",
 )
 @click.option(
     "--mode",
@@ -69,9 +69,13 @@ BY_HAND: Final = restream.ClientConfig(ack_every=None)
     help="Resume from this file, and save the position in it. It is created if it does not exist.",
 )
 @click.option("--values", is_flag=True, help="Print each value, one per line.")
-@click.option("--timeout", type=click.FloatRange(0.001, 1e9), help="Give up after so many seconds. [default: never]")
-@click.option("--ca", type=click.Path(exists=True, dir_okay=False), help="For tls and wss: trusted certificates, PEM.")
-@click.option("--insecure", is_flag=True, help="Plaintext to another machine.")
+@click.option("--timeout", type=click.FloatRange(0.001, 1e9), help="Give up after that many seconds. [default: never]")
+@click.option(
+    "--ca",
+    type=click.Path(exists=True, dir_okay=False),
+    help="For tls and wss: certificates of the authorities to trust, PEM.",
+)
+@click.option("--insecure", is_flag=True, help="Allow plaintext to another machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 def read(
     url: str,
@@ -86,9 +90,10 @@ def read(
 ) -> int:
     """Read the stream at URL, such as restream+tcp://127.0.0.1:7000.
 
-    A lost connection is dialled again at once, a failed attempt after five seconds or more, until it is interrupted
-    or --timeout is over. With --state nothing is acknowledged before it is saved, so the command can be killed and
-    started again: the server keeps what it may still ask for. A state file that is finished stays so.
+    A lost connection is reopened immediately, and a failed attempt is repeated after five seconds or more, until the
+    command is interrupted or --timeout has passed. With --state, nothing is acknowledged before it is saved. You can
+    kill the command and start it again, because the server keeps what it may need. A finished state file stays
+    finished.
     """
     state = None if path is None else StateFile(path)
     saved = None if state is None else state.load()
@@ -112,7 +117,7 @@ def read(
 
 @attrs.frozen
 class Wanted:
-    """What is read: a stream, its mode and its length."""
+    """The stream to read, its mode and its length."""
 
     url: str
     mode: Mode
@@ -121,7 +126,7 @@ class Wanted:
 
     @property
     def begins_at(self) -> int:
-        """How many values earlier runs have taken."""
+        """How many values earlier runs have read."""
         id = 0 if self.saved is None else self.saved.get("id", 0)
         return id if isinstance(id, int) else 0
 
@@ -133,12 +138,12 @@ def _wanted(url: str, count: int | None, mode: Mode | None, saved: JsonObject | 
     else:
         chosen = "stateless" if saved.get("mode") == "stateless" else "stateful"
         if mode not in (None, chosen):
-            raise CommandFailed(f"the saved state is of a {chosen} stream; leave --mode {mode} away", Exit.USAGE)
+            raise CommandFailed(f"--mode {mode}: the saved state belongs to a {chosen} stream; omit --mode", Exit.USAGE)
         params = saved.get("params")
         of_stream = params.get("count") if isinstance(params, dict) else None
         wanted = of_stream if type(of_stream) is int else COUNT if count is None else count
         if count not in (None, wanted):
-            raise CommandFailed(f"the saved stream has {wanted} numbers; leave --count {count} away", Exit.USAGE)
+            raise CommandFailed(f"--count {count}: the saved stream has {wanted} numbers; omit --count", Exit.USAGE)
     if chosen == "stateful" and wanted > MOST_COUNT:
         raise CommandFailed(f"--count {wanted}: a stateful stream has at most {MOST_COUNT} numbers", Exit.USAGE)
     return Wanted(url, chosen, wanted, saved)
@@ -173,7 +178,7 @@ def _open(
 
 
 async def _take(reader: Reader[int], wanted: Wanted, state: StateFile | None, report: Report) -> None:
-    """Take values until there are enough; save them soon, and in any case at the end."""
+    """Read values until there are enough. Save them regularly and at the end."""
     saver = None if state is None else Saver(state, reader)
     try:
         async with background() as nursery:
@@ -196,13 +201,13 @@ async def _take(reader: Reader[int], wanted: Wanted, state: StateFile | None, re
 
 
 class StateFile:
-    """The state of a stream in a file, which is replaced as a whole."""
+    """The state of a stream in a file that is replaced atomically."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def load(self) -> JsonObject | None:
-        """Read the state; None if there is no file."""
+        """Read the state. Return None if the file doesn't exist."""
         try:
             with self._path.open("rb") as file:
                 text = file.read(MOST_STATE + 1)
@@ -215,11 +220,11 @@ class StateFile:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             saved = None
         if not isinstance(saved, dict):
-            raise CommandFailed(f"{self._path} holds no saved state of a stream")
+            raise CommandFailed(f"{self._path}: not a saved state of a stream")
         return saved
 
     def save(self, snapshot: dict[str, Json]) -> None:
-        """Replace the file durably; an interruption leaves the old file as it was."""
+        """Replace the file durably. If interrupted, the old file is unchanged."""
         beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             with open(beside, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
@@ -235,7 +240,7 @@ class StateFile:
 
 
 class Saver:
-    """Saves what was taken, and acknowledges it after that."""
+    """Saves the position, then acknowledges it."""
 
     def __init__(self, state: StateFile, reader: Reader[int]) -> None:
         self._state = state
@@ -254,7 +259,7 @@ class Saver:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename durable; only Unix needs this, and allows it."""
+    """Make a rename durable. Only Unix needs and allows this."""
     if hasattr(os, "O_DIRECTORY"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -1,4 +1,4 @@
-"""`muxkit serve`: a server that sends back what comes, runs a command for each channel, has files, or forwards."""
+"""`muxkit serve`: a server that echoes messages, runs a command for each channel, serves files, or forwards."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def _command(context: click.Context, parameter: click.Parameter, value: str | No
     except ValueError as error:
         raise click.BadParameter(f"{printable(value)}: {error}") from None
     if not words:
-        raise click.BadParameter("there is no command")
+        raise click.BadParameter("expected a command")
     if shutil.which(words[0]) is None:
-        raise click.BadParameter(f"{printable(words[0])}: there is no such command, or it cannot be run")
+        raise click.BadParameter(f"{printable(words[0])}: command not found or not executable")
     return words
 
 
@@ -56,44 +56,44 @@ def _origins(context: click.Context, parameter: click.Parameter, values: tuple[s
     "command",
     callback=_command,
     metavar="COMMAND",
-    help="Run this command for each channel; it is split into words as by a shell, and no shell runs it.",
+    help="Run this command for each channel. It is split into words as a shell does, but no shell runs it.",
 )
 @click.option(
     "--files",
     "folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Let clients read the files in this folder, with `muxkit recv`.",
+    help="Let clients read the files in this folder with `muxkit recv`.",
 )
-@click.option("--upload", is_flag=True, help="With --files: let clients add files, with `muxkit send`.")
+@click.option("--upload", is_flag=True, help="With --files: let clients add files with `muxkit send`.")
 @click.option("--overwrite", is_flag=True, help="With --upload: let clients replace files as well.")
 @click.option(
     "--processes",
     type=click.IntRange(1, 10**6),
     default=64,
     show_default=True,
-    help="With --exec: commands that run at the same time, at most.",
+    help="With --exec: maximum number of concurrent commands.",
 )
 @click.option(
     "--allow",
     multiple=True,
     callback=rules,
     metavar="RULE",
-    help="Let clients of `muxkit forward` reach this, such as db.internal@10.0.0.0/8:5432.",
+    help="Let clients of `muxkit forward` connect to this target, such as db.internal@10.0.0.0/8:5432.",
 )
 @click.option(
     "--allow-listen",
     multiple=True,
     callback=rules,
     metavar="RULE",
-    help="Let clients of `muxkit forward` have this machine listen here.",
+    help="Let clients of `muxkit forward` listen on this address.",
 )
 @click.option(
     "--connections",
     type=click.IntRange(1, 10**6),
     default=4096,
     show_default=True,
-    help="With --allow and --allow-listen: carried at once for one client, at most.",
+    help="With --allow and --allow-listen: maximum number of concurrent connections of one client.",
 )
 @click.option(
     "--web",
@@ -107,7 +107,7 @@ def _origins(context: click.Context, parameter: click.Parameter, values: tuple[s
     multiple=True,
     callback=_origins,
     metavar="ORIGIN",
-    help="Let pages of this origin connect, such as https://example.org; may be repeated.",
+    help="Let pages from this origin connect, such as https://example.org. Can be repeated.",
 )
 @click.option(
     "--balancer",
@@ -122,7 +122,7 @@ def _origins(context: click.Context, parameter: click.Parameter, values: tuple[s
     type=click.FloatRange(0.0, 1e6),
     default=10.0,
     show_default=True,
-    help="Seconds that sessions have to end at Ctrl-C.",
+    help="Seconds that sessions get to finish after Ctrl-C.",
 )
 @server_options
 def serve(
@@ -142,24 +142,24 @@ def serve(
     balancers: tuple[str, ...],
     grace: float,
 ) -> int:
-    """Serve at URL, such as bpmux+tcp://127.0.0.1:7000, or at several.
+    """Serve at one or several URLs, such as bpmux+tcp://127.0.0.1:7000.
 
-    The first Ctrl-C takes no new sessions and lets the live ones end for --grace seconds, the second ends them at once:
-    the exit code is 0, or 1 after the second. Under systemd it reports to NOTIFY_SOCKET and listens on the sockets of
-    LISTEN_FDS, one for each URL.
+    The first Ctrl-C stops accepting sessions and waits up to --grace seconds for live ones (exit code 0). The second
+    ends them immediately (exit code 1). Under systemd, the server reports to NOTIFY_SOCKET and listens on the sockets
+    of LISTEN_FDS, one for each URL.
 
-    Web pages may connect if their origin is one of --origin, or if they come from --web and were asked for by this
+    Web pages may connect if their origin is one of --origin, or if they come from --web and were requested by this
     machine's IP address or as localhost.
 
-    A command finds the name of its channel in MUXKIT_CHANNEL, the client in MUXKIT_PEER and MUXKIT_USER.
+    A command finds the name of its channel in MUXKIT_CHANNEL and the client in MUXKIT_PEER and MUXKIT_USER.
     """
     forwards = bool(allow or allow_listen)
     if sum((echo, command is not None, folder is not None, forwards)) != 1:
-        raise click.UsageError("give one of --echo, --exec, --files and --allow (or --allow-listen)")
+        raise click.UsageError("expected one of --echo, --exec, --files and --allow (or --allow-listen)")
     if upload and folder is None:
-        raise click.UsageError("--upload goes with --files")
+        raise click.UsageError("--upload requires --files")
     if overwrite and not upload:
-        raise click.UsageError("--overwrite goes with --upload")
+        raise click.UsageError("--overwrite requires --upload")
     more = _for_browsers(urls, web, origins)
     if balancers:
         more["balancers"] = balancers
@@ -176,11 +176,11 @@ def serve(
 
 
 def _for_browsers(urls: tuple[str, ...], web: Path | None, origins: tuple[str, ...]) -> dict[str, Any]:
-    """Return the options of the WebSocket transport that concern web pages."""
+    """Return the options of the WebSocket transport for web pages."""
     given = [name for name, value in (("--web", web), ("--origin", origins)) if value]
     others = [url for url in urls if url.partition("://")[0].partition("+")[2] not in ("ws", "wss")]
     if given and others:
-        raise click.UsageError(f"{given[0]} goes with URLs of ws and wss only, not with {printable(others[0])}")
+        raise click.UsageError(f"{given[0]} works with ws and wss URLs only, not with {printable(others[0])}")
     more: dict[str, Any] = {"origins": origins} if origins else {}
     if web is not None:
         from muxkit_web import Pages  # needed by few servers

@@ -1,4 +1,4 @@
-"""`muxkit restream serve` and `muxkit stage serve`: their options, how they start, and how a signal ends them."""
+"""`muxkit restream serve` and `muxkit stage serve`: their options, startup and shutdown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ServedT = TypeVar("ServedT", muxkit.Server, restream.Served)
 
 @attrs.frozen(kw_only=True)
 class ServingOptions:
-    """The options that all servers have."""
+    """The options of all servers."""
 
     url: str
     connections: int
@@ -45,26 +45,32 @@ class ServingOptions:
 
 _OPTIONS: Final = (
     click.option(
-        "--connections", type=click.IntRange(1, 10**6), default=1024, show_default=True, help="At once, at most."
+        "--connections",
+        type=click.IntRange(1, 10**6),
+        default=1024,
+        show_default=True,
+        help="Maximum number of concurrent connections.",
     ),
     click.option(
         "--grace",
         type=click.FloatRange(0.0, 3600.0),
         default=5.0,
         show_default=True,
-        help="Seconds that clients have to close their connections when the server ends.",
+        help="Seconds that clients get to close their connections when the server shuts down.",
     ),
     click.option(
-        "--cert", type=click.Path(exists=True, dir_okay=False), help="For tls and wss: the certificates, PEM."
+        "--cert", type=click.Path(exists=True, dir_okay=False), help="For tls and wss: the certificate chain, PEM."
     ),
-    click.option("--key", type=click.Path(exists=True, dir_okay=False), help="The key, if it is not in the same file."),
+    click.option(
+        "--key", type=click.Path(exists=True, dir_okay=False), help="The private key, if it isn't in the same file."
+    ),
     click.option("--insecure", is_flag=True, help="Allow plaintext beyond this machine."),
     click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line."),
 )
 
 
 def serving_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command the options that all servers have; its function gets them as its first argument."""
+    """Give a command the options of all servers. Its function gets them as its first argument."""
 
     @wraps(command)
     def with_options(cert: str | None, key: str | None, insecure: bool, **given: Any) -> int:
@@ -82,7 +88,7 @@ def serving_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def check_store(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    """Accept the address of a store."""
+    """Validate the address of a store."""
     kind, colon, rest = value.partition(":")
     if colon and (not rest if kind == "memory" else bool(rest) and kind in ("sqlite", "postgresql", "postgres")):
         return value
@@ -95,9 +101,9 @@ def serve_until_signal(
     start: Callable[[trio.Nursery, StoreT], Awaitable[ServedT]],
     live: Callable[[ServedT], dict[str, object]],
 ) -> int:
-    """Run a server over a store until SIGINT or SIGTERM, then end it in order, or at once at the next signal.
+    """Run a server over a store until SIGINT or SIGTERM, then shut it down, or abort it at the next signal.
 
-    `live` gives what the line at the end says of clients that are still connected. Returns the exit code.
+    `live` returns the part of the last line that describes clients that are still connected. Returns the exit code.
     """
 
     async def serve() -> int:
@@ -130,7 +136,7 @@ async def _cancel_at_the_next(signals: AsyncIterator[int], scope: trio.CancelSco
 
 
 async def start_task(nursery: trio.Nursery, options: ServingOptions, start: Callable[..., Awaitable[object]]) -> Any:  # noqa: ANN401 - the value that the task starts with
-    """Start a task of the server; addresses and options that it refuses become usage errors."""
+    """Start a task of the server. Addresses and options that it rejects become usage errors."""
     try:
         return await nursery.start(start)
     except (ValueError, muxkit.Unsupported) as error:
@@ -160,32 +166,34 @@ STATELESS: dict[str, type[restream.StatelessApplication]] = {
     type=click.Choice([*APPLICATIONS]),
     default="numbers",
     show_default=True,
-    help="What sessions stream: the document's numbers, or what a program appends to the store.",
+    help="What sessions stream: the specification's numbers, or messages that a program appends to the store.",
 )
 @click.option(
     "--stateless",
     type=click.Choice([*STATELESS]),
     default="permutation",
     show_default=True,
-    help="What streams without a session send.",
+    help="What stateless streams send.",
 )
 @click.option(
-    "--pace", type=click.FloatRange(0.0, 1e9, min_open=True), help="Messages per second on one connection, at most."
+    "--pace",
+    type=click.FloatRange(0.0, 1e9, min_open=True),
+    help="Maximum number of messages per second on one connection.",
 )
 @click.option(
     "--expiry",
     type=click.FloatRange(0.0, 1e9),
     default=30.0,
     show_default=True,
-    help="Seconds that a session outlives its connection.",
+    help="Seconds that a session survives without a connection.",
 )
 @click.option(
     "--takeover/--no-takeover",
     default=True,
     show_default=True,
-    help="Whether a second connection of a session ends the first, or gets the error itself.",
+    help="Whether a second connection of a session replaces the first or is refused.",
 )
-@click.option("--status", is_flag=True, help="Answer status requests, an addition to the protocol.")
+@click.option("--status", is_flag=True, help="Answer status requests, an extension of the protocol.")
 @serving_options
 def serve_restream(
     options: ServingOptions,
@@ -197,10 +205,10 @@ def serve_restream(
     takeover: bool,
     status: bool,
 ) -> int:
-    """Serve both modes at URL, such as restream+tcp://127.0.0.1:7000; port 0 chooses a free one.
+    """Serve stateful and stateless streams at URL, such as restream+tcp://127.0.0.1:7000. Port 0 picks a free port.
 
-    Ends in order on Ctrl-C: messages that are being sent are sent whole, and clients resume at the next server. There
-    is no password: every client that reaches the address may begin sessions, and read each one whose uuid it knows.
+    Ctrl-C shuts the server down between two messages, and clients resume at the next server. There is no password:
+    every client that reaches the address may start sessions, and read any session whose uuid it knows.
     """
 
     async def start(nursery: trio.Nursery, sessions: SessionStore[object, object]) -> restream.Served:
@@ -239,7 +247,7 @@ def _forwards(context: click.Context, parameter: click.Parameter, values: tuple[
 @click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False),
-    help="A file with the tokens of clients that may write, one per line; without it every client may.",
+    help="A file with the tokens of clients that may write, one per line. Without it, every client may.",
 )
 @click.option(
     "--staged",
@@ -254,20 +262,20 @@ def _forwards(context: click.Context, parameter: click.Parameter, values: tuple[
     multiple=True,
     callback=_forwards,
     metavar="STREAM=UUID",
-    help="Append what is committed to a stream to this restream session; may be repeated.",
+    help="Append the committed rows of a stream to this restream session. Can be repeated.",
 )
 @click.option(
     "--restream",
     "restream_url",
     metavar="URL",
-    help="Serve those sessions at this address, such as restream+tcp://127.0.0.1:7001.",
+    help="Serve the forwarded sessions at this address, such as restream+tcp://127.0.0.1:7001.",
 )
 @click.option(
     "--sessions",
     callback=check_store,
     default="memory:",
     show_default=True,
-    help=f"The store of those sessions: {STORES}.",
+    help=f"The store of the forwarded sessions: {STORES}.",
 )
 @serving_options
 def serve_stage(
@@ -279,15 +287,15 @@ def serve_stage(
     restream_url: str | None,
     sessions: str,
 ) -> int:
-    """Serve staging at URL, such as bpmux+tcp://127.0.0.1:7000; port 0 chooses a free one.
+    """Serve staging at URL, such as bpmux+tcp://127.0.0.1:7000. Port 0 picks a free port.
 
-    Ends in order on Ctrl-C. Rows that are staged then are there when it is started again, unless they were in memory.
+    Ctrl-C shuts the server down. Staged rows are still there when it starts again, unless the store is in memory.
     """
     if restream_url is not None and not forwards:
-        raise click.UsageError("--restream serves what is forwarded: say --forward STREAM=UUID as well")
+        raise click.UsageError("--restream requires --forward STREAM=UUID")
     known: tuple[str, ...] = ()
     if token_file is not None and not (known := tuple(Path(token_file).read_text(encoding="utf-8").split())):
-        raise click.UsageError(f"{printable(token_file)}: there is no token in it, so no client could write")
+        raise click.UsageError(f"{printable(token_file)}: expected at least one token, or no client could write")
 
     async def start(nursery: trio.Nursery, staging: Staging) -> muxkit.Server:
         serve = partial(
@@ -315,7 +323,7 @@ async def _forward(
     url: str | None,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    """Append what is committed to the sessions of a restream store, and serve these if there is a URL for that."""
+    """Append committed rows to the sessions of a restream store, and serve these if there is a URL for them."""
     async with open_store(store) as sessions, background() as nursery:
         if url is not None:
             serve = partial(

@@ -1,9 +1,9 @@
-"""What a command prints, and the exit code that it ends with.
+"""The output of a command and its exit code.
 
-There are no colours in a pipe, and no text that a terminal would obey.
+Output to a pipe has no colours, and no text is printed that a terminal would interpret.
 
-Every command imports this module, and so does `muxkit --version`. So it imports rich, msgspec and Trio only in the
-functions that need them.
+Every command imports this module, and so does `muxkit --version`. It therefore imports rich, msgspec and Trio only in
+the functions that need them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TELLING = (Exit.INTERRUPTED, Exit.VIOLATION, Exit.NOT_CONNECTED, Exit.TIMED_OUT,
 
 
 class CommandFailed(Exception):
-    """A command failed: a sentence for people, and an exit code."""
+    """A command failed, with a sentence for people and an exit code."""
 
     def __init__(self, sentence: str, exit: Exit = Exit.FAILED) -> None:
         super().__init__(sentence)
@@ -49,7 +49,7 @@ class CommandFailed(Exception):
 
 
 def failure_of(error: BaseException) -> CommandFailed | None:
-    """Return the sentence and the exit code of an error, or None if it is unexpected and needs its traceback."""
+    """Return the sentence and the exit code for an error, or None if it is unexpected and needs its traceback."""
     from muxkit.runtime import leaves_of
 
     failures = [_failure(leaf) for leaf in leaves_of(error)]
@@ -89,31 +89,33 @@ _OPTIONS_OF_KEYWORDS = {
     "tls=muxkit.TLS(cert='cert.pem', key='key.pem')": "give --cert (and --key)",
     "tls=muxkit.TLS(cert=…, key=…)": "--cert and --key",
     "tls=TLS(cert=..., key=...)": "--cert and --key",
-    "connect(…, token=…)": "--token-file, or the environment's MUXKIT_TOKEN",
+    "connect(…, token=…)": "--token-file or $MUXKIT_TOKEN",
     "token=…": "--token-file",
     "proxy=…": "--proxy",
     "balancers=": "--balancer ",
     "proxy=http": "--proxy http",
     "proxy=socks": "--proxy socks",
     "insecure=True and tls=TLS(verify=True) contradict each other: leave insecure= out": (
-        "--insecure does not go with --cert and --ca"
+        "--insecure can't be used with --cert and --ca"
     ),
-    "TLS(client_ca=…): is for a server, which needs cert= and key=": "--client-ca goes with --cert (and --key)",
-    "a key needs its certificate, cert=": "--key goes with --cert",
+    "TLS(client_ca=…): is for a server, which needs cert= and key=": "--client-ca requires --cert (and --key)",
+    "a key needs its certificate, cert=": "--key requires --cert",
     "pass insecure=True": "give --insecure",
     "insecure=True": "--insecure",
 }
 
 
 def in_options(text: str) -> str:
-    """Return the text of an error with the options of the command in place of keywords."""
+    """Return the text of an error with the command's options instead of keyword arguments."""
     for keyword, option in _OPTIONS_OF_KEYWORDS.items():
         text = text.replace(keyword, option)
     return text
 
 
 def why_not(error: OSError) -> str:
-    """Say why a connection was refused, in the words that the transports use: Trio hides it in a group of attempts."""
+    """Return why a connection was refused, in the words of the transports. Trio hides the reason in a group of
+    attempts.
+    """
     from muxkit.runtime import leaves_of
 
     advice = {errno.ECONNREFUSED: "nothing listens there", errno.ENOENT: "there is no such socket"}
@@ -128,7 +130,7 @@ def why_not(error: OSError) -> str:
 
 
 def console() -> Console:
-    """Make the console of standard output. rich uses colours only on a terminal and without NO_COLOR."""
+    """Return the console for standard output. rich uses colours only on a terminal and without NO_COLOR."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else WIDE
@@ -136,15 +138,15 @@ def console() -> Console:
 
 
 def is_live(out: Console) -> bool:
-    """Return True if lines can be redrawn. FORCE_COLOR does not make a pipe a terminal."""
+    """Return True if lines can be redrawn. FORCE_COLOR doesn't turn a pipe into a terminal."""
     return sys.stdout.isatty() and out.is_terminal and not out.is_dumb_terminal
 
 
 def printable(text: str) -> str:
-    """Escape all characters that a terminal would obey, or would show as something else.
+    """Escape all characters that a terminal would interpret or display as something else.
 
-    These are the characters that Unicode calls control, format, surrogate, private or a separator other than the
-    space: escape sequences, line breaks, and marks that turn the direction of writing.
+    These are the characters in the Unicode categories control, format, surrogate, private use and separators other than
+    the space: escape sequences, line breaks, and marks that change the direction of writing.
     """
     if text.isprintable():
         return text
@@ -152,7 +154,7 @@ def printable(text: str) -> str:
 
 
 def say(line: str, fields: Mapping[str, object], *, as_json: bool) -> None:
-    """Print a line for people, or its fields as JSON; what a terminal would obey is escaped in both."""
+    """Print a line for people, or its fields as JSON. Both escape characters that a terminal would interpret."""
     import msgspec
 
     safe = {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
@@ -160,5 +162,5 @@ def say(line: str, fields: Mapping[str, object], *, as_json: bool) -> None:
 
 
 def failure_as_fields(failure: CommandFailed | None) -> dict[str, object] | None:
-    """Return a failure as JSON shows it."""
+    """Return the fields of a failure for JSON output."""
     return None if failure is None else {"sentence": printable(failure.sentence), "exit": int(failure.exit)}

@@ -3,7 +3,8 @@
     async with muxkit.connect(url) as session, forward.open_local(session, "8080", "db.internal:5432") as local:
         print(local.address)
 
-The server serves `forward.handler(["db.internal@10.0.0.0/8:5432"])`.
+The server serves the channel handler `forward.handler(["db.internal@10.0.0.0/8:5432"])`, which connects only to what
+its rules allow. With a `forward.line` instead of a session, forwards survive lost sessions.
 """
 
 from muxkit.forward.addresses import Address, parse_address, parse_forward, without_udp

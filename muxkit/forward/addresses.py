@@ -1,4 +1,4 @@
-"""Where a forward listens and what it reaches: `host:port`, `[::1]:80`, a port alone, or the path of a Unix socket."""
+"""Addresses to listen on or to connect to: `host:port`, `[::1]:80`, a port, or the path of a Unix socket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
 @attrs.frozen
 class Address:
-    """A host with its port, or a path; never both."""
+    """A host with its port, or a path, and never both."""
 
     host: str = ""
     """A name in lower case and ASCII, or an IP address without brackets."""
@@ -45,7 +45,7 @@ class Address:
 
 @lru_cache(1024)
 def ip_of(host: str) -> IPAddress | None:
-    """Return the IP address that a host is, None for a name."""
+    """Return the host as an IP address, or None if it is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -54,9 +54,9 @@ def ip_of(host: str) -> IPAddress | None:
 
 @lru_cache(1024)
 def parse_address(text: str, *, any_port: bool = False) -> Address:
-    """Read an address; raises ValueError that says what was expected.
+    """Parse an address. Raises ValueError that says what was expected.
 
-    A port alone is one of 127.0.0.1. `any_port` admits port 0, with which a listener gets a free one.
+    A port alone means that port of 127.0.0.1. `any_port` allows port 0, for which a listener gets a free port.
     """
     shown = ascii(text[:80])
     if "/" in text:
@@ -74,17 +74,17 @@ def parse_address(text: str, *, any_port: bool = False) -> Address:
         raise ValueError(f"address {shown}: {FORM}")
     port = int(digits)
     if not (0 if any_port else 1) <= port <= PORT_MOST:
-        raise ValueError(f"address {shown}: the port must be from {0 if any_port else 1} to {PORT_MOST}")
+        raise ValueError(f"address {shown}: expected a port from {0 if any_port else 1} to {PORT_MOST}")
     return Address(checked_host(host), port)
 
 
 def checked_host(host: str) -> str:
-    """Return a host as it is compared and looked up: in lower case, ASCII, without a dot at its end."""
+    """Return a host in the form in which it is compared and looked up: lower case, ASCII, without a trailing dot."""
     found = ip_of(host)
     if found is not None:
         zone = found.scope_id if isinstance(found, ipaddress.IPv6Address) else None
         if zone is not None and not _ZONE.fullmatch(zone):  # Python takes any text for one
-            raise ValueError(f"{host[:80]!a} has no name of an interface behind its %")
+            raise ValueError(f"{host[:80]!a} has no interface name after its %")
         return str(found)
     name = host.rstrip(".").lower() if host.count(".") != len(host) else ""
     if not name.isascii():
@@ -93,29 +93,30 @@ def checked_host(host: str) -> str:
         except UnicodeError:
             name = ""
     if len(name) > HOST_MOST or not _NAME.fullmatch(name):
-        raise ValueError(f"{host[:80]!a} is no name of a host; {FORM}")
+        raise ValueError(f"{host[:80]!a} isn't a host name; {FORM}")
     return name
 
 
 def checked_path(path: str) -> str:
-    """Return the path of a Unix socket that may be used; a step upwards could leave the folder that a rule names."""
+    """Return the valid path of a Unix socket. `..` is rejected, because it could leave the folder that a rule names."""
     if not path.isprintable() or ".." in PurePosixPath(path).parts:
-        raise ValueError(f"path {path[:80]!a}: no .. and no control characters may be in it")
+        raise ValueError(f"path {path[:80]!a}: expected no .. and no control characters")
     if len(path.encode()) > PATH_MOST:
-        raise ValueError(f"path {path[:80]!a}: it has {len(path.encode())} bytes, at most {PATH_MOST} are possible")
+        raise ValueError(f"path {path[:80]!a}: it has {len(path.encode())} bytes: expected at most {PATH_MOST}")
     return str(PurePosixPath(path))
 
 
 def without_udp(text: str) -> tuple[str, bool]:
-    """Return a forward without the `/udp` behind its last port, and whether that was there."""
+    """Return a forward without the `/udp` after its last port, and whether that was present."""
     found = re.fullmatch(r"(.*[:=]\d+)/udp", text)
     return (text, False) if found is None else (found[1], True)
 
 
 def parse_forward(text: str) -> tuple[Address, Address]:
-    """Read `BIND:TARGET` or `BIND=TARGET`, as of `ssh -L`: what to listen on, and what to reach from the other side.
+    """Parse `BIND:TARGET` or `BIND=TARGET`, as in `ssh -L`: the address to listen on, and the address that the other
+    side connects to.
 
-    `8080:db:5432`, `[::1]:8080:db:5432`, `8080:/run/app.sock`, `/run/db.sock=db:5432`, `8080:3000`.
+    Examples: `8080:db:5432`, `[::1]:8080:db:5432`, `8080:/run/app.sock`, `/run/db.sock=db:5432`, `8080:3000`.
     """
     bind, equals, target = text.partition("=")
     if not equals:

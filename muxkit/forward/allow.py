@@ -1,18 +1,18 @@
-"""Allow lists: which targets a server reaches for its clients, and where it listens for them.
+"""Allow lists: the targets that a server connects to for its clients, and the addresses it listens on for them.
 
 A rule is `HOST:PORTS`, a port, or the path of a Unix socket:
 
     db.internal@10.0.0.0/8:5432      that name, if it resolves into that network
     *.example.com:80,443             these names, if they resolve to public addresses
-    10.1.0.0/16:8000-8100            these addresses, whatever name was asked for
+    10.1.0.0/16:8000-8100            these addresses, whatever name was requested
     [fd00::/8]:*                     the same, every port
-    *:443                            every name and address that is public
+    *:443                            every public name and address
     5432                             a port of this machine: loopback:5432
     /run/postgresql/*                Unix sockets in a folder
-    db.internal@10.0.0.0/8:53/udp    UDP, which other rules do not allow
-    !10.1.0.1:*                      not that, by TCP or UDP, whatever the other rules say
+    db.internal@10.0.0.0/8:53/udp    UDP, which other rules don't allow
+    !10.1.0.1:*                      never this address, by TCP or UDP, whatever the other rules allow
 
-For an address or a network, `loopback`, `private`, `link-local` and `any` may stand.
+In place of an address or a network, a rule can name `loopback`, `private`, `link-local` or `any`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 
 
 def plain(address: IPAddress) -> IPAddress:
-    """Return the address that packets to this one reach: IPv4 that is written as IPv6 counts as IPv4."""
+    """Return the address that packets reach: an IPv4 address written as IPv6 counts as IPv4."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address.ipv4_mapped is not None:
@@ -60,7 +60,7 @@ def plain(address: IPAddress) -> IPAddress:
 
 
 def is_public(address: IPAddress) -> bool:
-    """Return True for an address of the Internet: not of this machine, of a private network, nor of many hosts."""
+    """Return True for an address of the Internet: not of this machine, not of a private network, and not multicast."""
     real = plain(address)
     if isinstance(real, ipaddress.IPv6Address) and real not in _GLOBAL_UNICAST:
         return False  # Python counts site-local addresses as global
@@ -68,10 +68,10 @@ def is_public(address: IPAddress) -> bool:
 
 
 def _judged(address: IPAddress) -> IPAddress:
-    """Return the address that a rule has to allow: the one that is reached.
+    """Return the address that a rule has to allow, which is the one that is reached.
 
-    NAT64 and 6to4 carry to public IPv4 addresses only (RFC 6052 3.1, RFC 3056 2). With another one in it an address
-    does not reach what a rule about this machine or a private network means, but something beyond the translator.
+    NAT64 and 6to4 translate to public IPv4 addresses only (RFC 6052 section 3.1, RFC 3056 section 2). An address that
+    contains another one doesn't reach this machine or a private network, but something beyond the translator.
     """
     real = plain(address)
     is_same = isinstance(address, ipaddress.IPv4Address) or address.ipv4_mapped is not None
@@ -80,18 +80,18 @@ def _judged(address: IPAddress) -> IPAddress:
 
 @attrs.frozen
 class Rule:
-    """One entry of an allow list, read by `parse_rule`."""
+    """One entry of an allow list, parsed by `parse_rule`."""
 
     text: str
     denies: bool
     names: str | None = None
-    """A pattern of names; None if the rule is about addresses or paths."""
+    """A pattern of names, or None if the rule is about addresses or paths."""
     networks: tuple[Network, ...] | None = None
-    """Where the address has to be; None stands for every public address."""
+    """The networks that the address must be in. None means every public address."""
     ports: tuple[range, ...] = ()
     path: str | None = None
     udp: bool = False
-    """True for a rule about UDP alone; others allow TCP, and deny both."""
+    """True for a rule about UDP only. Other rules allow TCP, and deny both."""
 
     def is_about(self, *, udp: bool) -> bool:
         return self.udp == udp or (self.denies and not self.udp)
@@ -100,7 +100,7 @@ class Rule:
         return any(port in each for each in self.ports)
 
     def matches(self, name: str | None, address: IPAddress, port: int) -> bool:
-        """Return True if this rule is about an address, which was found under `name` if it is not None."""
+        """Return True if this rule applies to an address. `name` is the requested name, or None."""
         if self.path is not None or not self.has_port(port):
             return False
         if self.names is not None and self.names != "*" and (name is None or not fnmatchcase(name, self.names)):
@@ -110,13 +110,13 @@ class Rule:
         return any(address.version == each.version and address in each for each in self.networks)
 
     def is_for(self, name: str | None, address: IPAddress, port: int) -> bool:
-        """Return True if this rule is about what is reached at an address; a denial is also about the form of it."""
+        """Return True if this rule applies to what an address reaches. A denial also applies to its written form."""
         if not self.denies:
             return self.matches(name, _judged(address), port)
         return self.matches(name, address, port) or self.matches(name, plain(address), port)
 
     def matches_path(self, path: str) -> bool:
-        """Compare part by part: a `*` stands for one name, not for folders below."""
+        """Compare component by component: `*` matches one name, and never folders below it."""
         if self.path is None:
             return False
         parts, patterns = PurePosixPath(path).parts, PurePosixPath(self.path).parts
@@ -124,7 +124,7 @@ class Rule:
 
 
 class AllowList:
-    """Rules together: what one of them allows and none of those with a `!` denies."""
+    """A list of rules. It allows what at least one rule allows and no rule with `!` denies."""
 
     def __init__(self, rules: Iterable[str] = ()) -> None:
         self.rules: tuple[Rule, ...] = tuple(rule for text in rules for rule in parse_rule(text))
@@ -136,21 +136,21 @@ class AllowList:
         return f"AllowList({[rule.text for rule in self.rules]})"
 
     def allows(self, name: str | None, address: IPAddress, port: int, *, udp: bool = False) -> bool:
-        """Return True if this address may be reached, which was asked for as `name` or, if that is None, as itself."""
+        """Return True if this address may be reached. `name` is the requested name, or None for an address."""
         return self._decide([rule for rule in self._about(udp=udp) if rule.is_for(name, address, port)])
 
     def allows_path(self, path: str) -> bool:
         return self._decide([rule for rule in self.rules if rule.matches_path(path)])
 
     def may_resolve(self, name: str, port: int, *, udp: bool = False) -> bool:
-        """Return True if looking up a name could lead to an allowed address; else its name server hears nothing."""
+        """Return True if a name could resolve to an allowed address. Otherwise its name server isn't asked."""
         about = [rule for rule in self._about(udp=udp) if rule.path is None and rule.has_port(port)]
         named = [rule for rule in about if rule.names is None or fnmatchcase(name, rule.names)]
         refused = any(rule.denies and rule.names is not None and rule.networks is None for rule in named)
         return not refused and any(not rule.denies for rule in named)
 
     def admits(self, target: Address) -> bool:
-        """Return True if a client may ask for this; what a name resolves to is judged where it is resolved."""
+        """Return True if a client may request this. What a name resolves to is checked after it was resolved."""
         if target.path:
             return self.allows_path(target.path)
         if target.ip is None:
@@ -171,7 +171,7 @@ class AllowList:
 
 
 def parse_rule(text: str) -> list[Rule]:
-    """Read a rule; one that names this machine becomes two. Raises ValueError that says what was expected."""
+    """Parse a rule. A rule that names this machine becomes two. Raises ValueError that says what was expected."""
     denies = text.startswith("!")
     rest = text.removeprefix("!").strip()
     if rest.startswith("/"):
@@ -199,10 +199,10 @@ def _span(text: str) -> range:
         return range(PORT_MOST + 1)
     first, dash, last = text.partition("-")
     if not all(part.isascii() and part.isdigit() and len(part) <= 5 for part in (first, last if dash else first)):
-        raise ValueError(f"{text!a} is no port and no range of ports")
+        raise ValueError(f"{text!a} isn't a port or a range of ports")
     span = range(int(first), int(last if dash else first) + 1)
     if not span or span[-1] > PORT_MOST:
-        raise ValueError(f"{text!a} is no range of ports from 0 to {PORT_MOST}")
+        raise ValueError(f"{text!a} isn't a range of ports from 0 to {PORT_MOST}")
     return span
 
 
@@ -216,7 +216,7 @@ def _networks(text: str) -> tuple[Network, ...]:
 
 
 def _pattern(name: str) -> str:
-    """Check a pattern like a name: `*` and `?` stand for letters."""
+    """Validate a pattern like a name, with `*` and `?` as wildcards."""
     plain_name = name.replace("*", "x").replace("?", "x")
     checked_host(plain_name)
     if not name.isascii():

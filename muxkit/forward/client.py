@@ -1,4 +1,4 @@
-"""The client's side of forwards: listeners on this machine, and listeners at the server."""
+"""The client's side of forwards: listeners on this machine, and listeners on the server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from muxkit.runtime import Backoff, Channel, Session, background, may_log, owner
 
 
 class Forward(ABC):
-    """A forward that runs; its block ends it, and resets what it still carries."""
+    """A running forward. Leaving its block ends it and resets the connections that are still open."""
 
     def __init__(self, carrier: Carrier, patience: float, limits: ForwardLimits | None) -> None:
         self._owner = owner()
@@ -45,7 +45,7 @@ class Forward(ABC):
     @property
     @abstractmethod
     def addresses(self) -> tuple[str, ...]:
-        """Where it listens, as `host:port` or a path; empty while it does not."""
+        """The addresses it listens on, as `host:port` or a path; empty while it doesn't listen."""
 
     @property
     def address(self) -> str:
@@ -53,11 +53,11 @@ class Forward(ABC):
         return next(iter(self.addresses), "")
 
     def stats(self) -> ForwardStats:
-        """Return its gauges and counters."""
+        """Return gauges and counters."""
         return self._tally.stats()
 
     async def shutdown(self, *, grace: float) -> None:
-        """Accept no more connections, let the live ones end for up to `grace` seconds, then reset them."""
+        """Stop accepting connections, wait up to `grace` seconds for live ones, then reset them."""
         self._owner.check()
         self._stop_accepting()
         with trio.move_on_after(grace):
@@ -69,7 +69,7 @@ class Forward(ABC):
 
     def _refused(self, what: str, error: Exception) -> None:
         self._tally.refused += 1
-        if not may_log("connections that were not carried"):
+        if not may_log("connections that failed"):
             return  # whoever reaches the listener can cause these lines
         code = int(getattr(error, "code", 0) or 0)
         # log "ADDRESS: REASON": A forward's connection was refused, here or at the server; `fields.code` says why as in
@@ -81,7 +81,7 @@ class Forward(ABC):
         return channel
 
     def _enter(self) -> None:
-        """Count a connection on the line as well; the tally counted it when it was accepted."""
+        """Count a connection on the line too. The tally has counted it when it was accepted."""
         if isinstance(self._carrier, Line):
             self._carrier.enter()
 
@@ -92,7 +92,7 @@ class Forward(ABC):
 
 
 class ListeningForward(Forward):
-    """A forward whose listener is on this machine."""
+    """A forward that listens on this machine."""
 
     def __init__(self, opened: Listeners, carrier: Carrier, patience: float, limits: ForwardLimits | None) -> None:
         super().__init__(carrier, patience, limits)
@@ -123,7 +123,7 @@ class ListeningForward(Forward):
 
     @abstractmethod
     async def carry(self, stream: CarriedStream) -> None:
-        """Carry an accepted connection."""
+        """Forward an accepted connection."""
 
 
 class _LocalForward(ListeningForward):
@@ -139,7 +139,7 @@ class _LocalForward(ListeningForward):
         try:
             channel = await self._ask(Connect(str(self._target)))
         except (ForwardRefused, *LOST) as error:
-            self._refused(f"{self.address}: a connection was not carried", error)
+            self._refused(f"{self.address}: failed to forward a connection", error)
         else:
             await Relay(stream, channel, self._tally).run()
 
@@ -156,14 +156,21 @@ async def open_local(
     patience: float = PATIENCE,
     limits: ForwardLimits | None = None,
 ) -> AsyncGenerator[Forward, None]:
-    """Listen at `bind` here, and carry each connection to `target`, which the server connects to, as `ssh -L` does.
+    """Listen at `bind` on this machine, and forward each connection to `target` through the server, like `ssh -L`.
 
-    `carrier` is a session, or a `Line`, which heals: then the listener stays while the line is down, and a new
-    connection waits up to `patience` seconds for it. Addresses are `host:port`, `[::1]:80`, a port alone, or the path
-    of a Unix socket; with port 0 the kernel chooses, and `forward.address` says what.
+    Args:
+        carrier: A session, or a `Line`. Over a line, the listener stays open while there is no session.
+        bind: `host:port`, `[::1]:80`, a port of 127.0.0.1, or the path of a Unix socket. For port 0 the kernel picks a
+            port, and `forward.address` contains it.
+        target: Where the server connects to, in the same form.
+        patience: How many seconds a new connection waits for a session of the line before it is reset.
+        limits: Limits of this forward.
 
-    What the server refuses is logged, and the connection is reset. Raises ValueError for an address that cannot be
-    read, OSError for one that cannot be listened on.
+    Raises:
+        ValueError: If an address is invalid.
+        OSError: If this machine can't listen on `bind`.
+
+    If the server refuses a connection, the refusal is logged and the connection is reset.
     """
     at, to = _address(bind, any_port=True), _address(target)
     async with listening(at) as opened, background() as nursery:
@@ -180,7 +187,7 @@ def _address(given: str | Address, *, any_port: bool = False) -> Address:
 
 
 class RemoteForward(Forward):
-    """A listener at the server, whose connections go to one target here."""
+    """A listener on the server whose connections go to one target of this machine."""
 
     def __init__(
         self, bind: Address, target: Address, carrier: Carrier, patience: float, limits: ForwardLimits | None
@@ -196,20 +203,20 @@ class RemoteForward(Forward):
         return (self._address,) if self._address else ()
 
     async def listening(self) -> str:
-        """Wait until the server listens; return where."""
+        """Wait until the server listens, and return the address."""
         self._owner.check()
         while not self._address:
             await self._changed.park()
         return self._address
 
     async def _begin(self) -> tuple[Channel, Session, int]:
-        """Ask the server to listen; raises `ForwardRefused`."""
+        """Request the listener. Raises `ForwardRefused`."""
         wanted = Listen(str(self._bind))
         channel, done, session = await request(self._carrier, wanted, patience=self._patience, limits=self._limits)
         self._address = done.address
         self._changed.unpark_all()
         fields = {"address": done.address, "target": str(self._target)}
-        # log: A remote forward has its listener at the server, again after each loss of the line.
+        # log: The server listens for a remote forward. Logged again after each lost session.
         log.info(
             "the server listens on %s for %s", *fields.values(), extra={"event": "listening_there", "fields": fields}
         )
@@ -243,7 +250,7 @@ class RemoteForward(Forward):
         return is_final or not isinstance(self._carrier, Line)
 
     async def _serve(self, control: Channel, session: Session, listener: int, nursery: trio.Nursery) -> None:
-        """Take connections until the listener is over."""
+        """Take connections until the listener has ended."""
         try:
             async for message in control:
                 accepted = decode_notice(message, Accepted)
@@ -268,7 +275,7 @@ class RemoteForward(Forward):
             finally:
                 stream.reset()  # harmless once it was closed
         except (ForwardRefused, *LOST) as error:
-            self._refused(f"{self._bind} there: a connection was not carried", error)
+            self._refused(f"{self._bind} there: failed to forward a connection", error)
             await self._drop(control, accepted, str(error))  # harmless once it was taken
         finally:
             self._leave()
@@ -290,12 +297,15 @@ async def open_remote(
     patience: float = PATIENCE,
     limits: ForwardLimits | None = None,
 ) -> AsyncGenerator[RemoteForward, None]:
-    """Have the server listen at `bind`, and carry each connection to `target`, reached from here, as `ssh -R` does.
+    """Make the server listen at `bind`, and forward each connection to `target`, to which this machine connects, like
+    `ssh -R`.
 
-    Over a session, entering waits for the server's answer and raises `ForwardRefused`; when the session is lost the
-    block is cancelled and raises that. Over a `Line`, entering does not wait: the listener is asked for now and after
-    each loss, `forward.listening()` waits for it, and only a refusal that asking again cannot change is raised. The
-    server closes the listener as soon as the block or the session ends.
+    Over a session, entering waits for the server's answer and raises `ForwardRefused`. If the session is lost, the
+    block is cancelled and raises that error.
+
+    Over a `Line`, entering doesn't wait. The forward requests the listener now and after each lost session, and
+    `forward.listening()` waits for it. Only a refusal that another request can't change is raised. The server closes
+    the listener when the block or the session ends.
     """
     forward = RemoteForward(_address(bind, any_port=True), _address(target), carrier, patience, limits)
     async with background() as nursery:

@@ -1,8 +1,8 @@
-"""Forwards of UDP: each address that sends to a listener has a channel of its own, and may lose datagrams as UDP does.
+"""Forwards of UDP. Each address that sends to a listener has its own channel, and datagrams may be lost as with UDP.
 
-Over e3x datagrams travel on an unreliable channel beside the one that was asked for, if they fit into its packets; over
-Aqueduct each is an unreliable message of that channel, and over everything else a message. Those that find its queue
-full are dropped.
+Over e3x, datagrams that fit into a packet travel on an unreliable channel next to the requested one. Over Aqueduct,
+each is an unreliable message of the requested channel. Over other protocols, each is an ordinary message. Datagrams
+that don't fit into the queue are dropped.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ WAITING_BYTES = 16 * 1024 * 1024  # of all senders of a forward, or of a client 
 
 @attrs.define(eq=False)
 class Backlog:
-    """The bytes of the datagrams that wait for a session, of all senders together."""
+    """Counts the bytes of datagrams of all senders that wait for a session."""
 
     bytes: int = 0
 
     def add(self, data: Sized) -> bool:
-        """Count a datagram; return False if there is no room for it."""
+        """Count a datagram. Return False if there is no room for it."""
         if self.bytes + len(data) > WAITING_BYTES:
             return False
         self.bytes += len(data)
@@ -46,7 +46,7 @@ class Backlog:
 
 
 class DatagramRelay:
-    """Carries the datagrams of one sender, until none has passed for a while or the channel ends."""
+    """Forwards the datagrams of one sender, until it has been idle for a while or the channel ends."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class DatagramRelay:
         self.dropped: int = 0
 
     def use(self, unreliable: Channel, prefix: bytes = b"") -> None:
-        """Send what fits into its packets over an unreliable channel from now on, behind a prefix."""
+        """From now on, send datagrams that fit into packets over an unreliable channel, with a prefix."""
         self._unreliable, self._prefix = unreliable, prefix
 
     def push(self, data: bytes) -> None:
@@ -85,14 +85,14 @@ class DatagramRelay:
         self._queued.set()
 
     async def take(self, data: bytes) -> None:
-        """Deliver a datagram that the session has brought."""
+        """Deliver a datagram from the session."""
         self._stir()
         self._tally.bytes_out += len(data)
         with suppress(OSError):  # nothing listens there now, or it is too large: it is lost, as datagrams may be
             await self._deliver(data)
 
     async def run(self, *sources: Callable[[], Awaitable[None]]) -> None:
-        """Carry datagrams; `sources` run beside it and push them. Both channels are closed at the end."""
+        """Forward datagrams, while `sources` push more of them. Closes both channels at the end."""
         self._tally.total += 1
         try:
             with self._scope:
@@ -107,10 +107,10 @@ class DatagramRelay:
             self._queue.clear()
             for channel in (self._channel, self._unreliable):
                 if channel is not None:
-                    channel.abort("the datagrams are over", code=Code.GONE)
+                    channel.abort("the forward of datagrams has ended", code=Code.GONE)
 
     async def hear(self, channel: Channel) -> None:
-        """Deliver what comes on a channel, until it ends."""
+        """Deliver the datagrams of a channel until it ends."""
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             async for data in channel:
                 await self.take(data)
@@ -137,7 +137,7 @@ class DatagramRelay:
 
 
 async def read_datagrams(sock: trio.socket.SocketType, push: Callable[[bytes], None]) -> None:
-    """Push what a connected socket receives."""
+    """Push the datagrams that a connected socket receives."""
     while True:
         try:
             push(await sock.recv(MOST))
@@ -149,7 +149,7 @@ async def read_datagrams(sock: trio.socket.SocketType, push: Callable[[bytes], N
 
 
 class _DatagramForward(Forward):
-    """A UDP listener here whose datagrams all go to one target."""
+    """A UDP listener on this machine whose datagrams all go to one target."""
 
     def __init__(
         self,
@@ -172,12 +172,12 @@ class _DatagramForward(Forward):
         return self._addresses
 
     async def shutdown(self, *, grace: float) -> None:
-        """End at once: datagrams have no end that could be waited for."""
+        """End immediately, because datagrams have no end to wait for."""
         self._scope.cancel()
         await trio.lowlevel.checkpoint()
 
     async def _run(self) -> None:
-        """Carry datagrams until it is shut down."""
+        """Forward datagrams until it is shut down."""
         with self._scope:
             async with trio.open_nursery() as nursery:
                 while True:
@@ -218,7 +218,7 @@ class _DatagramForward(Forward):
                 relay.use(unreliable, done.listener.to_bytes(NUMBER_SIZE, "big"))
                 await relay.run(lambda: relay.hear(unreliable))
         except (ForwardRefused, *LOST) as error:
-            self._refused(f"{self.address}: datagrams were not carried", error)
+            self._refused(f"{self.address}: failed to forward datagrams", error)
         finally:
             early = self._relays.pop(sender)
             if isinstance(early, list):
@@ -226,7 +226,7 @@ class _DatagramForward(Forward):
             self._tally.leave()
 
     def _replaced(self, sender: Any, relay: DatagramRelay) -> list[bytes]:  # noqa: ANN401
-        """Give a sender its relay; return the datagrams that came earlier."""
+        """Give a sender its relay. Return the datagrams that arrived earlier."""
         early = self._relays[sender]
         self._relays[sender] = relay
         if not isinstance(early, list):
@@ -239,7 +239,7 @@ class _DatagramForward(Forward):
 
 
 async def _open_unreliable(session: Session, channel: Channel) -> Channel | None:
-    """Open an unreliable channel, if the protocol has such beside those that say that they are reliable."""
+    """Open an unreliable channel, if the protocol has reliable and unreliable ones."""
     if getattr(channel, "is_reliable", None) is None:
         return None
     open_as: Any = session.open
@@ -260,16 +260,16 @@ async def open_datagrams(
     patience: float = PATIENCE,
     limits: ForwardLimits | None = None,
 ) -> AsyncGenerator[Forward, None]:
-    """Listen for UDP at `bind` here, and carry datagrams to `target` and back, from a socket of the server.
+    """Listen for UDP at `bind` on this machine, and forward datagrams to `target` and back through the server.
 
-    Each address that sends has a socket of its own at the server, which is closed after `ForwardLimits.idle` seconds
-    without a datagram. Datagrams may be lost. The server's rules have to allow the target for UDP, as `db:53/udp`. The
-    rest is as for `open_local`; a Unix socket raises ValueError.
+    The server opens a socket for each sending address, and closes it after `ForwardLimits.idle` seconds without a
+    datagram. Datagrams may be lost. The server's rules must allow the target for UDP, as in `db:53/udp`. Everything
+    else is as for `open_local`. Unix sockets raise ValueError.
     """
     at = bind if isinstance(bind, Address) else parse_address(bind, any_port=True)
     to = target if isinstance(target, Address) else parse_address(target)
     if at.path or to.path:
-        raise ValueError(f"{at} to {to}: UDP has no Unix sockets here; expected host:port")
+        raise ValueError(f"{at} to {to}: UDP forwards don't support Unix sockets; expected host:port")
     with await _bound(at) as sock:
         async with background() as nursery:
             forward = _DatagramForward(sock, to, carrier, patience, limits)
@@ -289,7 +289,7 @@ async def _bound(at: Address) -> trio.socket.SocketType:
             raise
     except OSError as error:
         raise OSError(error.errno, f"cannot listen on {at}/udp: {error.strerror or error}") from error
-    # log: A forward of datagrams has its socket.
+    # log: A forward of datagrams is listening.
     log.debug("listening for UDP on %s", at)
     return sock
 

@@ -1,4 +1,8 @@
-"""The way to a server that forwards go: one session, or a line, which is opened again whenever it was lost."""
+"""What carries forwards to a server: one session, or a `Line`, which is a session that is reopened when it is lost.
+
+`muxkit forward` and the functions `open_local`, `open_remote` and `socks` use it. A line logs each outage twice: a
+WARNING when it begins, and an INFO when the server is connected again.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ LOST = (LinkLost, ChannelStopped, trio.ClosedResourceError)
 
 
 class Line:
-    """One session after another with the same server; made by `line`."""
+    """A sequence of sessions with the same server, created by `line`."""
 
     def __init__(self, url: str) -> None:
         self.url: str = without_secrets(url)
@@ -53,7 +57,7 @@ class Line:
 
     @property
     def is_up(self) -> bool:
-        """True while there is a session, and as far as it knows a connection under it."""
+        """True while there is a session and, as far as the session knows, a connection."""
         return self._session is not None and getattr(self._session, "is_connected", True)
 
     @property
@@ -62,27 +66,27 @@ class Line:
         return self._sessions
 
     async def session(self) -> Session:
-        """Wait for a session; put `trio.fail_after` around it for a limit."""
+        """Wait for a session. Use `trio.fail_after` for a time limit."""
         while self._session is None:
             await self._changed.park()
         return self._session
 
     async def other_than(self, failed: Session) -> None:
-        """Wait a moment for another session than this one."""
+        """Wait a short time for a session other than this one."""
         with trio.move_on_after(AGAIN):
             while self._session is failed:
                 await self._changed.park()
         await trio.lowlevel.checkpoint()
 
     def enter(self) -> None:
-        """Count a connection, for which a server that takes leave is waited for."""
+        """Count a connection. A server that shuts down is waited for while there are any."""
         self._users.enter()
 
     def leave(self) -> None:
         self._users.leave()
 
     async def run(self, sessions: AsyncIterator[Session]) -> None:
-        """Keep a session until cancelled; raises a failure that waiting can't change."""
+        """Keep a session until cancelled. Raises failures that waiting can't change."""
         async with background() as nursery:
             self._nursery = nursery
             async for session in sessions:
@@ -94,7 +98,7 @@ class Line:
                 self._note_down(reason)
 
     async def _live(self, session: Session) -> str:
-        """Wait for the end of a session; return its reason."""
+        """Wait for the end of a session, and return its reason."""
         try:
             connected = getattr(session, "connected", None)  # of a session that outlives its connections
             if connected is not None:
@@ -117,10 +121,10 @@ class Line:
         return "the server closed the session"
 
     def failed(self, error: Exception, pause: float) -> None:
-        """Note a failed attempt to connect."""
+        """Record a failed attempt to connect."""
         is_first = self._down_since is None
         self._note_down(str(error) or type(error).__name__)
-        # log: An attempt to connect failed; a WARNING before told of the outage.
+        # log: An attempt to connect failed. A WARNING has reported the outage before.
         log.debug("%s: %s; trying again in %.1f s", self.url, error, pause)
         # A Relink session redials on its own and lives on, so nothing else would report the end of the outage. One task
         # for each outage is enough. The first connection of a session is reported by `_live`.
@@ -139,33 +143,33 @@ class Line:
     def _note_down(self, reason: str) -> None:
         if self._down_since is None:
             self._down_since = trio.current_time()
-            # log: A forward has no connection to its server. One line for each outage.
+            # log: A forward has lost its connection to the server. Logged once for each outage.
             log.warning("no connection to %s: %s; retrying", self.url, reason, extra={"event": "disconnected"})
 
     def _note_up(self) -> None:
         if self._down_since is not None:
             lasted = trio.current_time() - self._down_since
             self._down_since = None
-            # log: The outage is over.
+            # log: The outage has ended.
             log.info("connected to %s after %.1f s", self.url, lasted, extra={"event": "connected"})
         else:
-            # log: The line of forwards is up.
+            # log: Forwards are connected to their server.
             log.info("connected to %s", self.url, extra={"event": "connected"})
 
 
 async def _until_let_in(session: Session) -> None:
-    """Wait until the server has let this client in; raises `LinkLost` if it refuses the client.
+    """Wait until the server has accepted this client. Raises `LinkLost` if it refuses the client.
 
-    Some protocols begin before the server has let the client in, or without a server that speaks them. A ping would
-    not do, since the engine of a server answers it before the server refuses. So we open a channel that the server's
-    handler declines, and its answer is the proof: a server that refuses the client ends the session instead.
+    Some protocols begin before the server has accepted the client, or without a server that speaks them. A ping isn't
+    enough, because the engine of a server answers it before the server refuses. Instead we open a channel that the
+    server's handler declines. Its answer is the proof, because a server that refuses the client ends the session.
     """
     with suppress(trio.EndOfChannel, ChannelCancelled, ChannelStopped):
         async with session.open(PROBE) as channel:
             try:
                 await channel.receive()
             finally:
-                channel.abort("this was only to learn whether the server lets this client in")
+                channel.abort("only checked whether the server accepts this client")
 
 
 @protected_manager
@@ -181,12 +185,15 @@ async def line(
     linger: float = LINGER_SECONDS,
     **options: Any,
 ) -> AsyncGenerator[Line, None]:
-    """Keep a session with the server at `url` while the block runs, opened again whenever it was lost.
+    """Keep a session with the server at `url` while the block runs, and reopen it whenever it is lost.
 
-    Entering does not wait for the first one, but raises ValueError for a URL to which plaintext may not be sent. The
-    arguments are those of `muxkit.reconnecting`. After `patience` seconds without a session, and after a failure that
-    waiting can't change, the block is cancelled and raises that failure.
-    Each outage is one WARNING of the logger `muxkit.forward`.
+    Entering doesn't wait for the first session. The arguments are those of `muxkit.reconnecting`. Each outage logs a
+    WARNING to `muxkit.forward`.
+
+    Raises:
+        ValueError: If plaintext may not be sent to this URL.
+        LinkLost, OSError: If there was no session for `patience` seconds. The block is cancelled.
+        HandshakeFailed, Refused: If connecting fails in a way that waiting can't change. The block is cancelled.
     """
     door = Door(url, limits=limits, observer=None, linger=linger, tls=tls, options=options, token=token)
     await door.check_client()
@@ -215,9 +222,9 @@ Carrier: TypeAlias = Session | Line
 async def request(
     carrier: Carrier, wanted: Request, *, patience: float, limits: ForwardLimits
 ) -> tuple[Channel, Done, Session]:
-    """Ask the server for something, over a line on its next session if need be.
+    """Send a request to the server. Over a line, try again on the next session if necessary.
 
-    Raises `ForwardRefused`, and over a single session what says that it is lost.
+    Raises `ForwardRefused`. Over a single session, it also raises the errors of a lost session.
     """
     if isinstance(carrier, Session):
         return *await ask(carrier, wanted), carrier

@@ -1,4 +1,6 @@
-"""One carried connection: bytes between a socket and a channel, both ways, with half-closes and resets."""
+"""One forwarded connection: copies bytes between a socket and a channel in both directions, with half-closes and
+resets.
+"""
 
 from __future__ import annotations
 
@@ -28,45 +30,45 @@ def _seconds(default: float) -> float:
 
 @attrs.frozen(kw_only=True)
 class ForwardLimits:
-    """Bounds on what the clients of a forward can cost; times in seconds.
+    """Limits on the cost of the clients of forwards. Times are in seconds.
 
-    A server applies them to each session, a client to each of its forwards.
+    A server applies them to each session, and a client to each of its forwards.
     """
 
     connections: int = _count(4096)
-    """Connections carried at once. A listener accepts no more, a server refuses more."""
+    """Concurrent connections. A listener accepts no more, and a server refuses more."""
     listeners: int = _count(64)
-    """Listeners that one client may have at a server."""
+    """Listeners of one client on a server."""
     pending: int = _count(128)
-    """Connections that a listener has accepted and its client has not taken yet; then it accepts no more."""
+    """Accepted connections that the client hasn't taken yet. Beyond that, the listener accepts no more."""
     lookups: int = _count(8)
-    """Names that a server resolves at once for one client, and four times as many for all; more wait."""
+    """Concurrent name lookups for one client, and four times as many for all clients. Others wait."""
     half_open: int = _count(256)
-    """SOCKS handshakes under way; with one more the oldest is closed."""
+    """Concurrent SOCKS handshakes. One more closes the oldest."""
     handshake: float = _seconds(10.0)
-    """For a SOCKS handshake."""
+    """The time for a SOCKS handshake."""
     connect: float = _seconds(15.0)
-    """For resolving a name and connecting to its addresses."""
+    """The time for resolving a name and connecting to its addresses."""
     take: float = _seconds(60.0)
-    """For a client to take a connection that a listener has accepted."""
+    """The time for a client to take an accepted connection."""
     idle: float = _seconds(120.0)
-    """Without a datagram, after which a sender of UDP is forgotten, and its socket at the server closed."""
+    """The time without a datagram after which a UDP sender is forgotten and its socket on the server closed."""
 
 
 @attrs.frozen(kw_only=True)
 class ForwardStats:
-    """Gauges of now, and counters since the forward began; bytes of payload."""
+    """Current gauges, and counters since the forward began. Bytes are payload."""
 
     connections: int
-    """Carried now."""
+    """Open connections."""
     total: int
-    """Carried since the begin."""
+    """All connections so far."""
     refused: int
-    """Connections that could not be carried."""
+    """Connections that could not be forwarded."""
     bytes_in: int
-    """From the sockets of this side into the session."""
+    """Bytes from the sockets of this side to the session."""
     bytes_out: int
-    """From the session to the sockets of this side."""
+    """Bytes from the session to the sockets of this side."""
 
 
 @attrs.define(eq=False)
@@ -108,13 +110,13 @@ class Tally:
             await self._changed.park()
 
     async def wait_idle(self) -> None:
-        """Wait until nothing is carried."""
+        """Wait until no connection is forwarded."""
         while self.live:
             await self._changed.park()
 
 
 class Relay:
-    """Carries one connection on one channel, and closes both."""
+    """Forwards one connection over one channel, and closes both."""
 
     def __init__(self, stream: CarriedStream, channel: Channel, tally: Tally) -> None:
         self._stream = stream
@@ -124,7 +126,7 @@ class Relay:
         self._was_reset = False
 
     async def run(self, head: bytes = b"") -> None:
-        """Carry bytes until both directions have ended; `head` was read from the socket before.
+        """Copy bytes until both directions have ended. `head` was read from the socket before.
 
         A reset of one side resets the other, and a cancellation resets both.
         """

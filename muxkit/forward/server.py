@@ -1,4 +1,6 @@
-"""The server's side of forwards: a handler of channels that reaches, and listens for, what its allow lists name."""
+"""The server's side of forwards: a channel handler that connects to targets, and listens for its clients, as its rules
+allow.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +49,15 @@ def handler(
     listen: Iterable[str] | AllowList = (),
     limits: ForwardLimits | None = None,
 ) -> ForwardHandler:
-    """Make the handler of a server that forwards: `muxkit.open_server(forward.handler(["db:5432"]), url)`.
+    """Return the channel handler of a server that forwards: `muxkit.open_server(forward.handler(["db:5432"]), url)`.
 
-    `allow` has the rules of what clients may reach, `listen` of where they may have the server listen; nothing else is
-    reached or listened on, and without rules nothing at all. A rule that names no address means public addresses: a
-    name that leads to this machine or to a private network is refused unless its rule says
-    `name@network:port`. `AllowList` has the form of the rules, and a faulty one raises ValueError.
+    A client may only reach what the rules in `allow` name, and listen where those in `listen` say. Without rules,
+    nothing is allowed. A rule without an address means public addresses: a name that resolves to this machine or to a
+    private network is refused, unless its rule says `name@network:port`. `AllowList` describes the form of rules. An
+    invalid one raises ValueError.
 
-    It is a handler of channels: `muxkit.by_name({forward.NAME: forward.handler(…), "chat": chat})` serves others beside
-    it. Listeners are closed as soon as the session that asked for them is over.
+    Use `muxkit.by_name({forward.NAME: forward.handler(…), "chat": chat})` to serve other channels too. A client's
+    listeners are closed when its session ends.
     """
     return ForwardHandler(_rules(allow), _rules(listen), limits or ForwardLimits())
 
@@ -66,7 +68,7 @@ def _rules(given: Iterable[str] | AllowList) -> AllowList:
 
 @attrs.define(eq=False)
 class _Pending:
-    """A connection that a listener has accepted, until its client takes it."""
+    """A connection that a listener has accepted and the client hasn't taken yet."""
 
     stream: CarriedStream
     over: trio.Event = attrs.field(factory=trio.Event)
@@ -86,7 +88,7 @@ class _Listener:
 
 @attrs.define(eq=False)
 class _Client:
-    """What one session has."""
+    """The listeners and connections of one session."""
 
     session: Session
     tally: Tally
@@ -105,13 +107,13 @@ class _Client:
 
     @property
     def is_absent(self) -> bool:
-        """True for a session that waits for its client to come back."""
+        """True for a session that is waiting for its client to reconnect."""
         return getattr(self.session, "is_connected", True) is False
 
 
 @attrs.define(eq=False)
 class _RefusalLog:
-    """Logs refusals, as long as they are not too frequent, and how many it left out."""
+    """Logs refusals at a limited rate, and the number of those it left out."""
 
     room: float = LOGGED_MOST
     left_out: int = 0
@@ -126,17 +128,16 @@ class _RefusalLog:
             return
         self.room -= 1
         if self.left_out:
-            # log: Clients were refused so often that only some of the refusals have a line; the number is of those
-            # without one.
-            log.warning("%d refusals were too many to log each of them", self.left_out)
+            # log: Clients were refused so often that only some refusals were logged. The number counts the others.
+            log.warning("%d more refusals were not logged", self.left_out)
             self.left_out = 0
         fields = {"event": "refused", "fields": {"code": int(refused.code)}}
-        # log: A client asked for an address that the rules do not allow, or that could not be reached.
+        # log: A client requested an address that the rules don't allow or that couldn't be reached.
         log.info("refused %s: %s", session.info.peer or "a client", refused.reason, extra=fields)
 
 
 class ForwardHandler:
-    """A handler of channels, made by `handler`."""
+    """A channel handler, created by `handler`."""
 
     def __init__(self, allow: AllowList, listen: AllowList, limits: ForwardLimits) -> None:
         self._allow = allow
@@ -153,12 +154,12 @@ class ForwardHandler:
 
     @property
     def listeners(self) -> list[str]:
-        """Where it listens for its clients now."""
+        """The addresses it currently listens on for its clients."""
         return [str(each.bind) for client in self._clients.values() for each in client.listeners.values()]
 
     async def __call__(self, channel: Channel) -> None:
         if channel.name != NAME:
-            channel.abort(f"this server only forwards: no channel is named {channel.name[:64]!r} here", code=404)
+            channel.abort(f"this server only forwards: unknown channel name {channel.name[:64]!r}", code=404)
             return
         session = channel.session
         client = self._clients.get(session)
@@ -211,7 +212,9 @@ class ForwardHandler:
             self._all.leave()
 
     async def _take_datagrams(self, channel: Channel, client: _Client) -> None:
-        """Hear an unreliable channel: each message is a number and a datagram; those of no sender are dropped."""
+        """Read an unreliable channel. Each message is a number and a datagram. Datagrams with an unknown number are
+        dropped.
+        """
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             async for message in channel:
                 relay = client.datagrams.get(int.from_bytes(message[:NUMBER_SIZE], "big"))
@@ -234,7 +237,7 @@ class ForwardHandler:
         found = client.listeners.get(listener)
         pending = None if found is None else found.pending.pop(connection, None)
         if pending is None:
-            raise ForwardRefused("that connection is over", Code.GONE)
+            raise ForwardRefused("the connection has ended", Code.GONE)
         pending.was_taken = True
         pending.over.set()
         try:
@@ -289,7 +292,7 @@ class ForwardHandler:
             raise ForwardRefused(f"listening on {bind} is not allowed here", Code.NOT_ALLOWED)
 
     async def _close_listeners_of_absent(self, client: _Client, bind: Address) -> None:
-        """Close a listener at the same address whose client is away: it is the same user, who has come back anew."""
+        """Close an absent client's listener at the same address: the same user is back with a new session."""
         if not bind.path and not bind.port:
             return
         for other in [*self._clients.values()]:
@@ -310,7 +313,7 @@ class ForwardHandler:
             try:
                 await channel.send(encode(Done(opened.addresses[0], number)))
                 if is_logged:
-                    # log: A client's remote forward has its listener on this machine.
+                    # log: This machine listens for a client's remote forward.
                     log.info("listening on %s for %s", listener.bind, client.session.info.peer or "a client")
                 nursery.start_soon(self._accept, channel, listener, opened, nursery)
                 await self._hear(channel, listener)
@@ -321,11 +324,11 @@ class ForwardHandler:
                     pending.stream.reset()
                 listener.over.set()
                 if is_logged:
-                    # log: That listener is closed.
+                    # log: That listener was closed.
                     log.info("no longer listening on %s", listener.bind)
 
     async def _hear(self, channel: Channel, listener: _Listener) -> None:
-        """Hear which connections the client drops, until it wants no more of them."""
+        """Read which connections the client drops, until the client ends the channel."""
         try:
             async for message in channel:
                 dropped = decode_notice(message, Dropped)

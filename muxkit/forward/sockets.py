@@ -1,4 +1,4 @@
-"""The sockets of forwards: listeners at an address, connections to one, and names resolved under an allow list."""
+"""Sockets of forwards: listeners, connections, and name resolution under an allow list."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Listeners:
         """What was bound, as text."""
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for each in self._listeners:
             if each.fileno() != -1:
                 trio.lowlevel.notify_closing(each)
@@ -58,7 +58,7 @@ class Listeners:
     async def accept_for_ever(
         self, tally: Tally, handle: Callable[[CarriedStream], Awaitable[object]], nursery: trio.Nursery
     ) -> None:
-        """Run `handle` in the nursery for each connection, while the tally has slots; `handle` gives its slot back."""
+        """Run `handle` in the nursery for each connection, while the tally has slots. `handle` returns its slot."""
         async with trio.open_nursery() as accepting:
             for each in self._listeners:
                 accepting.start_soon(_accept_from, each, tally, handle, nursery)
@@ -89,7 +89,7 @@ async def _accept_from(
 
 @protected_manager
 async def listening(bind: Address) -> AsyncGenerator[Listeners, None]:
-    """Listen at an address while the block runs; raises OSError, with the address in its text."""
+    """Listen at an address while the block runs. Raises OSError with the address in its text."""
     try:
         opened = [_listen_at_path(bind.path)] if bind.path else await _listen_at_host(bind)
     except OSError as error:
@@ -112,7 +112,7 @@ async def _listen_at_host(bind: Address) -> list[socket.socket]:
 
 
 def _listen_at_path(path: str) -> socket.socket:
-    """Listen at a path that only this user may connect to; a socket that is left over is replaced."""
+    """Listen at a path to which only this user may connect. A dead socket is replaced."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:
@@ -132,7 +132,7 @@ def _listen_at_path(path: str) -> socket.socket:
 
 
 def _is_left_over(path: str) -> bool:
-    """Return True for a socket that no process listens on."""
+    """Return True for a socket on which no process listens."""
     with suppress(OSError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             return False
@@ -156,7 +156,7 @@ def _address_of(listener: socket.socket) -> str:
 
 
 def peer_of(stream: CarriedStream) -> str:
-    """Return the address of a connection's other end; empty for a Unix socket and for one that is gone."""
+    """Return the address of the other end of a connection; empty for a Unix socket and for a lost connection."""
     with suppress(OSError):
         name = stream.socket.getpeername()
         if isinstance(name, tuple):
@@ -168,10 +168,10 @@ def peer_of(stream: CarriedStream) -> str:
 
 
 class Lookups:
-    """Names that are resolved for the clients of a server, so many at once for each of them and for all.
+    """Resolves names for the clients of a server, with a limit for each client and for all of them.
 
-    A lookup is a thread, which ends in its own time even if its client has given up. It counts until then, or a client
-    that asks for names which no name server answers would take all threads of this process.
+    A lookup runs in a thread, which continues even if its client has given up. It counts until it ends. Otherwise a
+    client that requests names which no name server answers would use up all threads of this process.
     """
 
     def __init__(self, most: int) -> None:
@@ -180,7 +180,7 @@ class Lookups:
         self._limiters: dict[object, trio.CapacityLimiter] = {}
 
     async def look_up(self, target: Address, client: object) -> list[str]:
-        """Return the addresses that a name has; raises `ForwardRefused`."""
+        """Return the addresses of a name. Raises `ForwardRefused`."""
         lookup = object()
         limiter = self._limiters.setdefault(client, trio.CapacityLimiter(self._most))
         await limiter.acquire_on_behalf_of(lookup)
@@ -226,10 +226,10 @@ class Reach:
 
 
 async def dial(target: Address, reach: Reach | None, *, seconds: float) -> CarriedStream:
-    """Connect to a target within `seconds`; raises `ForwardRefused`.
+    """Connect to a target within `seconds`. Raises `ForwardRefused`.
 
-    For a client of a server a name is resolved once, each address is judged, and what is connected to is the address
-    that was judged: another answer of the name server changes nothing. Without `reach` everything is allowed.
+    For a client of a server, a name is resolved once and each address is checked. The connection goes to the address
+    that was checked, so a different answer from the name server can't change it. Without `reach` everything is allowed.
     """
     with trio.move_on_after(seconds):
         if target.path:
@@ -259,7 +259,7 @@ async def _dial_path(path: str, allow: AllowList | None) -> CarriedStream:
 
 
 async def dial_udp(target: Address, reach: Reach, *, seconds: float) -> trio.socket.SocketType:
-    """Return a UDP socket that sends to a target and hears nothing else; raises `ForwardRefused`."""
+    """Return a UDP socket that sends to a target and receives only from there. Raises `ForwardRefused`."""
     if target.path:
         raise ForwardRefused(f"{target} is not for UDP", Code.MALFORMED)
     with trio.move_on_after(seconds):
@@ -276,11 +276,11 @@ async def dial_udp(target: Address, reach: Reach, *, seconds: float) -> trio.soc
             sock.close()
             raise
         return sock
-    raise ForwardRefused(f"{target}: its name was not resolved within {seconds:g} s", Code.TIMED_OUT)
+    raise ForwardRefused(f"{target}: the name was not resolved within {seconds:g} s", Code.TIMED_OUT)
 
 
 async def _resolved(target: Address, reach: Reach, *, udp: bool = False) -> list[tuple[str, int]]:
-    """Return the addresses of a target that are allowed."""
+    """Return the allowed addresses of a target."""
     allow = reach.allow
     name = None if target.ip is not None else target.host
     if name is not None and not allow.may_resolve(name, target.port, udp=udp):
@@ -289,7 +289,7 @@ async def _resolved(target: Address, reach: Reach, *, udp: bool = False) -> list
     allowed = [each for each in dict.fromkeys(addresses) if _is_allowed(allow, name, ip_of(each), target.port, udp)]
     if not allowed:
         # The address itself is not told: it may be one that a client must not learn.
-        what = f"{target} leads to an address that is not allowed here" if name else f"{target} is not allowed here"
+        what = f"{target} resolves to an address that is not allowed here" if name else f"{target} is not allowed here"
         raise ForwardRefused(what, Code.NOT_ALLOWED)
     return [(each, target.port) for each in allowed]
 
@@ -307,7 +307,7 @@ def _is_allowed(allow: AllowList, name: str | None, address: IPAddress | None, p
 
 
 async def _connect(places: Sequence[tuple[str, int]], target: Address) -> CarriedStream:
-    """Connect to the first place that answers."""
+    """Connect to the first address that answers."""
     if len(places) == 1:
         try:
             return await _connect_to(*places[0])
@@ -348,7 +348,7 @@ async def _connect_to(host: str, port: int) -> CarriedStream:
 
 
 def _is_connected(sock: socket.socket) -> bool:
-    """Return True for a connection that was made at once, as over loopback."""
+    """Return True for a connection that was established immediately, as over loopback."""
     try:
         sock.getpeername()
     except OSError:

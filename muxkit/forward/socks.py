@@ -1,4 +1,4 @@
-"""SOCKS5 (RFC 1928; RFC 1929 for users): each connection says where it wants to go; the server resolves its names."""
+"""SOCKS5 (RFC 1928, and RFC 1929 for users). Each connection names its target, and the server resolves it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ READ = 4096  # bytes
 
 
 class Method(IntEnum):
-    """How a client says who it is."""
+    """How a client authenticates."""
 
     NONE = 0
     PASSWORD = 2
 
 
 class Kind(IntEnum):
-    """How an address is written."""
+    """The kind of an address."""
 
     IPV4 = 1
     NAME = 3
@@ -42,7 +42,7 @@ class Kind(IntEnum):
 
 
 class Reply(IntEnum):
-    """What a client is told."""
+    """The proxy's answer to a client."""
 
     SUCCEEDED = 0
     FAILED = 1
@@ -66,7 +66,7 @@ REPLIES = {
 
 
 class SocksError(Exception):
-    """A handshake that cannot go on; `reply` is what the client is told, None if there is nothing to tell."""
+    """A failed handshake. `reply` is the answer to the client, or None if there is none."""
 
     def __init__(self, reason: str, reply: Reply | None = None) -> None:
         super().__init__(reason)
@@ -74,7 +74,7 @@ class SocksError(Exception):
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """Write a reply; the address in it is left empty, since the one that was bound is at the server."""
+    """Encode a reply. Its address is empty, because the bound address is on the server."""
     return bytes((VERSION, reply, 0, Kind.IPV4, 0, 0, 0, 0, 0, 0))
 
 
@@ -88,15 +88,15 @@ class Handshake:
 
     @property
     def rest(self) -> bytes:
-        """What came behind the handshake."""
+        """The bytes that followed the handshake."""
         return self._held
 
     async def run(self) -> Address:
-        """Return where the client wants to go; raises `SocksError`."""
+        """Return the client's target. Raises `SocksError`."""
         version, count = await self._take(2)
         if version != VERSION:
             what = "SOCKS4" if version == 4 else "HTTP" if bytes((version,)).isalpha() else f"version {version}"
-            raise SocksError(f"this is a SOCKS5 proxy, and the client spoke {what}")
+            raise SocksError(f"this is a SOCKS5 proxy, and the client sent {what}")
         await self._agree(set(await self._take(count)))
         version, command, _, kind = await self._take(4)
         if version != VERSION:
@@ -105,7 +105,7 @@ class Handshake:
         if command != CONNECT:
             names = {2: "BIND", 3: "UDP ASSOCIATE"}
             wanted = names.get(command, f"command {command}")
-            raise SocksError(f"the client asked for {wanted}, there is only CONNECT", Reply.NO_SUCH_COMMAND)
+            raise SocksError(f"unsupported SOCKS command {wanted}: expected CONNECT", Reply.NO_SUCH_COMMAND)
         return target
 
     async def _agree(self, offered: set[int]) -> None:
@@ -126,7 +126,7 @@ class Handshake:
         is_known = version == USER_VERSION and any(known)
         await self._stream.send_all(bytes((USER_VERSION, 0 if is_known else 1)))
         if not is_known:
-            raise SocksError("the user or the password is wrong")
+            raise SocksError("wrong user or password")
 
     async def _target(self, kind: int) -> Address:
         match kind:
@@ -144,24 +144,24 @@ class Handshake:
         try:
             host = checked_host(host)
         except ValueError:
-            raise SocksError("the name of the target cannot be read", Reply.NO_SUCH_ADDRESS) from None
+            raise SocksError("invalid name of the target", Reply.NO_SUCH_ADDRESS) from None
         if not port:
-            raise SocksError("port 0 is none to connect to", Reply.NO_SUCH_ADDRESS)
+            raise SocksError("port 0 can't be connected to", Reply.NO_SUCH_ADDRESS)
         return Address(host, port)
 
     async def _take(self, size: int) -> bytes:
-        """Read exactly so many bytes."""
+        """Read exactly that many bytes."""
         while len(self._held) < size:
             data = await self._stream.receive_some(READ)
             if not data:
-                raise SocksError("the client hung up in its handshake")
+                raise SocksError("the client closed the connection during its handshake")
             self._held += data
         taken, self._held = self._held[:size], self._held[size:]
         return taken
 
 
 class _SocksForward(ListeningForward):
-    """A listener whose connections say where they want to go."""
+    """A listener whose connections name their targets."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class _SocksForward(ListeningForward):
                 await Relay(stream, channel, self._tally).run(handshake.rest)
 
     async def _greet(self, handshake: Handshake) -> Address | None:
-        """Return where the client wants to go; None if it took too long, or had to make room for a newer one."""
+        """Return the client's target, or None if it took too long or had to make room for a newer one."""
         while len(self._half_open) >= self._limits.half_open:
             oldest = next(iter(self._half_open))
             del self._half_open[oldest]
@@ -222,12 +222,12 @@ class _SocksForward(ListeningForward):
             finally:
                 self._half_open.pop(scope, None)
         self._tally.refused += 1
-        # log: A client connected to the proxy and did not say what it wants.
+        # log: A client connected to the proxy and didn't send its target.
         log.debug("%s: a SOCKS handshake was not finished in time", self.address)
         return None
 
     async def _tell(self, stream: CarriedStream, error: Exception, reply: Reply | None) -> None:
-        self._refused(f"{self.address}: a connection was not carried", error)
+        self._refused(f"{self.address}: failed to forward a connection", error)
         try:
             if reply is not None:
                 await stream.send_all(encode_reply(reply))
@@ -253,11 +253,16 @@ async def socks(
     patience: float = PATIENCE,
     limits: ForwardLimits | None = None,
 ) -> AsyncGenerator[Forward, None]:
-    """Be a SOCKS5 proxy at `bind`, whose connections leave from the server, as `ssh -D` does.
+    """Listen at `bind` as a SOCKS5 proxy whose connections are made by the server, like `ssh -D`.
 
-    It knows CONNECT, to IPv4, IPv6 and names; names are resolved by the server, and nothing is looked up here. `users`
-    maps names to passwords, which clients must show then; they are sent in the clear: listen on loopback. `allow` has
-    rules for what clients may ask for, as of `AllowList`, beside those of the server. The rest is as for `open_local`.
+    The proxy supports CONNECT to IPv4 addresses, IPv6 addresses and names, which the server resolves. Everything else
+    is as for `open_local`.
+
+    Args:
+        carrier: A session or a `Line`.
+        bind: The address to listen on.
+        users: Names and passwords that clients must send. They are sent in plaintext, so listen on loopback.
+        allow: Rules for the targets of clients, as for `AllowList`, in addition to those of the server.
     """
     at = bind if isinstance(bind, Address) else parse_address(bind, any_port=True)
     rules = allow if allow is None or isinstance(allow, AllowList) else AllowList(allow)

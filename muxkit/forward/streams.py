@@ -1,4 +1,6 @@
-"""The sockets that are carried: streams that read and write at once, and wait only where the kernel makes them."""
+"""The sockets of forwarded connections: streams that read and write immediately, and wait only if the kernel makes
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class CarriedStream(trio.abc.HalfCloseableStream):
-    """A connected stream socket, which it owns; one task reads and one writes.
+    """A connected stream socket, which it owns. One task reads and one task writes.
 
-    Trio's own stream takes several calls and a checkpoint for each step, which would be a third of the work of a
-    short connection.
+    Trio's own stream needs several calls and a checkpoint for each step, which would be a third of the work of a short
+    connection.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -32,7 +34,7 @@ class CarriedStream(trio.abc.HalfCloseableStream):
     # Receiving
 
     def receive_nowait(self, max_bytes: int = READ) -> bytes | None:
-        """Return what has come: b"" at the end, None while there is nothing."""
+        """Return received bytes, b"" at the end, or None if nothing has arrived."""
         try:
             return self.socket.recv(max_bytes)
         except (BlockingIOError, InterruptedError):
@@ -55,7 +57,7 @@ class CarriedStream(trio.abc.HalfCloseableStream):
     # Sending
 
     def send_nowait(self, data: bytes | memoryview, flags: int = 0) -> int:
-        """Write what the kernel takes now; return the number of bytes."""
+        """Write what the kernel accepts now, and return the number of bytes."""
         try:
             return self.socket.send(data, flags)
         except (BlockingIOError, InterruptedError):
@@ -68,7 +70,7 @@ class CarriedStream(trio.abc.HalfCloseableStream):
         await self.send_rest(memoryview(data))
 
     async def send_rest(self, data: bytes | memoryview) -> None:
-        """`send_all` without a checkpoint if the kernel takes everything."""
+        """`send_all` without a checkpoint if the kernel accepts everything."""
         rest = memoryview(data)
         while len(rest):
             written = self.send_nowait(rest)
@@ -85,7 +87,7 @@ class CarriedStream(trio.abc.HalfCloseableStream):
     # The end
 
     def end(self) -> None:
-        """Say that nothing more is sent."""
+        """Announce that nothing more is sent."""
         try:
             self.socket.shutdown(socket.SHUT_WR)
         except OSError as error:
@@ -96,13 +98,13 @@ class CarriedStream(trio.abc.HalfCloseableStream):
         self.end()
 
     def close(self) -> None:
-        """Close in order; what was sent still arrives."""
+        """Close cleanly, so that sent bytes still arrive."""
         if self.socket.fileno() != -1:
             trio.lowlevel.notify_closing(self.socket)
             self.socket.close()
 
     def reset(self) -> None:
-        """Close so that the peer sees the connection broken, not ended; one that is closed stays as it was."""
+        """Close so that the peer sees a broken connection instead of an end. A closed socket is left unchanged."""
         if self.socket.fileno() != -1:
             with suppress(OSError):
                 self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
@@ -115,5 +117,5 @@ class CarriedStream(trio.abc.HalfCloseableStream):
 
 def _translated(error: OSError) -> trio.ClosedResourceError | trio.BrokenResourceError:
     if error.errno in CLOSED_HERE:
-        return trio.ClosedResourceError("this socket was closed on our side")
+        return trio.ClosedResourceError("this socket was closed locally")
     return trio.BrokenResourceError(error.strerror or str(error))

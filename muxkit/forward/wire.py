@@ -1,4 +1,4 @@
-"""The messages of forwards: what a client asks for with the opening of a channel, and what the server answers.
+"""The messages of forwards: a client's request in the opening of a channel, and the server's answer.
 
 docs/reference/forward-protocol.md describes them.
 """
@@ -24,26 +24,26 @@ END = b""
 
 
 class Code(IntEnum):
-    """Why something was refused, or reset; the numbers are those of HTTP where it has one for it."""
+    """Why something was refused or reset. The numbers are those of HTTP where it has one."""
 
     MALFORMED = 400
-    """The request cannot be read, or its address is none."""
+    """The request or its address is invalid."""
     NOT_ALLOWED = 403
     NOT_FOUND = 404
-    """The name of the host is not known."""
+    """The host name is unknown."""
     IN_USE = 409
     """The address to listen on is in use."""
     GONE = 410
-    """The listener, the connection or the forward is over."""
+    """The listener, the connection or the forward has ended."""
     TOO_MANY = 429
-    """A limit of this client is reached."""
+    """The client has reached a limit."""
     RESET = 499
-    """The connection that was carried was reset."""
+    """The forwarded connection was reset."""
     REFUSED = 502
     """The target refused the connection."""
     UNREACHABLE = 503
     TIMED_OUT = 504
-    """The target did not answer in time."""
+    """The target didn't answer in time."""
 
 
 PERMANENT = frozenset({Code.MALFORMED, Code.NOT_ALLOWED})
@@ -51,7 +51,7 @@ PERMANENT = frozenset({Code.MALFORMED, Code.NOT_ALLOWED})
 
 
 class ForwardRefused(MuxError):
-    """The server refused a target or a listener; `reason` says why, `code` is one of `Code`, or 0."""
+    """The server refused a target or a listener. `reason` says why, and `code` is one of `Code`, or 0."""
 
     def __init__(self, reason: str, code: int) -> None:
         super().__init__(reason)
@@ -60,7 +60,7 @@ class ForwardRefused(MuxError):
 
 
 class Connect(msgspec.Struct, frozen=True, tag_field="do", tag="connect"):
-    """Connect to `target`, and carry the connection on this channel."""
+    """Connect to `target`, and forward the connection over this channel."""
 
     target: str
 
@@ -72,27 +72,27 @@ class Listen(msgspec.Struct, frozen=True, tag_field="do", tag="listen"):
 
 
 class Take(msgspec.Struct, frozen=True, tag_field="do", tag="take"):
-    """Carry a connection that a listener has accepted on this channel."""
+    """Forward a connection that a listener has accepted over this channel."""
 
     listener: int
     connection: int
 
 
 class Datagrams(msgspec.Struct, frozen=True, tag_field="do", tag="datagrams"):
-    """Carry datagrams to `target` and from there on this channel, until it ends."""
+    """Forward datagrams to `target` and back over this channel, until it ends."""
 
     target: str
 
 
 class Done(msgspec.Struct, frozen=True, tag_field="answer", tag="done"):
-    """It was done; `address` is what was connected to or listened on, `listener` the number of it."""
+    """The request succeeded. `address` was connected to or listened on; `listener` is its number."""
 
     address: str = ""
     listener: int = 0
 
 
 class Refusal(msgspec.Struct, frozen=True, tag_field="answer", tag="refused"):
-    """It was not done."""
+    """The request was refused."""
 
     reason: str
     code: int
@@ -121,36 +121,36 @@ _MessageT = TypeVar("_MessageT", Accepted, Dropped)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Write any of the messages."""
+    """Encode any of the messages."""
     return msgspec.json.encode(message)
 
 
 def _quoting(error: Exception) -> str:
-    """Return the text of an error of the decoder for a log; it quotes values of the peer as they are."""
+    """Return the text of a decoder error for a log. It quotes values of the peer."""
     return printable(str(error))
 
 
 def decode_request(opening: bytes) -> Request:
-    """Read what a client asks for; raises `ForwardRefused`."""
+    """Decode a client's request. Raises `ForwardRefused`."""
     try:
         if len(opening) > REQUEST_MOST:
-            raise ForwardRefused(f"a request of {len(opening)} bytes, at most {REQUEST_MOST}", Code.MALFORMED)
+            raise ForwardRefused(f"a request of {len(opening)} bytes: expected at most {REQUEST_MOST}", Code.MALFORMED)
         request: Request = _requests.decode(opening)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise ForwardRefused(f"the request cannot be read: {_quoting(error)}", Code.MALFORMED) from None
+        raise ForwardRefused(f"invalid request: {_quoting(error)}", Code.MALFORMED) from None
     return request
 
 
 def decode_notice(message: bytes, kind: type[_MessageT]) -> _MessageT:
-    """Read a message about a connection of a listener; raises `ForwardRefused`."""
+    """Decode a message about a connection of a listener. Raises `ForwardRefused`."""
     try:
         return msgspec.json.decode(message, type=kind)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise ForwardRefused(f"a message that cannot be read: {_quoting(error)}", Code.MALFORMED) from None
+        raise ForwardRefused(f"invalid message: {_quoting(error)}", Code.MALFORMED) from None
 
 
 async def ask(session: Session, request: Request) -> tuple[Channel, Done]:
-    """Open a channel with a request, and wait for the answer; raises `ForwardRefused` for a refusal."""
+    """Open a channel with a request, and wait for the answer. Raises `ForwardRefused` if the server refuses."""
     channel = await session.open(NAME, payload=encode(request))
     try:
         answer = _answers.decode(await channel.receive())
@@ -165,8 +165,8 @@ async def ask(session: Session, request: Request) -> tuple[Channel, Done]:
         told = getattr(error, "reason", "") or "the server does not forward"
         raise ForwardRefused(told, getattr(error, "code", 0)) from error
     except (msgspec.MsgspecError, UnicodeError) as error:
-        channel.abort("the answer cannot be read", code=Code.MALFORMED)
-        raise ForwardRefused(f"the answer cannot be read: {_quoting(error)}", Code.MALFORMED) from None
+        channel.abort("invalid answer", code=Code.MALFORMED)
+        raise ForwardRefused(f"invalid answer: {_quoting(error)}", Code.MALFORMED) from None
     except BaseException:
         channel.abort("given up", code=Code.GONE)
         raise

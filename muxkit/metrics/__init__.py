@@ -1,4 +1,4 @@
-"""Metrics of sessions: counted once, shown by Prometheus, OpenTelemetry, an HTTP endpoint and `muxkit top`."""
+"""Metrics of sessions, for Prometheus, OpenTelemetry, an HTTP endpoint and `muxkit top`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The core of metrics: what all sessions of a program have done and hold, in numbers that a backend shows."""
+"""The core of metrics: counts what all sessions of a program do and store. Backends read the results.
+
+Engines do no work for metrics. `Metrics.collect` reads the counters of each live session and adds those of ended
+sessions. Only waits, round trips, limits and outages are reported as they happen.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from muxkit._observer import BaseObserver, Blocked, Counted
 from muxkit.runtime import LinkLost
 
 ROUND_TRIPS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""The upper bounds of the classes of round trips, in seconds."""
+"""The upper bounds of the buckets of round trips, in seconds."""
 OTHER_PEERS: Final = "other"
 """Stands for all peers beyond `label_peers`."""
 
@@ -27,7 +31,7 @@ BLOCKED: Final[tuple[Blocked, ...]] = ("credit", "transport")
 
 @attrs.frozen
 class Metric:
-    """One metric: its name without the endings that a backend adds, and the labels beside those of the session."""
+    """One metric: its name without a backend's suffixes, and its labels in addition to those of the session."""
 
     name: str
     kind: Kind
@@ -84,11 +88,11 @@ METRICS: Final = (
 
 @attrs.frozen
 class Histogram:
-    """How many round trips were in each class, and their sum."""
+    """The number of round trips in each bucket, and their sum."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
-    """One for each bound, not added up, and one for what is above the last."""
+    """One count for each bound, not cumulative, and one for values above the last."""
     sum: float
 
 
@@ -97,7 +101,7 @@ Labels = tuple[str, ...]
 
 @attrs.frozen
 class Family:
-    """A metric with its values by labels; the names of the labels are `labels`."""
+    """A metric with its values by labels. `labels` are the names of the labels."""
 
     metric: Metric
     labels: tuple[str, ...]
@@ -119,7 +123,7 @@ def _numbers() -> Numbers:
 
 @attrs.define
 class _Sums:
-    """Numbers that can be added up, those of one session or of all that are over."""
+    """Numbers that can be added up, of one session or of all sessions that have ended."""
 
     opened: int = 0
     ended: Numbers = attrs.field(factory=_numbers)
@@ -161,7 +165,7 @@ class _Sums:
 
 
 class SessionMeter(BaseObserver):
-    """What one session did apart from its own counters; made by `Metrics.connection`."""
+    """What one session did in addition to its own counters. Created by `Metrics.connection`."""
 
     wants_frames: ClassVar[bool] = False
 
@@ -240,14 +244,14 @@ class SessionMeter(BaseObserver):
         self.queued = stats.queued
 
     def _place(self, info: SessionInfo) -> Labels:
-        """Return the labels, which stay the same from then on."""
+        """Return the labels, which don't change afterwards."""
         if self._key is None:
             self._key = self._metrics._labels_of(info)
         return self._key
 
 
 class Included(Protocol):
-    """Has metrics of its own that are shown after those of the sessions, such as those of a Spark query."""
+    """Has its own metrics, which are shown after those of the sessions, such as those of a Spark query."""
 
     def collect(self) -> list[Family]:
         """Return the metrics as they are now. It may be called in any thread."""
@@ -256,9 +260,8 @@ class Included(Protocol):
 class Metrics(BaseObserver):
     """Counts what sessions do: `muxkit.connect(url, observer=metrics)`, and the same for servers.
 
-    Engines do no work for it: counters are read from the sessions when metrics are collected, and the rest is told only
-    of waits, round trips, limits and outages. Labels are the protocol and the transport; `label_peers` adds the host of
-    the peer, for so many different ones, and `other` for all further ones.
+    The labels are the protocol and the transport. With `label_peers=N`, the host of the peer is a label for the first N
+    hosts, and `other` for the rest.
     """
 
     wants_frames: ClassVar[bool] = False
@@ -283,7 +286,7 @@ class Metrics(BaseObserver):
         self._lock = threading.Lock()  # metrics may be collected by another thread
 
     def connection(self, name: str = "") -> SessionMeter:
-        """Make the observer of the session that begins now."""
+        """Create the observer of a session that begins."""
         return SessionMeter(self)
 
     def turned_away(self, limit: str, protocol: str, transport: str) -> None:
@@ -296,7 +299,7 @@ class Metrics(BaseObserver):
         self._reconnected[key] = count + 1, total + seconds
 
     def include(self, other: Included) -> None:
-        """Show the metrics of another object as well, after those of the sessions. OpenTelemetry does not get them."""
+        """Also show the metrics of another object, after those of the sessions. OpenTelemetry doesn't get them."""
         self._included.append(other)
 
     def sessions(self) -> list[Counted]:
@@ -358,7 +361,7 @@ class Metrics(BaseObserver):
 
 @attrs.define
 class _Group:
-    """All sessions of the same labels, while metrics are collected."""
+    """All sessions with the same labels, during a collection."""
 
     sums: _Sums = attrs.field(factory=_Sums)
     live: int = 0

@@ -1,4 +1,4 @@
-"""The HTTP endpoint for metrics, health and the list of sessions, on Trio itself."""
+"""The HTTP endpoint for metrics, health and the list of sessions. It runs on Trio and needs no web server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log: Final = logging.getLogger("muxkit")
 
 @attrs.frozen
 class Answer:
-    """What a request is answered with."""
+    """The response to a request."""
 
     status: HTTPStatus
     body: bytes = b""
@@ -45,7 +45,7 @@ class Answer:
 
 @attrs.frozen
 class Request:
-    """The head of a request, as far as it matters here."""
+    """The relevant parts of a request's head."""
 
     method: str
     path: str
@@ -68,7 +68,7 @@ class Endpoint:
         return self.urls[0]
 
     async def handle(self, stream: trio.abc.Stream) -> None:
-        """Answer one request; then the connection is closed."""
+        """Answer one request, then close the connection."""
         try:
             head = await self._read_head(stream)
             if head is None:
@@ -88,7 +88,7 @@ class Endpoint:
             await trio.aclose_forcefully(stream)
 
     async def _read_head(self, stream: trio.abc.Stream) -> bytes | None:
-        """Return the head of a request, or as much of it as shows that it is too long; None if none came in time."""
+        """Return the head of a request, or enough to see that it is too long. Return None if it doesn't arrive."""
         data = bytearray()
         with self._reading():
             while b"\r\n\r\n" not in data and b"\n\n" not in data:
@@ -103,7 +103,7 @@ class Endpoint:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Bound the time of a request, and the number of those that are unfinished."""
+        """Limit the time of a request and the number of unfinished requests."""
         with trio.move_on_after(HEAD_SECONDS) as scope:
             while len(self._readers) >= READERS_MOST:
                 oldest = next(iter(self._readers))
@@ -125,16 +125,16 @@ class Endpoint:
         try:
             return page(request)
         except Exception as error:
-            # log: A page of the metrics endpoint raised; its client reads 500. The DEBUG line after it has the
-            # traceback.
+            # log: A page of the metrics endpoint raised an error, and its client received 500. The DEBUG line after it
+            # has the traceback.
             _log.error("the page %s failed with %s", request.path, type(error).__name__)
-            # log: The error of the line before with its traceback and its text, which may quote what a peer sent.
+            # log: The traceback and the text of the error in the line before. They may quote what a peer sent.
             _log.debug("in full", exc_info=error)
             return Answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"this page failed; the log says more\n")
 
 
 def parse(head: bytes) -> Request | Answer:
-    """Parse the head of a request; what it is answered with if it is none."""
+    """Parse the head of a request. If it is invalid, return the response to it instead."""
     if len(head) > HEAD_MOST:
         return Answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"the request is too long\n")
     first, *lines = head.partition(b"\r\n\r\n")[0].partition(b"\n\n")[0].decode("latin-1").splitlines() or [""]
@@ -146,7 +146,7 @@ def parse(head: bytes) -> Request | Answer:
 
 
 def encode(answer: Answer, *, with_body: bool = True) -> bytes:
-    """Return the bytes of an answer."""
+    """Return the bytes of a response."""
     lines = (
         f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
         f"Content-Type: {answer.kind}",
@@ -160,7 +160,7 @@ def encode(answer: Answer, *, with_body: bool = True) -> bytes:
 
 
 class _Pages:
-    """What the endpoint shows."""
+    """The pages of the endpoint."""
 
     def __init__(self, server: Serving | None, metrics: Metrics | None) -> None:
         self._server = server
@@ -195,15 +195,21 @@ class _Pages:
 async def endpoint(
     server: Serving | None, address: str, *, metrics: Metrics | None = None, insecure: bool = False
 ) -> AsyncGenerator[Endpoint, None]:
-    """Answer HTTP at `address` while the block runs: /metrics, /healthz, /readyz and /sessions.
+    """Serve /metrics, /healthz, /readyz and /sessions by HTTP at `address` while the block runs.
 
-    `address` is `127.0.0.1:9464` or `unix:/run/muxkit.sock`. `metrics` is by default the observer of `server`, and
-    without both there is no /metrics. /healthz and /readyz answer 200 while the server takes sessions, and 503 once it
-    drains. /sessions names peers and channels, so it is there only on a loopback address and on a Unix socket. Another
-    address needs `insecure=True`, since everything goes in plaintext.
+    /healthz and /readyz answer 200 while the server accepts sessions, and 503 once it drains. /sessions names peers and
+    channels, so it exists only on a loopback address and on a Unix socket. Everything is plaintext, so another address
+    needs `insecure=True`.
 
-    Raises `ExtraNeeded` if metrics are to be shown and prometheus-client is not installed, OSError for an address that
-    cannot be used.
+    Args:
+        server: The server to show, or None.
+        address: `127.0.0.1:9464` or `unix:/run/muxkit.sock`.
+        metrics: The metrics to show. By default the observer of `server`; without both there is no /metrics.
+        insecure: Allow addresses beyond loopback.
+
+    Raises:
+        ExtraNeeded: If there are metrics and prometheus-client isn't installed.
+        OSError: If the address can't be used.
     """
     if metrics is None:
         metrics = _metrics_of(server)

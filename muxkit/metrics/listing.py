@@ -1,4 +1,4 @@
-"""The sessions and channels of a program as JSON: sizes, credit and waits, never payload."""
+"""The sessions and channels of a program as JSON: sizes, credit and waits, and never payload."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Serving(Protocol):
 
 
 class Listing:
-    """Describes live sessions; each keeps its number as long as it lives."""
+    """Describes live sessions. A session keeps its number as long as it lives."""
 
     def __init__(self) -> None:
         self._numbers: WeakKeyDictionary[Counted, int] = WeakKeyDictionary()
         self._next = count(1)
 
     def describe(self, server: Serving | None, sessions: Sequence[Counted]) -> dict[str, Any]:
-        """Return what is known now, as JSON: at most 500 sessions, the newest, and 50 channels of each."""
+        """Return the current state as JSON: the newest 500 sessions, and 50 channels of each."""
         for each in sessions:
             if each not in self._numbers:
                 self._numbers[each] = next(self._next)
@@ -71,7 +71,7 @@ class Listing:
 
 
 def _channels(channels: Sequence[Channel]) -> Iterable[dict[str, Any]]:
-    """Describe channels, those first whose senders wait longest, then those that hold most."""
+    """Describe channels: first those whose senders have waited longest, then those that store most."""
     now = trio.current_time()
     found = [(channel, channel.stats()) for channel in channels]
     found.sort(key=lambda each: (each[1].waiting_since or math.inf, -each[1].queued - each[1].unread))

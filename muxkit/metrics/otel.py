@@ -1,4 +1,4 @@
-"""Metrics for OpenTelemetry: instruments of its API, which a program's SDK reads and sends where it was told."""
+"""Metrics for OpenTelemetry: instruments of its API, which a program's SDK reads and exports."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ UNITS: Final = {"seconds": "s", "bytes": "By"}
 
 
 def instrument(metrics: Metrics, meter: Meter | None = None) -> None:
-    """Show metrics by OpenTelemetry, with a meter of the program's own or the one called `muxkit`.
+    """Export metrics with OpenTelemetry, using your own meter or the one named `muxkit`.
 
-    Names are those of Prometheus with `muxkit.` at the begin and without the unit at the end: `muxkit.sessions`,
-    `muxkit.send_blocked`. Call it once for each `Metrics`. The reader of an SDK asks in a thread of its own; waits that
-    are not over then end where they were last seen.
+    Names are those of Prometheus with the prefix `muxkit.` and without the unit: `muxkit.sessions`,
+    `muxkit.send_blocked`. Call this once for each `Metrics`. The SDK reads them in its own thread, so waits that
+    haven't ended count until they were last seen.
     """
     meter = meter or get_meter("muxkit")
     recent = _Recent(metrics)
@@ -42,7 +42,7 @@ def instrument(metrics: Metrics, meter: Meter | None = None) -> None:
 
 
 def name_of(metric: Metric) -> str:
-    """Return the name of a metric as OpenTelemetry writes names."""
+    """Return the OpenTelemetry name of a metric."""
     return metric.name.removesuffix(f"_{metric.unit}").replace("_", ".", 1)
 
 

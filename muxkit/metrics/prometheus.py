@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: a collector for a registry of prometheus-client, and the text that a server scrapes."""
+"""Metrics for Prometheus: a collector for a prometheus-client registry, and the text that a server scrapes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ except ImportError as _missing:
 
 
 class PrometheusCollector(Collector):
-    """Gives metrics to a registry: `prometheus_client.REGISTRY.register(PrometheusCollector(metrics))`.
+    """Adds metrics to a registry: `prometheus_client.REGISTRY.register(PrometheusCollector(metrics))`.
 
-    A registry may also be asked by another thread; then waits that are not over yet end where they were last seen.
+    A registry may be read by another thread. Waits that haven't ended then count until they were last seen.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -31,12 +31,12 @@ class PrometheusCollector(Collector):
         return map(_as_prometheus, self.metrics.collect())
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing, so that registering collects nothing."""
+        """Return nothing, so that registering doesn't collect."""
         return iter(())
 
 
 def render(metrics: Metrics, accept: str = "") -> tuple[bytes, str]:
-    """Return the text for a server that sent this `Accept`, and its content type."""
+    """Return the text and its content type for a server that sent this `Accept` header."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(PrometheusCollector(metrics))
     if "application/openmetrics-text" in accept:

@@ -251,7 +251,7 @@ def commit_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
                     f"{key}: batch {batch} comes after batch {last} was committed on {client.shown}, and its rows "
                     "would be left out: the checkpoint was lost or is another one; set option txnAppId to a new name"
                 )
-            # log: Spark repeated a batch that is on the server; nothing is written twice.
+            # log: Spark repeated a batch that the server has already. Nothing is written twice.
             _log.warning("%s, batch %d had been committed before on %s: it was left as it is", key, batch, client.shown)
 
     if options.spread is Spread.PARTITIONS:
@@ -277,7 +277,7 @@ def abort_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
         _on_all(hasty, abort)
     except Exception as error:
         # Spark reports why the batch failed; this error only goes to the log.
-        # log: A batch failed and so did cleaning up; the server sweeps it later.
+        # log: A batch failed, and so did removing its staged rows. The server deletes them later.
         _log.warning("%s, batch %d: what was staged could not be dropped, it will be swept: %s", key, batch, error)
 
 

@@ -194,8 +194,8 @@ class _Calls:
             # log: The handler of a call raised an exception that its method doesn't declare. The caller got the code
             # `internal` with this id. The next line says where it happened.
             _log.error("call of %s failed as error %s", method.full_name, id, extra=fields)
-        # log: Your handler raised an exception that its method doesn't declare; the line says where. The caller got the
-        # code `internal`, and other calls go on.
+        # log: Your handler raised an exception that its method doesn't declare, and the line says where. The caller got
+        # the code `internal`, and other calls continue.
         log_failure("the handler of a call failed", error, fields)
         message = f"the handler of {method.full_name} failed; the log of the server has it as error {id}"
         return ErrorRecord(Code.INTERNAL.value, message, {"id": id})

@@ -516,9 +516,9 @@ class SimNetwork:
         try:
             await handler(link)
         except Exception as error:
-            # log: A handler on a simulated network raised.
+            # log: A handler on a simulated network raised an error.
             _log.error("the handler of a connection failed with %s", type(error).__name__)
-            # log: The error of the line before with its traceback and its text, which may quote what a peer sent.
+            # log: The traceback and the text of the error in the line before. They may quote what a peer sent.
             _log.debug("the handler's failure", exc_info=error)
         finally:
             room.release_on_behalf_of(link)

@@ -1,4 +1,4 @@
-"""Traces: what sessions did, written as JSON-SEQ in a qlog envelope, read again and shown as one page."""
+"""Traces of sessions: write them as qlog-style JSON sequences, read them, and show them as a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces read again: records, a summary of what happened, and the differences of two."""
+"""Read traces: records, a summary of what happened, and the differences between two traces."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MOST_RECORD: Final = 64 * 1024 * 1024  # bytes of one record
 
 
 class TraceError(MuxError):
-    """A file is no trace."""
+    """The file isn't a trace."""
 
 
 @attrs.frozen
 class Event:
-    """One event of a trace; `time` is in milliseconds since its beginning."""
+    """One event of a trace. `time` is in milliseconds since its beginning."""
 
     time: float
     name: str
@@ -35,7 +35,7 @@ class Event:
 
 @attrs.frozen
 class Recording:
-    """A trace that was read: its header and its events. `broken` counts records that could not be read."""
+    """A trace: its header and its events. `broken` counts unreadable records."""
 
     header: dict[str, Any]
     events: list[Event]
@@ -55,7 +55,7 @@ class Recording:
 
 
 def _is_time(value: object) -> TypeGuard[float]:
-    """Return True for a number of milliseconds that a trace may have; JSON of Python also reads NaN and infinity."""
+    """Return True for a valid number of milliseconds. Python's JSON also accepts NaN and infinity."""
     return isinstance(value, (int, float)) and abs(value) <= MOST_TIME
 
 
@@ -64,7 +64,7 @@ def _dict(value: object) -> dict[str, Any]:
 
 
 def parse_record(text: str) -> Event | dict[str, Any] | None:
-    """Return the event or the header of a record; None if it is neither, such as one that was cut off."""
+    """Return the event or the header in a record, or None if it is neither, for example because it was cut off."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):  # the second for too many brackets inside one another
@@ -80,7 +80,7 @@ def parse_record(text: str) -> Event | dict[str, Any] | None:
 
 
 def read(path: str | Path) -> Recording:
-    """Read a trace; a last record that is not complete, as of a program that was killed, is counted and left out."""
+    """Read a trace. An incomplete last record, as of a program that was killed, is skipped and counted."""
     try:
         text = Path(path).read_bytes().decode("utf-8", "replace")
     except OSError as error:
@@ -102,7 +102,7 @@ def read(path: str | Path) -> Recording:
 
 
 class Follower:
-    """Reads a file that is being written: each call of `more` returns the events that were added since."""
+    """Reads a file that is being written. Each call of `more` returns the events added since the previous one."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -110,7 +110,7 @@ class Follower:
         self._rest = b""
 
     def more(self) -> list[Event]:
-        """Return the complete events that were not returned yet."""
+        """Return the complete events that weren't returned yet."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -138,15 +138,15 @@ class ChannelSummary:
     credit_granted: int = 0
     credit_received: int = 0
     resends: int = 0
-    """Frames that were sent again, after a loss or on the next connection."""
+    """Frames that were retransmitted, after a loss or on the next connection."""
     blocked_ms: float = 0.0
-    """The time in which the credit was less than the next payload that was sent."""
+    """Milliseconds in which the credit was less than the next payload needed."""
     state: str = ""
 
 
 @attrs.define
 class Summary:
-    """What a session did, counted."""
+    """What a session did, as counts."""
 
     title: str
     events: int
@@ -161,7 +161,7 @@ class Summary:
     channels: dict[str, ChannelSummary] = attrs.field(factory=dict)
 
     def as_fields(self) -> dict[str, Any]:
-        """Return everything as JSON shows it."""
+        """Return all values for JSON output."""
         return attrs.asdict(self)
 
 
@@ -212,7 +212,7 @@ def summary(recording: Recording) -> Summary:
 
 
 def blocked(events: Iterable[Event]) -> Iterator[tuple[str, float, float]]:
-    """Yield channel, begin and end of each time in which a channel had less credit than its next payload needed."""
+    """Yield the channel, begin and end of each period in which its credit was less than its next payload needed."""
     balance: Counter[str] = Counter()
     before: dict[str, tuple[float, int]] = {}  # the last payload, and the credit after it
     came: dict[str, list[tuple[float, int]]] = {}

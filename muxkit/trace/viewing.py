@@ -1,4 +1,4 @@
-"""One self-contained page about one trace or two: nothing is loaded, and nothing that a peer chose is markup."""
+"""One self-contained page about one or two traces. It loads nothing, and text from a peer is never markup."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHER: Final = 11  # kinds that this version does not know
 
 
 class _Texts:
-    """Numbers for texts, so that each is on the page once."""
+    """Assigns numbers to texts, so that the page contains each text once."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
@@ -48,14 +48,14 @@ class _Texts:
 
 
 def visible(text: str) -> str:
-    """Escape the characters that are not shown, or that turn the direction of writing."""
+    """Escape invisible characters, and those that change the direction of writing."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
 
 
 def page(recordings: Sequence[Recording]) -> str:
-    """Return the page, as HTML, about one trace, or about the two ends of one session, which share the axis of time."""
+    """Return the HTML page about one trace, or about both ends of one session on a common time axis."""
     style, script = ((PAGE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     start = min(recording.began for recording in recordings)
     data = json.dumps([_packed(recording, recording.began - start) for recording in recordings], separators=(",", ":"))
@@ -75,7 +75,7 @@ def _hash(text: str) -> str:
 
 
 def _packed(recording: Recording, shift: float) -> dict[str, Any]:
-    """Return a trace as columns: times in microseconds since the event before, numbers of texts, sizes."""
+    """Return a trace as columns: microseconds since the previous event, numbers of texts, sizes."""
     texts = _Texts()
     columns: dict[str, list[int]] = {"t": [], "k": [], "c": [], "n": [], "s": []}
     ends: list[tuple[str, int]] = []  # errors and how the session was closed, with the numbers of their events

@@ -1,4 +1,4 @@
-"""The observer that writes a trace file for each session: JSON-SEQ (RFC 7464) in the envelope of qlog."""
+"""The observer that writes a trace file for each session: a JSON text sequence (RFC 7464) with a qlog header."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _numbers: Final = count(1)  # of the files of this process
 
 
 class _Disk:
-    """What the traces of one folder know of its disk: after a failure no trace begins for a while.
+    """The state of the disk of one folder of traces. After a failure, no trace begins for a while.
 
-    Otherwise a server with a full disk would make an empty file, and log a warning, for each of its sessions.
+    Otherwise a server with a full disk would create an empty file and log a warning for each session.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,13 +47,13 @@ class _Disk:
         self._untraced = 0
 
     def may_begin(self) -> bool:
-        """Return True if a trace may begin, and otherwise count the session that has none."""
+        """Return True if a trace may begin. Otherwise count the session without a trace."""
         now = time.monotonic()
         if now < self._tries_at:
             self._untraced += 1
             return False
         if self._untraced:
-            # log: After a failure of the disk no trace begins for a minute. Traces begin again now.
+            # log: After a disk failure, no trace begins for a minute. Traces begin again now.
             _log.warning("%d sessions have no trace, since %s could not be written", self._untraced, self._folder)
             self._untraced = 0
         return True
@@ -63,7 +63,7 @@ class _Disk:
 
 
 class _File:
-    """A file of records that is written in large parts; after a failure it takes nothing more."""
+    """A file of records that is written in large blocks. After a failure it ignores further records."""
 
     def __init__(self, path: Path, most: int, disk: _Disk) -> None:
         self.path = path
@@ -117,12 +117,12 @@ class _File:
         self._release()
 
     def _fail(self, why: object) -> None:
-        """Turn the trace off; the session goes on without it."""
+        """Disable the trace. The session continues without it."""
         self.on = False
         self.parts.clear()
         if isinstance(why, OSError):
             self._disk.failed()
-        # log: A trace could not be written any more, or is full; the session goes on.
+        # log: A trace couldn't be written any more, or is full. The session continues.
         _log.warning(
             "the trace %s ends after %d bytes, and the later events are lost: %s", self.path, self._written, why
         )
@@ -140,15 +140,15 @@ class _File:
 
 
 def _said(error: BaseException) -> str:
-    """Return the text of an error; texts of others are left out, since they may hold payload."""
+    """Return the text of an error. Texts of other libraries are omitted, because they may contain payload."""
     return str(error) if isinstance(error, (MuxError, OSError)) else ""
 
 
 class SessionTrace(BaseObserver):
-    """The observer of one session; it writes the file `path` and keeps the last events in memory.
+    """The observer of one session. It writes the file `path` and keeps the last events in memory.
 
-    The file is complete once `close` was called, which the end of a session does. Sizes are written; the bytes of the
-    transport only with `payloads`.
+    The file is complete after `close`, which the end of a session calls. It contains sizes, and the transported bytes
+    only with `payloads`.
     """
 
     def __init__(
@@ -192,14 +192,14 @@ class SessionTrace(BaseObserver):
 
     @property
     def recent(self) -> tuple[str, ...]:
-        """The last events as lines of text, the oldest first."""
+        """The last events as lines of text, oldest first."""
         return tuple(
             f"{at * 1000:.3f} ms {kind} {channel} {name} {size}".rstrip()
             for at, kind, channel, name, size in self._recent
         )
 
     def close(self) -> None:
-        """Write what is left and close the file."""
+        """Write the remaining records and close the file."""
         self._finalizer()
 
     # --- what happens
@@ -263,7 +263,7 @@ class SessionTrace(BaseObserver):
         return now
 
     def _text(self, text: str) -> str:
-        """Return the text as JSON; there are few different ones, and escaping costs more than finding them."""
+        """Return the text as JSON. There are few different texts, and escaping costs more than a cache lookup."""
         found = self._labels.get(text)
         if found is None:
             if len(self._labels) >= LABELS:  # a peer may open any number of channels
@@ -278,9 +278,9 @@ class SessionTrace(BaseObserver):
 
 
 class Trace:
-    """Writes one file for each session into a folder: `muxkit.connect(url, observer=muxkit.trace.Trace("traces"))`.
+    """Writes a file for each session into a folder: `muxkit.connect(url, observer=muxkit.trace.Trace("traces"))`.
 
-    It is an observer of many connections, so one will do for a server. `payloads` adds the bytes of the transport.
+    One `Trace` can observe many sessions, such as those of a server. `payloads` adds the transported bytes.
     """
 
     def __init__(self, folder: str | Path, *, payloads: bool = False, most: int = MOST_BYTES) -> None:
@@ -292,13 +292,13 @@ class Trace:
         self._disk = _Disk(self.folder)
 
     def connection(self, name: str = "") -> SessionTrace:
-        """Make the observer of the session that begins now; `name` begins with `client` or `server`."""
+        """Create the observer of a session that begins. `name` starts with `client` or `server`."""
         if not self._was_logged:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 self._was_logged = True
-                # log: The folder of traces could not be made; sessions go on without.
+                # log: The folder of traces couldn't be created. Sessions continue without traces.
                 _log.warning("no traces in %s: %s", self.folder, error)
         plain = _UNSAFE.sub("-", name).strip("-.")[:60] or "session"
         stamp = time.strftime("%Y%m%dT%H%M%S")
@@ -334,7 +334,7 @@ class Trace:
 
 
 class _Both(BaseObserver):
-    """Tells two observers: that of the program first, then the trace."""
+    """Notifies two observers: the program's, then the trace."""
 
     def __init__(self, first: Observer, trace: SessionTrace) -> None:
         self._observers: tuple[Observer, ...] = (trace,) if frames_of(first) is None else (first, trace)
@@ -410,9 +410,9 @@ class _Both(BaseObserver):
 
 
 def traced(observer: Observer | None, name: str) -> Observer | None:
-    """Return the observer of a session that begins now, with a trace if the environment asks for one.
+    """Return the observer of a session that begins, with a trace if the environment requests one.
 
-    An observer that traces already is returned as it is.
+    An observer that already traces is returned unchanged.
     """
     folder = os.environ.get(FOLDER)
     if not folder or isinstance(observer, (_Both, SessionTrace, Trace)):

@@ -89,7 +89,7 @@ def test_a_line_that_cannot_be_done_is_told_and_the_next_one_is_done() -> None:
     assert "1< tea" in done.stdout
     assert "2< on another" in done.stdout
     assert len(done.stderr.splitlines()) == len(mistakes) + 1, done.stderr
-    assert "there is no command :unheard-of" in done.stderr
+    assert "unknown command :unheard-of" in done.stderr
     assert done.stderr.endswith("muxkit: 5 commands failed\n")
 
 

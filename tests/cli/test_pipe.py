@@ -97,7 +97,7 @@ def test_a_command_that_is_no_longer_there_is_an_exit_code_and_a_line(tmp_path: 
     with serving("bpmux+tcp://127.0.0.1:0", "--exec", str(command)) as (_, url):
         command.unlink()
         done = pipe(url)
-    assert (done.returncode, done.stderr) == (126, b"muxkit: the command could not be started\n")
+    assert (done.returncode, done.stderr) == (126, b"muxkit: failed to start the command\n")
 
 
 def test_a_client_without_the_framing_gets_the_output_alone() -> None:
@@ -142,7 +142,7 @@ def test_more_commands_than_allowed_are_refused_with_a_reason() -> None:
             first.stdin.close()
             assert first.wait(PATIENCE) == 0
     assert second.returncode == 1
-    assert second.stderr == b"muxkit: 1 commands run here already\n"
+    assert second.stderr == b"muxkit: 1 commands are running already\n"
 
 
 def test_a_full_pipe_stalls_the_sender_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_token_comes_from_a_file_and_a_wrong_one_is_refused(tmp_path: Path) ->
         said = "".join(process.communicate(timeout=PATIENCE))
     assert (wrong.returncode, none.returncode) == (3, 3)
     assert b"does not know the token" in wrong.stderr
-    assert b"--token-file, or the environment's MUXKIT_TOKEN" in none.stderr
+    assert b"--token-file or $MUXKIT_TOKEN" in none.stderr
     assert b"authorize" not in none.stderr
     assert TOKEN not in said
 
@@ -183,9 +183,9 @@ def test_a_token_comes_from_a_file_and_a_wrong_one_is_refused(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["bpmux+tcp://127.0.0.1:0"], "give one of --echo"),
-        (["bpmux+tcp://127.0.0.1:0", "--echo", "--exec", "cat"], "give one of --echo"),
-        (["bpmux+tcp://0.0.0.0:0", "--echo"], "every client could come in: give --token-file or --client-ca"),
+        (["bpmux+tcp://127.0.0.1:0"], "expected one of --echo"),
+        (["bpmux+tcp://127.0.0.1:0", "--echo", "--exec", "cat"], "expected one of --echo"),
+        (["bpmux+tcp://0.0.0.0:0", "--echo"], "the server would accept every client: use --token-file or --client-ca"),
         (["bpmux+tls://127.0.0.1:0", "--echo"], "--cert"),
         (["bpmux+tcp://127.0.0.1:0", "--exec", "'"], "No closing quotation"),
         (["restream+tcp://127.0.0.1:0", "--echo"], "restream"),

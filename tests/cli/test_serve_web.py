@@ -64,7 +64,7 @@ def test_pages_and_the_client_are_delivered_and_foreign_pages_are_refused(folder
 def test_it_goes_with_websockets_only(folder: Path) -> None:
     done = muxkit("serve", "bpmux+tcp://127.0.0.1:0", "--echo", "--web", str(folder))
     assert done.returncode == 2
-    assert "--web goes with URLs of ws and wss only, not with bpmux+tcp://127.0.0.1:0" in done.stderr
+    assert "--web works with ws and wss URLs only, not with bpmux+tcp://127.0.0.1:0" in done.stderr
 
 
 @pytest.mark.parametrize("origin", ["example.org", "https://example.org/", "https://example.org/page", "ws://x"])

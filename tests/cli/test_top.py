@@ -127,9 +127,9 @@ def test_a_target_that_is_none_is_told(target: str, code: int, says: str) -> Non
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (b"SSH-2.0-OpenSSH\r\n", "no endpoint of muxkit"),
+        (b"SSH-2.0-OpenSSH\r\n", "not a muxkit endpoint"),
         (b"HTTP/1.1 404 Not Found\r\n\r\nnothing \x1b[31mhere", "it answered 404 to /sessions: nothing \\x1b[31mhere"),
-        (b'HTTP/1.1 200 OK\r\n\r\n{"sessions": 3}', "no endpoint of muxkit"),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"sessions": 3}', "not a muxkit endpoint"),
     ],
 )
 def test_what_is_no_endpoint_is_told(answer: bytes, says: str) -> None:

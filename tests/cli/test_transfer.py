@@ -85,8 +85,8 @@ def test_a_tree_goes_there_and_comes_back(protocol: str, tmp_path: Path, there: 
         again = muxkit("send", url, str(root), "--json")
         back = muxkit("recv", url, str(tmp_path / "back"))
     assert (sent.returncode, sent.stderr) == (0, "")
-    assert sent.stdout.startswith("sent 5 files, 3,145,765 bytes, 0 of them there already, ")
-    assert sent.stdout.endswith("; links and special files left out: 3\n")
+    assert sent.stdout.startswith("sent 5 files, 3,145,765 bytes, 0 of them up to date, ")
+    assert sent.stdout.endswith("; skipped 3 links and special files\n")
     assert contents(there / "tree") == contents(root)
     [total] = events(again.stdout, "total")
     assert (total["files"], total["bytes"], total["already"]) == (5, 3_145_765, 3_145_765)
@@ -136,7 +136,7 @@ def test_a_file_that_differs_is_replaced_only_if_that_is_allowed(tmp_path: Path,
         assert muxkit("send", url, *names).returncode == 0
     assert {path.name: path.read_text() for path in there.iterdir()} == {"same-size": "new", "longer": "longer"}
     assert (refused.returncode, mine.returncode) == (1, 1)
-    assert refused.stderr.count("there is another file with this name already") == 2
+    assert refused.stderr.count("a different file with this name exists") == 2
     assert refused.stderr.endswith("muxkit: 2 files were not sent\n")
 
 
@@ -145,15 +145,15 @@ def test_a_server_without_uploads_takes_none(tmp_path: Path, there: Path) -> Non
     with serving("bpmux+tcp://127.0.0.1:0", "--files", str(there)) as (_, url):
         done = muxkit("send", url, str(tmp_path / "one"))
     assert (done.returncode, os.listdir(there)) == (1, [])
-    assert "one: this server takes no files" in done.stderr
+    assert "one: this server accepts no files" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--echo", "--files", "."], "give one of"),
-        (["--echo", "--upload"], "--upload goes with --files"),
-        (["--files", ".", "--overwrite"], "--overwrite goes with --upload"),
+        (["--echo", "--files", "."], "expected one of"),
+        (["--echo", "--upload"], "--upload requires --files"),
+        (["--files", ".", "--overwrite"], "--overwrite requires --upload"),
     ],
     ids=" ".join,
 )
@@ -500,7 +500,7 @@ async def test_a_wrong_checksum_stores_nothing(there: Path) -> None:
     async with own_server(there) as (session, _):
         wrong = End(bytes(32))
         told = await refused(session, Request("put", b"one"), Offer(3, 0, executable=False), Start(0), b"tea", wrong)
-    assert told == ("the checksum is wrong", 422)
+    assert told == ("wrong checksum", 422)
     assert os.listdir(there) == []
 
 

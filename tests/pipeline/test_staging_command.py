@@ -117,9 +117,9 @@ def test_only_who_is_in_the_file_may_write(tmp_path: Path) -> None:
         ([TCP, "--store", "mysql:x"], "expected memory:, sqlite:PATH or postgresql://"),
         ([TCP, "--forward", "orders"], "expected STREAM=UUID"),
         ([TCP, "--forward", "a=1", "--forward", "a=2"], "each stream once"),
-        ([TCP, "--restream", "restream+tcp://127.0.0.1:0"], "say --forward STREAM=UUID as well"),
+        ([TCP, "--restream", "restream+tcp://127.0.0.1:0"], "--restream requires --forward STREAM=UUID"),
         ([TCP, "--forward", "a=1", "--restream", "tcp://127.0.0.1:0"], "invalid URL"),
-        ([TCP, "--token-file", "/dev/null"], "there is no token in it"),
+        ([TCP, "--token-file", "/dev/null"], "expected at least one token"),
     ],
 )
 def test_what_cannot_be_meant_is_a_matter_of_usage(arguments: list[str], sentence: str) -> None:

@@ -151,7 +151,7 @@ class Renewed:
             try:
                 self._made = context_of(self._tls, is_client=False)
             except (OSError, ValueError) as error:  # the files have changed once more
-                # log: The certificate files have changed and are faulty.
+                # log: The certificate files have changed and can't be used.
                 log.error("dtls goes on with the certificates that it had: %s", error)
         return self._made
 

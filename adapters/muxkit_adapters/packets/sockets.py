@@ -323,8 +323,8 @@ def _ask_for_buffers(sock: socket.socket, receive: int, send: int) -> Buffers:
         got.append(sock.getsockopt(socket.SOL_SOCKET, option) // (2 if kernel.LINUX else 1))
     buffers = Buffers(receive, got[0], send, got[1])
     if got[0] < receive or got[1] < send:
-        # log: The kernel gives smaller buffers than wished; bulk over UDP may lose packets. Raise the two settings of
-        # Linux.
+        # log: The kernel grants smaller buffers than requested, so bulk data over UDP may lose packets. Raise the two
+        # Linux settings.
         log.info(
             "UDP buffers: asked for %d and %d bytes (receive, send), got %d and %d (net.core.rmem_max, wmem_max)",
             receive,

@@ -140,7 +140,7 @@ class Renewed:
             try:
                 self._made = self._make()
             except (OSError, ValueError) as error:  # the files have changed once more
-                # log: The certificate files have changed and are faulty.
+                # log: The certificate files have changed and can't be used.
                 log.error("quic goes on with the certificates that it had: %s", error)
         return self._made
 

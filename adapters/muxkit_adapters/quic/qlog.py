@@ -60,7 +60,7 @@ class Trace(QuicLoggerTrace):
             self._file.write("".join(f"\x1e{json.dumps(record)}\n" for record in pending))
             self._file.flush()
         except OSError as error:  # a full disk must not end the connection
-            # log: A qlog file of QUIC could not be written; the connection goes on.
+            # log: A QUIC qlog file couldn't be written. The connection continues.
             _log.warning("%s: %s; the qlog ends here", self._file.name, error.strerror)
             self.close()
 

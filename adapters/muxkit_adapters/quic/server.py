@@ -137,7 +137,7 @@ class Server:
             turned_away("connections" if self._admission.half_open < self._limits.half_open else "half_open")
             if not self._is_full:
                 self._is_full = True
-                # log: A QUIC server is full; clients are told to try elsewhere until one leaves.
+                # log: A QUIC server is full. New clients are refused until one leaves.
                 log.info("new connections are not let in for now: Limits(connections=%d)", self._limits.connections)
             return None
         if self._tokens is not None:

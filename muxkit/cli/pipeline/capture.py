@@ -21,14 +21,16 @@ def capture() -> None:
 
 @capture.command()
 @click.argument("folder", type=FOLDER)
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The page. [default: FOLDER/report.html]")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="The page to write. [default: FOLDER/report.html]"
+)
 @click.option("--raw", type=click.Choice(RAW_PROTOCOLS), help="Decode raw bytes of this protocol.")
-@click.option("--engine", is_flag=True, help="With --raw bpmux: find the rules that peers broke, with a real engine.")
+@click.option("--engine", is_flag=True, help="With --raw bpmux: find protocol violations with a real engine.")
 @click.option("--listener", is_flag=True, help="With --raw relink: the bytes were recorded by the listener.")
-@click.option("--since", type=click.DateTime(), help="Leave out what is earlier, in UTC.")
-@click.option("--until", type=click.DateTime(), help="Leave out what is not earlier, in UTC.")
-@click.option("--connection", help="Only this connection, by the name that the program gave it.")
-@click.option("--spark", "with_spark", is_flag=True, help="Use Spark, for captures that no one machine holds.")
+@click.option("--since", type=click.DateTime(), help="Skip rows before this time (UTC).")
+@click.option("--until", type=click.DateTime(), help="Skip rows from this time on (UTC).")
+@click.option("--connection", help="Only the connection with this name.")
+@click.option("--spark", "with_spark", is_flag=True, help="Use Spark, for captures that one machine can't hold.")
 def report(
     folder: Path,
     out: Path | None,
@@ -40,18 +42,18 @@ def report(
     connection: str | None,
     with_spark: bool,
 ) -> int:
-    """Write one page about the captures in FOLDER: rates, volumes, credit, round trips, fairness, violations."""
+    """Write a page about the captures in FOLDER: rates, volumes, credit, round trips, fairness and violations."""
     if engine and raw != "bpmux":
-        raise click.UsageError("--engine goes with --raw bpmux")
+        raise click.UsageError("--engine requires --raw bpmux")
     if listener and raw != "relink":
-        raise click.UsageError("--listener goes with --raw relink")
+        raise click.UsageError("--listener requires --raw relink")
     kind = "frames" if raw is None else "raw"
     try:
         from muxkit import pipeline
 
         only = pipeline.Selection(since=since, until=until, connection=connection)
         if not only.open(folder).files("frames" if raw is None else "raw", only):
-            raise CommandFailed(f"{folder / kind}: there are no captures", Exit.USAGE)
+            raise CommandFailed(f"{folder / kind}: no captures found", Exit.USAGE)
         how = pipeline.Raw(protocol=raw, engine=engine, side="listener" if listener else "connector") if raw else None
         spark = pipeline.spark_session() if with_spark else None
         try:

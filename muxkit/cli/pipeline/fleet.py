@@ -43,7 +43,7 @@ def list_() -> int:
 @click.argument("seeds", callback=_seeds)
 @click.option("--processes", type=click.IntRange(1, 1024), default=1, show_default=True)
 def run_(simulation: str, seeds: range, processes: int) -> int:
-    """Run SIMULATION over SEEDS, such as 0-999. It is one of `muxkit fleet list`, or package.module:function."""
+    """Run SIMULATION over SEEDS, such as 0-999. SIMULATION is one of `muxkit fleet list` or package.module:function."""
     began = time.perf_counter()
     failed = 0
     for outcome in simulate_all(simulation, seeds, processes=processes):
@@ -52,7 +52,7 @@ def run_(simulation: str, seeds: range, processes: int) -> int:
             click.echo(printable(f"seed {outcome.seed}: {outcome.error}"))
             click.echo(f"  again: muxkit fleet replay {simulation} {outcome.seed}")
     took = time.perf_counter() - began
-    click.echo(f"{len(seeds):,} seeds in {took:.1f} s, {len(seeds) / took:,.0f} a second: {failed:,} failed")
+    click.echo(f"{len(seeds):,} seeds in {took:.1f} s, {len(seeds) / took:,.0f} per second: {failed:,} failed")
     return Exit.FAILED if failed else Exit.OK
 
 
@@ -60,9 +60,9 @@ def run_(simulation: str, seeds: range, processes: int) -> int:
 @click.argument("simulation", callback=_simulation)
 @click.argument("seed", type=int)
 def replay(simulation: str, seed: int) -> int:
-    """Run SIMULATION with one SEED again, and print the whole trace of what it raises.
+    """Run SIMULATION with one SEED again, and print the full traceback if it fails.
 
-    What a simulation of muxkit tells ends with a digest of what happened: the same seed gives the same digest.
+    The output of muxkit's simulations ends with a digest of the run: the same seed gives the same digest.
     """
     outcome = simulate(simulation, seed)
     if outcome.ok:

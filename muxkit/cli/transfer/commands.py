@@ -1,4 +1,4 @@
-"""`muxkit send` and `muxkit recv`: files and trees to a server and from it, through cuts and restarts."""
+"""`muxkit send` and `muxkit recv`: transfer files and folders, across lost connections and restarts."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def _transfer_options(command: Callable[..., int]) -> Callable[..., int]:
             type=click.IntRange(1, 256),
             default=4,
             show_default=True,
-            help="Files that are under way at the same time, each on a channel of the one connection.",
+            help="Number of files to transfer concurrently, each on its own channel.",
         ),
         click.option(
             "--patience",
             type=click.FloatRange(0.0, 1e9),
             default=PATIENCE,
             show_default=True,
-            help="Give up when no connection has stood for so many seconds.",
+            help="Give up after that many seconds without a connection.",
         ),
         timeout_option,
     ):
@@ -60,11 +60,10 @@ def _transfer_options(command: Callable[..., int]) -> Callable[..., int]:
 def send(
     link: LinkOptions, url: str, paths: tuple[Path, ...], timeout: float, patience: float, parallel: int, verbose: bool
 ) -> int:
-    """Send files and folders to the server at URL, which is `muxkit serve --files DIR --upload`.
+    """Send files and folders to the server at URL, which runs `muxkit serve --files DIR --upload`.
 
-    A lost connection is opened again, and each file goes on where it was; so it does when this command was killed and
-    is started again. A file that is there already and the same is not sent. Symbolic links and special files inside of
-    folders are left out, and counted.
+    A lost connection is reopened, and each file continues where it was, also if this command was killed and started
+    again. Identical files aren't sent again. Symbolic links and special files inside folders are skipped and counted.
     """
     report = _Report("sent", link.as_json, verbose)
     code: int = run(_send, paths, _Line(url, link, timeout, patience, report), parallel, report)
@@ -75,7 +74,7 @@ def send(
 @click.argument("url")
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
-@click.option("--overwrite", is_flag=True, help="Replace files that are there and differ.")
+@click.option("--overwrite", is_flag=True, help="Replace existing files that differ.")
 @_transfer_options
 def recv(
     link: LinkOptions,
@@ -88,11 +87,10 @@ def recv(
     parallel: int,
     verbose: bool,
 ) -> int:
-    """Receive files from the server at URL, which is `muxkit serve --files DIR`, into the folder DIR.
+    """Receive files from the server at URL, which runs `muxkit serve --files DIR`, into the folder DIR.
 
-    Without PATH it is everything that the server has. Lost connections, restarts, and files that are there already are
-    as with `muxkit send`. Whatever the server says, no file is written outside of DIR, and none through a symbolic
-    link.
+    Without PATH, it receives everything. Lost connections, restarts and identical files are handled as by `muxkit
+    send`. Whatever the server sends, no file is written outside DIR or through a symbolic link.
     """
     report = _Report("received", link.as_json, verbose)
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +102,7 @@ def recv(
 
 
 class _Report:
-    """Prints what happens: a bar on a terminal, lines or JSON elsewhere."""
+    """Prints the progress: a bar on a terminal, lines or JSON elsewhere."""
 
     def __init__(self, word: str, as_json: bool, verbose: bool) -> None:
         self._word = word
@@ -136,7 +134,7 @@ class _Report:
             self._bar.start()
 
     def progress(self, count: int) -> None:
-        """Add bytes; fewer than none if a file has to begin again."""
+        """Add bytes. The number is negative if a file has to start again."""
         self._bytes += count
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self._bytes)
@@ -176,10 +174,10 @@ class _Report:
     def total(self) -> int:
         self.stop()
         took = time.monotonic() - self._began
-        left_out = f"; links and special files left out: {self._skipped:,}" if self._skipped else ""
+        left_out = f"; skipped {self._skipped:,} links and special files" if self._skipped else ""
         text = (
             f"{self._word} {self._files:,} file{'' if self._files == 1 else 's'}, {self._bytes:,} bytes, "
-            f"{self._already:,} of them there already, in {took:.1f} s{left_out}"
+            f"{self._already:,} of them up to date, in {took:.1f} s{left_out}"
         )
         fields = {
             "event": "total",
@@ -209,7 +207,7 @@ _Work: TypeAlias = "Callable[[muxkit.Session, files.OnBytes], Awaitable[Transfer
 
 @attrs.define
 class _Job:
-    """One file or empty folder that has to go over."""
+    """One file or empty folder to transfer."""
 
     path: bytes
     work: _Work
@@ -218,7 +216,7 @@ class _Job:
 
 
 class _Line:
-    """Sessions with one server, each opened when the last was lost, until the patience is over."""
+    """Sessions with one server, each opened when the previous one was lost, until the patience has run out."""
 
     def __init__(self, url: str, link: LinkOptions, within: float, patience: float, report: _Report) -> None:
         self.url = url
@@ -230,7 +228,7 @@ class _Line:
         self._failures = 0
 
     async def use(self, work: Callable[[muxkit.Session], Awaitable[None]]) -> None:
-        """Call `work` with a session, and again with the next one if that is lost before it is done."""
+        """Call `work` with a session, and again with the next one if that is lost before `work` has finished."""
         while True:
             try:
                 async with session_with(self.url, self._link, within=self._within) as session:
@@ -242,7 +240,7 @@ class _Line:
                 await self._pause(error)
 
     async def _pause(self, error: muxkit.LinkLost | NotConnected) -> None:
-        """Wait before the next attempt; raises the error if there should be none."""
+        """Wait before the next attempt. Raises the error if there should be none."""
         may_heal = error.may_heal if isinstance(error, NotConnected) else can_heal(error)
         if not may_heal or self._stood_at is None:  # the first connection has to stand at once
             raise error
@@ -270,7 +268,7 @@ async def _run_jobs(line: _Line, jobs: Sequence[_Job], parallel: int, report: _R
             if isinstance(error, FileRefused) or error.reason or error.code:
                 report.failed(job.path, error.reason)
                 return None
-            return muxkit.LinkLost("the server gave up a transfer", by="peer")
+            return muxkit.LinkLost("the server cancelled a transfer", by="peer")
         except muxkit.LinkLost as error:
             return error
         except OSError as error:
@@ -315,18 +313,18 @@ async def _send(paths: Sequence[Path], line: _Line, parallel: int, report: _Repo
                 entries.append(entry)
                 jobs.append(job)
         if len({job.path for job in jobs}) < len(jobs):
-            raise click.UsageError("two of these have the same name at the server")
+            raise click.UsageError("two of these would have the same name on the server")
         report.begin(entries, skipped)
         await _run_jobs(line, jobs, parallel, report)
     return report.total()
 
 
 def _jobs_of(path: Path, stack: ExitStack) -> tuple[list[tuple[Entry, _Job]], int]:
-    """Return what to send of a path that a user named, which may itself be a link, and how much is left out."""
+    """Return what to send for a path that a user named, which may be a link, and how much was skipped."""
     real = Path(os.path.realpath(path))
     name = os.fsencode(Path(os.path.abspath(path)).name)
     if not name:
-        raise click.UsageError(f"{printable(str(path))}: it has no name; name what is in it")
+        raise click.UsageError(f"{printable(str(path))}: the path has no name; name the files in it")
     is_folder = real.is_dir()
     folder = Folder(real if is_folder else real.parent)
     stack.callback(folder.close)
@@ -344,7 +342,7 @@ def _jobs_of(path: Path, stack: ExitStack) -> tuple[list[tuple[Entry, _Job]], in
 
 
 def _count_special(path: Path) -> int:
-    """Count what is neither a file nor a folder below a path."""
+    """Count everything below a path that is neither a file nor a folder."""
     count = 0
     for current, folders, names in os.walk(path):
         count += sum(os.path.islink(os.path.join(current, name)) for name in folders)

@@ -1,18 +1,17 @@
-"""Files over channels: a folder that cannot be left, and one transfer that goes on where an earlier one was cut.
+"""Files over channels: a sandboxed directory, and resumable transfers.
 
-Each request has a channel of its own with the name `muxkit.files`. Messages are MessagePack, apart from the bytes of a
-file:
+Each request has its own channel with the name `muxkit.files`. Messages are MessagePack, except the bytes of a file:
 
-    client  Request              what is wanted
-    sender  Offer                the size and the time of a file
-    receiver  Answer             how much of it is there, and the SHA-256 of that
-    sender  Start                where the bytes begin: behind what is there, or at 0 if that is something else
-    sender  bytes …              until the size is reached
-    sender  End                  the SHA-256 of the whole file
-    receiver  Done               it is stored under its name
+    client    Request     the operation and the path
+    sender    Offer       the size and the time of a file
+    receiver  Answer      how much of it exists already, and the SHA-256 of that
+    sender    Start       where the bytes begin: after the existing ones, or at 0 if those differ
+    sender    bytes …     until the size is reached
+    sender    End         the SHA-256 of the whole file
+    receiver  Done        the file is stored under its name
 
-The sender is the client of a `put` and the server of a `get`. A receiver writes to a file of another name, which is
-renamed once the checksum is right; an interrupted one stays, and is what `Answer` is about the next time.
+The sender is the client of a `put` and the server of a `get`. A receiver writes to a partial file, which it renames
+when the checksum is correct. An interrupted transfer leaves the partial file, which the next `Answer` describes.
 """
 
 from __future__ import annotations
@@ -59,14 +58,14 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 class Request(msgspec.Struct):
-    """What a client wants; the path is relative to the folder of the server, and empty for all of it."""
+    """A client's request. The path is relative to the server's folder, and empty for all of it."""
 
     op: Literal["list", "get", "put", "mkdir"]
     path: bytes = b""
 
 
 class Entry(msgspec.Struct):
-    """A file, or a folder that has nothing in it."""
+    """A file or an empty folder."""
 
     path: bytes
     size: int
@@ -74,7 +73,7 @@ class Entry(msgspec.Struct):
 
 
 class Offer(msgspec.Struct):
-    """A file that is about to be sent."""
+    """A file that will be sent."""
 
     size: int
     mtime_ns: int
@@ -82,14 +81,14 @@ class Offer(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """What the receiver has of it."""
+    """What the receiver has of the file."""
 
     have: int
     sha256: bytes
 
 
 class Start(msgspec.Struct):
-    """Where the bytes that follow begin."""
+    """Where the following bytes begin."""
 
     offset: int
 
@@ -105,7 +104,7 @@ class Done(msgspec.Struct):
 
 
 class FileRefused(Exception):
-    """A file that is not sent, or not taken; the text is for the other side too, and names no path of this one."""
+    """A file that isn't sent or accepted. The text is for the other side too, and contains no path of this side."""
 
     def __init__(self, reason: str, code: int = REFUSED) -> None:
         super().__init__(reason)
@@ -127,15 +126,15 @@ class Transferred:
 
 
 def parts_of(path: bytes) -> Parts:
-    """Take a path of the other side apart; raises `FileRefused` for one that could lead out of a folder."""
+    """Split a path from the other side. Raises `FileRefused` if it could lead out of the folder."""
     if not path or len(path) > PATH_MOST or b"\0" in path:
-        raise FileRefused("this is no path of a file")
+        raise FileRefused("invalid path of a file")
     parts = tuple(path.split(b"/"))
     if len(parts) > DEPTH_MOST:
-        raise FileRefused(f"the path is too deep: it has {len(parts)} parts, at most {DEPTH_MOST} are possible")
+        raise FileRefused(f"the path has {len(parts)} parts: expected at most {DEPTH_MOST}")
     for part in parts:
         if part in (b"", b".", b"..") or len(part) > NAME_MOST:
-            raise FileRefused("the path is not one inside the folder")
+            raise FileRefused("the path leads out of the folder")
         if part.endswith(SUFFIX):
             raise FileRefused(f"names that end with {SUFFIX.decode()} are for unfinished files")
     return parts
@@ -153,14 +152,14 @@ def _refusals() -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK):
-            raise FileRefused("it is, or is behind, a symbolic link") from error
+            raise FileRefused("a symbolic link is a part of the path") from error
         if error.errno == errno.ENOTDIR:
-            raise FileRefused("a part of the path is no folder, or a symbolic link") from error
+            raise FileRefused("a part of the path isn't a folder, or is a symbolic link") from error
         raise FileRefused(os.strerror(error.errno or errno.EIO).lower(), BROKEN) from error
 
 
 class Folder:
-    """A folder on disk, in which each step of a path is opened by itself and no symbolic link is followed."""
+    """A sandboxed directory. Each component of a path is opened separately, and no symbolic link is followed."""
 
     def __init__(self, path: Path) -> None:
         if sys.platform == "win32":
@@ -178,7 +177,7 @@ class Folder:
 
     @contextmanager
     def open_folder(self, parts: Parts, *, create: bool = False) -> Iterator[int]:
-        """Open a folder inside this one; it holds one descriptor, however deep the folder is."""
+        """Open a folder inside this one. It uses one descriptor, however deep the folder is."""
         current = os.dup(self._root)
         try:
             with _refusals():
@@ -194,7 +193,7 @@ class Folder:
             os.close(current)
 
     def make(self, parts: Parts) -> None:
-        """Make a folder inside this one, and those that it is in."""
+        """Create a folder inside this one, with its parents."""
         with self.open_folder(parts, create=True):
             pass
 
@@ -206,13 +205,15 @@ class Folder:
             number = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         try:
             if not stat.S_ISREG(os.fstat(number).st_mode):
-                raise FileRefused("it is no regular file")
+                raise FileRefused("not a regular file")
             yield number
         finally:
             os.close(number)
 
     def entries(self, parts: Parts = ()) -> Iterator[Entry]:
-        """Iterate over the files below a path, which may be one; what is neither file nor folder is left out."""
+        """Iterate over the files below a path, which may be a file. Everything that is neither a file nor a folder is
+        skipped.
+        """
         if parts:
             with self.open_folder(parts[:-1]) as folder, _refusals():
                 found = os.stat(parts[-1], dir_fd=folder, follow_symlinks=False)
@@ -254,20 +255,20 @@ async def tell(channel: muxkit.Channel, message: msgspec.Struct) -> None:
 
 
 async def hear(channel: muxkit.Channel, kind: type[StructT]) -> StructT:
-    """Receive a message of a transfer; raises `FileRefused` if it is another."""
+    """Receive a message of a transfer. Raises `FileRefused` if it is of another type."""
     try:
         return msgspec.msgpack.decode(await channel.receive(), type=kind)
     except msgspec.MsgspecError as error:
         raise FileRefused(f"a message is no {kind.__name__}", BROKEN) from error
     except trio.EndOfChannel as error:
-        raise FileRefused("the other side ended before it was done", BROKEN) from error
+        raise FileRefused("the other side ended before the transfer was complete", BROKEN) from error
 
 
 # ---------------------------------------------------------------------------- one file
 
 
 async def send_file(channel: muxkit.Channel, number: int, on_bytes: OnBytes = lambda _: None) -> Transferred:
-    """Send an open file; `on_bytes` is called with how many bytes more are at the other side."""
+    """Send an open file. `on_bytes` is called with the number of bytes that the other side has received in addition."""
     found = os.fstat(number)
     size = found.st_size
     offer = Offer(size, found.st_mtime_ns, executable=bool(found.st_mode & stat.S_IXUSR))
@@ -284,7 +285,7 @@ async def send_file(channel: muxkit.Channel, number: int, on_bytes: OnBytes = la
     while position < size:
         block = await trio.to_thread.run_sync(_read, number, position, min(BLOCK, size - position), digest)
         if not block:
-            raise FileRefused("the file became shorter while it was sent", BROKEN)
+            raise FileRefused("the file was truncated while it was being sent", BROKEN)
         await channel.send_many([block[start : start + PIECE] for start in range(0, len(block), PIECE)])
         position += len(block)
         on_bytes(len(block))
@@ -314,7 +315,7 @@ def _read_into(number: int, position: int, count: int, digest: hashlib._Hash) ->
 async def receive_file(
     channel: muxkit.Channel, folder: Folder, parts: Parts, *, overwrite: bool, on_bytes: OnBytes = lambda _: None
 ) -> Transferred:
-    """Receive a file into a folder; `on_bytes` is called with how many bytes more are here."""
+    """Receive a file into a folder. `on_bytes` is called with the number of bytes that have arrived in addition."""
     offer = await hear(channel, Offer)
     if offer.size < 0:
         raise FileRefused("a size is below 0", BROKEN)
@@ -348,14 +349,14 @@ async def receive_file(
 
 
 async def _receive_pieces(channel: muxkit.Channel, most: int) -> list[bytes]:
-    """Receive what has come of a file, and not what follows it."""
+    """Receive bytes that have arrived of a file, and nothing that follows it."""
     try:
         # At least so many messages are to come, since none is longer than a piece.
         pieces = await channel.receive_many(min(-(-most // PIECE), BLOCK // PIECE))
     except trio.EndOfChannel as error:
-        raise FileRefused("the other side ended before it was done", BROKEN) from error
+        raise FileRefused("the other side ended before the transfer was complete", BROKEN) from error
     if not all(0 < len(piece) <= PIECE for piece in pieces) or sum(map(len, pieces)) > most:
-        raise FileRefused("the bytes of the file come in other pieces than agreed", BROKEN)
+        raise FileRefused("the file's bytes arrived in unexpected pieces", BROKEN)
     return pieces
 
 
@@ -363,7 +364,7 @@ async def _end(channel: muxkit.Channel, arrival: _Arrival) -> None:
     end = await hear(channel, End)
     if end.sha256 != arrival.digest.digest():
         await trio.to_thread.run_sync(arrival.forget)
-        raise FileRefused("the checksum is wrong", BROKEN)
+        raise FileRefused("wrong checksum", BROKEN)
     await trio.to_thread.run_sync(arrival.store)
     await tell(channel, Done())
 
@@ -373,7 +374,7 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 
 
 class _Arrival:
-    """A file that arrives: the unfinished one, and the name that it gets."""
+    """A file that is being received: its partial file and its final name."""
 
     def __init__(self, folder: Folder, parent: int, name: bytes, offer: Offer, *, overwrite: bool) -> None:
         self._folder = folder
@@ -409,13 +410,13 @@ class _Arrival:
             except FileNotFoundError:
                 return None
         if stat.S_ISLNK(found.st_mode):
-            raise FileRefused("its name is that of a symbolic link")
+            raise FileRefused("a symbolic link has this name")
         if not stat.S_ISREG(found.st_mode):
-            raise FileRefused("its name is that of something else than a file")
+            raise FileRefused("something other than a file has this name")
         return found
 
     def compare(self) -> bool:
-        """Hash the file that has the name if it is as long as the offered one; return False if there is none."""
+        """Hash the existing file if it is as long as the offered one. Return False if there is none."""
         stored = self._stored()
         if stored is None or stored.st_size != self._offer.size:
             return False
@@ -431,14 +432,14 @@ class _Arrival:
 
     def check_overwrite(self) -> None:
         if not self._overwrite and self._stored() is not None:
-            raise FileRefused("there is another file with this name already", DIFFERS)
+            raise FileRefused("a different file with this name exists", DIFFERS)
 
     @asynccontextmanager
     async def taking(self) -> AsyncIterator[trio.CancelScope]:
-        """Open the unfinished file as the only one that writes to it.
+        """Open the partial file for exclusive writing.
 
-        An earlier transfer of this process is cancelled, since its client may be dead, and has ended before this one
-        begins. Raises `FileRefused` if another process writes to the file.
+        An earlier transfer in this process is cancelled first, because its client may be dead. Raises `FileRefused` if
+        another process is writing to the file.
         """
         number = await self._take()
         scope, ended = trio.CancelScope(), trio.Event()
@@ -464,7 +465,7 @@ class _Arrival:
                 try:
                     fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
-                    raise FileRefused("another process receives this file", TAKEN_OVER) from error
+                    raise FileRefused("another process is receiving this file", TAKEN_OVER) from error
                 with suppress(FileNotFoundError):
                     # Or it was given its name meanwhile, and what is open here is a file that is finished.
                     found = os.stat(self._unfinished, dir_fd=self._parent, follow_symlinks=False)
@@ -478,11 +479,11 @@ class _Arrival:
             number = os.open(self._unfinished, flags, 0o600, dir_fd=self._parent)
         if not stat.S_ISREG(os.fstat(number).st_mode):
             os.close(number)
-            raise FileRefused("the name of the unfinished file is that of something else")
+            raise FileRefused("something other than a file has the name of the partial file")
         return number
 
     def begin(self) -> int:
-        """Hash what the unfinished file has; return how many bytes that is."""
+        """Hash the partial file, and return how many bytes it has."""
         assert self._number is not None
         with _refusals():
             have = min(os.fstat(self._number).st_size, self._offer.size)
@@ -509,13 +510,13 @@ class _Arrival:
         self.digest.update(data)
 
     def forget(self) -> None:
-        """Remove the unfinished file, whose bytes are wrong."""
+        """Remove the partial file, whose bytes are wrong."""
         if self._number is not None:
             with suppress(FileNotFoundError):
                 os.unlink(self._unfinished, dir_fd=self._parent)
 
     def store(self) -> None:
-        """Give the file its name, once its bytes are on the disk."""
+        """Give the file its name when its bytes are on the disk."""
         if self._number is None:  # it was there, and is the same
             return
         with _refusals():
@@ -530,7 +531,7 @@ class _Arrival:
             try:
                 os.link(self._unfinished, self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
             except FileExistsError as error:
-                raise FileRefused("there is another file with this name already", DIFFERS) from error
+                raise FileRefused("a different file with this name exists", DIFFERS) from error
             os.unlink(self._unfinished, dir_fd=self._parent)
 
 
@@ -538,7 +539,7 @@ class _Arrival:
 
 
 def serve_folder(folder: Folder, *, upload: bool, overwrite: bool) -> Callable[[muxkit.Channel], Awaitable[None]]:
-    """Make a handler of channels for the files in a folder; clients may add some if `upload` is true."""
+    """Return a channel handler for the files in a folder. Clients may add files if `upload` is true."""
 
     async def handle(channel: muxkit.Channel) -> None:
         try:
@@ -549,7 +550,7 @@ def serve_folder(folder: Folder, *, upload: bool, overwrite: bool) -> Callable[[
                 with folder.open_file(parts_of(request.path)) as number:
                     await send_file(channel, number)
             elif not upload:
-                raise FileRefused("this server takes no files")
+                raise FileRefused("this server accepts no files")
             elif request.op == "put":
                 await receive_file(channel, folder, parts_of(request.path), overwrite=overwrite)
             else:
@@ -577,7 +578,7 @@ async def _send_list(channel: muxkit.Channel, folder: Folder, parts: Parts) -> N
 
 
 async def list_files(session: muxkit.Session, path: bytes) -> list[Entry]:
-    """Ask for the files below a path of the server."""
+    """Request the files below a path of the server."""
     async with session.open(NAME) as channel:
         await tell(channel, Request("list", path))
         found: list[Entry] = []
@@ -605,7 +606,7 @@ async def put(session: muxkit.Session, number: int, path: bytes, on_bytes: OnByt
 
 
 async def put_folder(session: muxkit.Session, path: bytes) -> None:
-    """Make a folder at the server."""
+    """Create a folder on the server."""
     async with session.open(NAME) as channel:
         await tell(channel, Request("mkdir", path))
         await hear(channel, Done)
@@ -614,7 +615,7 @@ async def put_folder(session: muxkit.Session, path: bytes) -> None:
 async def get(
     session: muxkit.Session, path: bytes, folder: Folder, parts: Parts, *, overwrite: bool, on_bytes: OnBytes
 ) -> Transferred:
-    """Receive a file of the server."""
+    """Receive a file from the server."""
     async with session.open(NAME) as channel:
         await tell(channel, Request("get", path))
         return await receive_file(channel, folder, parts, overwrite=overwrite, on_bytes=on_bytes)

@@ -1,4 +1,4 @@
-"""`muxkit top`: the sessions and channels of a running program, asked again and again of its endpoint."""
+"""`muxkit top`: a live view of the sessions and channels of a program, from its metrics endpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNITS: Final = ("", "k", "M", "G", "T")
 
 
 class ToldChannel(msgspec.Struct):
-    """A channel, as the endpoint tells of it."""
+    """A channel, as the endpoint reports it."""
 
     name: str
     queued: int
@@ -40,7 +40,7 @@ class ToldChannel(msgspec.Struct):
 
 
 class ToldSession(msgspec.Struct):
-    """A session, as the endpoint tells of it."""
+    """A session, as the endpoint reports it."""
 
     number: int
     protocol: str
@@ -60,7 +60,7 @@ class ToldSession(msgspec.Struct):
 
 
 class Told(msgspec.Struct):
-    """What the endpoint answers."""
+    """The endpoint's response."""
 
     process: int
     urls: list[str]
@@ -72,7 +72,7 @@ class Told(msgspec.Struct):
 
 @attrs.frozen
 class Rates:
-    """What a session did each second since the last look; zeros at the first."""
+    """The activity of a session per second since the last sample; zeros in the first."""
 
     bytes_in: float = 0.0
     bytes_out: float = 0.0
@@ -87,15 +87,19 @@ class Rates:
 @click.command()
 @click.argument("target", metavar="URL-or-socket")
 @click.option(
-    "--interval", type=click.FloatRange(0.1, 3600.0), default=1.0, show_default=True, help="Seconds between two looks."
+    "--interval",
+    type=click.FloatRange(0.1, 3600.0),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two refreshes.",
 )
-@click.option("--once", is_flag=True, help="Look once, or twice with an interval between them for rates, and end.")
+@click.option("--once", is_flag=True, help="Print once and exit. With --interval, take two samples to show rates.")
 @click.option("--json", "as_json", is_flag=True, help="Print each answer of the endpoint as a line of JSON.")
 def top(target: str, interval: float, once: bool, as_json: bool) -> int:
-    """Show the sessions and channels of a running program, those that move most bytes first.
+    """Show the sessions and channels of a running program, ordered by the bytes they move.
 
-    The program shows them at an endpoint, such as http://127.0.0.1:9464 or /run/muxkit.sock: `muxkit serve` and `muxkit
-    forward` have one with --metrics, programs by `muxkit.metrics.endpoint`. Ctrl-C ends it.
+    The program needs an endpoint, such as http://127.0.0.1:9464 or /run/muxkit.sock. `muxkit serve` and `muxkit
+    forward` open one with --metrics, and programs with `muxkit.metrics.endpoint`. Press Ctrl-C to exit.
     """
     try:
         run(_watch, target, interval, once, as_json)
@@ -139,26 +143,26 @@ async def _look_until_there(target: str, interval: float, live: Live, out: Conso
 
 
 async def look(target: str) -> Told:
-    """Ask the endpoint for the sessions; raises `CommandFailed` with the exit code for what went wrong."""
+    """Request the sessions from the endpoint. Raises `CommandFailed` with an exit code."""
     with trio.move_on_after(ANSWER_SECONDS):
         try:
             status, body = await _get(target, "/sessions")
         except OSError as error:
             raise CommandFailed(f"{target}: {why_not(error)}", Exit.NOT_CONNECTED) from error
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise CommandFailed(f"{target}: the connection broke before the answer", Exit.NOT_CONNECTED) from error
+            raise CommandFailed(f"{target}: the connection was lost before the answer", Exit.NOT_CONNECTED) from error
         if status != 200:
             what = body[:200].decode("utf-8", "replace").strip()
             raise CommandFailed(f"{target}: it answered {status} to /sessions: {what}")
         try:
             return msgspec.json.decode(body, type=Told)
         except msgspec.DecodeError as error:
-            raise CommandFailed(f"{target}: this is no endpoint of muxkit: {error}") from error
+            raise CommandFailed(f"{target}: not a muxkit endpoint: {error}") from error
     raise CommandFailed(f"{target}: no answer within {ANSWER_SECONDS:g} s", Exit.TIMED_OUT)
 
 
 async def _get(target: str, path: str) -> tuple[int, bytes]:
-    """Return the status and the body of an answer."""
+    """Return the status and the body of a response."""
     stream, host = await _stream_to(target)
     async with stream:
         await stream.send_all(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode("ascii"))
@@ -170,7 +174,7 @@ async def _get(target: str, path: str) -> tuple[int, bytes]:
     head, _, body = bytes(data).partition(b"\r\n\r\n")
     words = head.split(b" ", 2)
     if not words[0].startswith(b"HTTP/1.") or len(words) < 2 or not words[1].isdigit():
-        raise CommandFailed(f"{target}: this is no endpoint of muxkit")
+        raise CommandFailed(f"{target}: not a muxkit endpoint")
     return int(words[1]), body
 
 
@@ -198,7 +202,7 @@ def _print_json(told: Told) -> None:
 
 
 def rates(told: Told, before: Told | None) -> dict[int, Rates]:
-    """Return what each session did each second between two answers, by its number."""
+    """Return the activity of each session per second between two responses, by its number."""
     earlier = (
         {} if before is None or before.process != told.process else {each.number: each for each in before.sessions}
     )
@@ -219,7 +223,7 @@ def rates(told: Told, before: Told | None) -> dict[int, Rates]:
 
 
 def picture(told: Told, before: Told | None, out: Console | None, *, width: int = WIDE) -> RenderableType:
-    """Return both tables; they fit into the height and the width of a terminal."""
+    """Return both tables, fitted into the height and width of a terminal."""
     width = width if out is None else out.width
     per_second = rates(told, before)
     sessions = sorted(told.sessions, key=lambda each: (-per_second[each.number].bytes, -each.queued, each.number))
@@ -242,7 +246,7 @@ def picture(told: Told, before: Told | None, out: Console | None, *, width: int 
 
 @attrs.frozen
 class Column:
-    """A column of a table: how it is headed, and how much it is worth where there is no room for all."""
+    """A column of a table: its heading, and its priority if there isn't room for all."""
 
     head: str
     rank: int
@@ -320,7 +324,7 @@ def _channels(channels: Sequence[tuple[ToldSession, ToldChannel]], rows: int, wi
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Table:
-    """Make a table of the columns for which there is room; headings and numbers are never shortened."""
+    """Make a table of the columns that fit. Headings and numbers are never truncated."""
     shown = fitting(columns, rows, width)
     table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
     for number, size in shown.items():

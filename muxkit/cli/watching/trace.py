@@ -1,4 +1,4 @@
-"""`muxkit trace`: what traces say, as a page, as figures, as differences, and while they are written."""
+"""`muxkit trace`: show traces as pages, counts and differences, and follow them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ def _print_json(value: object) -> None:
 
 @trace.command()
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE [FILE2]")
-@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="The page. [default: FILE.html]")
+@click.option(
+    "-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="The page to write. [default: FILE.html]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def view(files: tuple[Path, ...], out: Path | None, as_json: bool) -> int:
-    """Write one page about FILE, or about both ends of a session; it opens without a network."""
+    """Write one page about FILE, or about both ends of a session. It opens without a network."""
     if len(files) > 2:
-        raise click.UsageError("a page shows one trace, or the two ends of a session")
+        raise click.UsageError("expected one trace, or the two traces of a session")
     target = out or files[0].with_name(files[0].name + ".html")
     target.write_text(page([_read(file) for file in files]), encoding="utf-8")
     if as_json:
@@ -54,7 +56,7 @@ def view(files: tuple[Path, ...], out: Path | None, as_json: bool) -> int:
 @click.argument("file", type=FILE)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def stats(file: Path, as_json: bool) -> int:
-    """Count what happened in FILE: frames, bytes, credit, the time without enough credit, timers, errors."""
+    """Count the events in FILE: frames, bytes, credit, blocked time, timers and errors."""
     found = summary(_read(file))
     if as_json:
         _print_json(found.as_fields())
@@ -90,7 +92,7 @@ def _lines(found: Summary) -> list[str]:
 @click.argument("second", type=FILE)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def diff(first: Path, second: Path, as_json: bool) -> int:
-    """Say what differs between the counts of FIRST and SECOND."""
+    """Show the differences between the counts of FIRST and SECOND."""
     found = differences(summary(_read(first)), summary(_read(second)))
     if as_json:
         _print_json([{"name": name, "first": one, "second": other} for name, one, other in found])
@@ -106,10 +108,10 @@ def _shown(value: object) -> object:
 
 @trace.command()
 @click.argument("file", type=FILE)
-@click.option("--follow/--no-follow", default=True, help="Go on until the session is closed. [default: follow]")
+@click.option("--follow/--no-follow", default=True, help="Continue until the session is closed. [default: follow]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 def tail(file: Path, follow: bool, as_json: bool) -> int:
-    """Print the events of FILE, which may still be written, until the session is closed."""
+    """Print the events of FILE as they are written, until the session is closed."""
     reader = Follower(file)
     while True:
         events = reader.more()

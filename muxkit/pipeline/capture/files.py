@@ -356,8 +356,8 @@ class FileWriter:
     def _fail(self, error: Exception) -> None:
         if self.error is None:
             self.error = error
-            # log: A capture could not be written any more. The program goes on, and `close` raises an error that says
-            # how many rows are missing.
+            # log: A capture couldn't be written any more. The program continues, and `close` raises an error with the
+            # number of missing rows.
             _log.warning("the capture %s ends, and what follows is not recorded: %s", self._name, error)
 
 

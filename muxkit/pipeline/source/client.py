@@ -406,7 +406,7 @@ class _Range(_Reading):
     def on_refusal(self, refused: restream.Refused) -> bool:
         if not self._may_lose or refused.code not in LOST:
             return super().on_refusal(refused)
-        # log: The server has dropped messages that the query did not read, and `failOnDataLoss` is off.
+        # log: The server has deleted messages that the query didn't read, and `failOnDataLoss` is off.
         _log.warning("stream %s: messages after %d are lost, the server says: %s", self.stream, self.last, refused.text)
         gone = refused.acknowledged
         if gone is None or not self.last < gone < self._end:

@@ -238,7 +238,7 @@ class Planner:
                     left.extend(ids.items())
             except Exception as error:  # any error here would end the query
                 shown = without_secrets(server)
-                # log: An acknowledgement failed; the next batch acknowledges more.
+                # log: An acknowledgement failed. The next batch acknowledges these messages too.
                 _log.warning("%s: %d streams are not acknowledged, the next will cover it: %s", shown, len(ids), error)
             self._answered.update(dict.fromkeys(uuids, self._ack_turn))
 
@@ -276,7 +276,7 @@ class Planner:
             await for_each_limited(due, acknowledge, at_once=self._options.connections)
         if scope.cancelled_caught:
             left = sum(self._answered.get(uuid) != self._ack_turn for uuid, _ in due)
-            # log: The server keeps messages longer than it had to; nothing is lost.
+            # log: The server keeps messages longer than necessary. Nothing is lost.
             _log.warning(
                 "%d of %d streams were not acknowledged within ackTimeout=%g s: they come first next time",
                 left,
@@ -445,7 +445,7 @@ class StreamPlanner:
             if isinstance(answer, restream.Status) and answer.position is not None:
                 self.acknowledged[uuid] = answer.position
             elif answer is NoStatus.UNKNOWN:
-                # log: The server does not know the stream any more.
+                # log: The server doesn't know the stream any more.
                 _log.warning(
                     "stream %s: message %d is not acknowledged, the next will cover it: it is not known",
                     uuid,
@@ -477,14 +477,14 @@ class StreamPlanner:
             if not error.can_heal:
                 raise
             if server not in self._away:
-                # log: A server of the source cannot be reached; the other streams go on.
+                # log: A server of the source can't be reached. The other streams continue.
                 _log.warning(
                     "%s is away, its streams are left out until it answers: %s", without_secrets(server), error
                 )
             self._away[server] = self._now() + PROBE_INTERVAL
             return dict.fromkeys(uuids, NoStatus.AWAY)
         if self._away.pop(server, None) is not None:
-            # log: The end of an outage of a server.
+            # log: A server answers again after an outage.
             _log.warning("%s answers again, its streams are read again", without_secrets(server))
         return answers
 
@@ -690,7 +690,7 @@ class Discovery:
         try:
             reference = parse_reference(told if isinstance(told, str) else repr(told), "directory")
         except OptionError as error:
-            # log: An entry of the directory of streams is not understood.
+            # log: An entry of the directory of streams is invalid.
             _log.warning("a message of the directory was passed over: %s", error)
             return
         self._listed[reference.uuid] = Reference(reference.uuid, reference.server or server)

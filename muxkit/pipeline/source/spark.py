@@ -30,8 +30,8 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReade
     if version_numbers(SPARK_VERSION) < ADMISSION_SPARK:
         options_of_limits = (parsed.most_messages, parsed.most_bytes, parsed.least_messages)
         if options_of_limits != (None, None, None):
-            # log: Spark 4.0 and 4.1 do not ask a source again in a query with `availableNow`. Start such a query again
-            # until it finds nothing, or leave `maxMessagesPerTrigger` and its like out.
+            # log: Spark 4.0 and 4.1 don't ask a source again in a query with `availableNow`. Start such a query again
+            # until it finds nothing, or omit `maxMessagesPerTrigger` and similar limits.
             _log.warning(
                 "Spark %s has no admission control for sources in Python: with trigger availableNow a limit ends the "
                 "query after one batch; use another trigger, or Spark %s",

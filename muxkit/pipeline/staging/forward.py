@@ -44,7 +44,7 @@ async def forward(staging: Staging, stream: str, sessions: SessionStore[Any, Any
             while True:
                 await _forward_some(staging, stream, sessions, uuid)
         except (StoreFailed, StoreFull) as error:
-            # log: The session store refuses for now, for example because it is full; it is tried again.
+            # log: The session store can't accept messages now, for example because it is full. The forward tries again.
             _log.warning("stream %a waits to be forwarded to session %s: %s", stream, uuid, error)
             await trio.sleep(PAUSE)
 
@@ -53,7 +53,7 @@ async def _register(sessions: SessionStore[Any, Any], stream: str, uuid: str) ->
     try:
         await sessions.register(uuid, {FORWARDED: 0}, params={"stream": stream}, attached=False, keep=math.inf)
     except SessionExists as error:
-        # log: A forwarded stream went on where the session ended.
+        # log: A forwarded stream continued where the session had ended.
         _log.debug("stream %a continues after message %d of session %s", stream, error.status.head, uuid)
 
 
@@ -76,7 +76,7 @@ async def _forward_some(staging: Staging, stream: str, sessions: SessionStore[An
                 is_full = True
                 await sessions.wait_room(uuid)
     except _Elsewhere:
-        # log: Two processes append to the same session; end one of them.
+        # log: Two processes append to the same session. Stop one of them.
         _log.warning("stream %a is forwarded to session %s by another process as well", stream, uuid)
     await staging.trim(stream, (await sessions.status(uuid)).head)
 

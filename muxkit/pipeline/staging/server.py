@@ -93,7 +93,7 @@ class StagingService:
             try:
                 await self._serve_channel(channel, session.info.peer)
             except (errors.StagingError, StoreError) as error:
-                # log: A client asked for what the protocol of staging does not allow.
+                # log: A client sent an invalid staging request.
                 _log.debug("staging: %s refused: %s", session.info.peer or "a peer", error)
                 # The end of this handler closes the channel: a client that is still sending is stopped, and reads this.
                 await channel.send(records.encode(_failed(error)))
@@ -107,7 +107,7 @@ class StagingService:
             try:
                 await self._store.sweep()
             except StoreError as error:
-                # log: The store failed while old transactions were dropped; it is tried again.
+                # log: The store failed while old transactions were deleted. The server tries again.
                 _log.warning("sweeping staged transactions: %s", error)
 
     # --- one channel
@@ -146,7 +146,7 @@ class StagingService:
                     )
                 done = await self._store.commit(asked.key, asked.batch, parts)
                 if done.duplicate:
-                    # log: A client repeated a batch, which was left as it is.
+                    # log: A client repeated a batch. The server left it unchanged.
                     _log.info("staging: %s, batch %d was committed before", asked.key, asked.batch)
                 return done
             case records.Abort():
@@ -186,6 +186,6 @@ def _failed(error: errors.StagingError | StoreError) -> records.Failed:
         case StoreFull(passes=False):
             return records.Failed(kind=errors.StagingFull.kind, text=error.for_client)
         case _:  # a full disk too: a client repeats its call for as long as its option `patience` says
-            # log: The staging store failed; the client repeats the batch.
+            # log: The staging store failed. The client repeats the batch.
             _log.warning("staging: %s", error)
             return records.Failed(kind=errors.StagingUnavailable.kind, text=error.for_client)
