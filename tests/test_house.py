@@ -20,8 +20,12 @@ MEANT: dict[str, str] = dict.fromkeys(
         "circle: muxkit.protocols.yamux.receive muxkit.protocols.yamux.send muxkit.protocols.yamux.state",
         "circle: muxkit.protocols.bpmux.control muxkit.protocols.bpmux.entities muxkit.protocols.bpmux.events "
         "muxkit.protocols.bpmux.receive muxkit.protocols.bpmux.send muxkit.protocols.bpmux.state",
+        # A half refers to the table that it stands in, and events name halves.
+        "circle: muxkit.protocols.relink.events muxkit.protocols.relink.receive muxkit.protocols.relink.send "
+        "muxkit.protocols.relink.state",
         # A channel has its connection, and that opens channels.
         "circle: muxkit.protocols.e3x._channels muxkit.protocols.e3x._connection",
+        "circle: muxkit.protocols.relink._channels muxkit.protocols.relink._connection",
         "circle: muxkit.runtime.channel muxkit.runtime.connection muxkit.runtime.halves.receiving "
         "muxkit.runtime.halves.sending",
     ),

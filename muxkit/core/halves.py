@@ -123,9 +123,9 @@ class Receiver(Protocol[ItemT]):
 
     @property
     def lag(self) -> int:
-        """How many bytes the application may take before `consumed` is called, while more of them wait.
+        """How many bytes the application may take before the engine hears of them, while more of them wait.
 
-        `consumed` then has no items, only their size. 0, if the engine wants to hear of each item.
+        The engine then hears of them with `consumed_portion`. 0, if it wants to hear of each item.
         """
         return 0
 
@@ -135,6 +135,13 @@ class Receiver(Protocol[ItemT]):
 
         Returns True if there may be something to write because of it, such as a grant.
         """
+
+    def consumed_portion(self, count: int, size: int) -> bool:
+        """Count `count` items of `size` bytes together as taken by the application, which took them one by one.
+
+        Returns what `consumed` returns. Only an engine that counts items, and not bytes, overrides this.
+        """
+        return self.consumed((), size)
 
     @abstractmethod
     def stop(self, reason: Reason) -> None:

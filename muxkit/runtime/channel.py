@@ -51,15 +51,15 @@ class MuxChannel(Channel):
 
     @property
     def name(self) -> str:
-        return without_name(self._opening).name
+        return without_name(self.sent_with_opening).name
 
     @property
     def opening(self) -> bytes:
-        return without_name(self._opening).payload
+        return without_name(self.sent_with_opening).payload
 
     @property
     def headers(self) -> Headers:
-        return decode_headers(without_name(self._opening).headers)
+        return decode_headers(without_name(self.sent_with_opening).headers)
 
     # These return the half's own coroutine, because one more coroutine for each message takes time.
 

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from muxkit.protocols.relink import Config, LinkEngine
+from muxkit.protocols.relink import Config, Engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,12 +20,12 @@ SLICE = 64 * 1024  # bytes at once, as a pump would have it
 def main(arguments: Sequence[str]) -> None:
     channels, messages = (int(argument) for argument in (*arguments, "10000", "2")[:2])
     config = Config(connector_id_size=4, listener_id_size=4, keepalive=None)
-    one, other = LinkEngine(config, is_connector=True), LinkEngine(config, is_connector=False)
+    one, other = Engine(config, is_connector=True), Engine(config, is_connector=False)
     for engine in (one, other):
         engine.connection_made(0.0, epoch=7, link_id=5)
     for channel in range(channels):
         for _ in range(messages):
-            one.send(channel, (bytes(64),))
+            one.sender(channel).send_parts((bytes(64),))
     data = b"".join(iter(lambda: b"".join(one.buffers_to_send(SLICE)), b""))
     other.receive_bytes(data[: len(data) // 2 + 5], 0.0)  # half of it arrives, the last one in part
     for engine in (one, other):
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
     print(f"  CPU of both sides {total:.3f} s, {total / channels * 1e6:.1f} µs a channel")
 
 
-def move(sender: LinkEngine, receiver: LinkEngine) -> tuple[int, float, float]:
+def move(sender: Engine, receiver: Engine) -> tuple[int, float, float]:
     """Everything that one has to write: its bytes, and the CPU seconds of writing and of reading."""
     size, writing, reading = 0, 0.0, 0.0
     while sender.has_output():

@@ -12,6 +12,8 @@ from muxkit.pipeline.capture.decoding import RelinkDecoder, restore
 from muxkit.protocols import relink
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from muxkit._observer import Direction
     from muxkit.pipeline.capture.files import Found
 
@@ -26,7 +28,7 @@ class Link:
     def __init__(self, seed: int, *, window: int | None = None) -> None:
         dice = self.dice = random.Random(seed)
         config = relink.Config(keepalive=None, window=window or dice.choice((1, 5, 100)))
-        self.engines = [relink.LinkEngine(config, is_connector=is_connector) for is_connector in (True, False)]
+        self.engines = [relink.Engine(config, is_connector=is_connector) for is_connector in (True, False)]
         self.pipes = [bytearray(), bytearray()]
         self.recording: list[tuple[Direction, bytes, int]] = []
         self.segment = self.now = 0
@@ -53,11 +55,11 @@ class Link:
             for side, engine in enumerate(self.engines):
                 self.step(side, engine)
 
-    def step(self, side: int, engine: relink.LinkEngine) -> None:
+    def step(self, side: int, engine: relink.Engine) -> None:
         dice = self.dice
         channel = dice.randint(1, 3)
-        if self.sending and dice.random() < 0.5 and engine.admits(channel, 50):
-            engine.send(channel, (dice.randbytes(dice.randint(0, 50)),))
+        if self.sending and dice.random() < 0.5 and engine.sender(channel).admits(50):
+            engine.sender(channel).send_parts((dice.randbytes(dice.randint(0, 50)),))
             if side == 0:
                 self.sent[channel] = self.sent.get(channel, 0) + 1
         data = b"".join(engine.buffers_to_send(dice.choice((1, 200, 9999)))) if engine.has_output() else b""
@@ -70,18 +72,21 @@ class Link:
         if came:
             if side == 0:
                 self.recording.append(("in", came, self.segment))
-            engine.receive_bytes(came, self.now)
-        engine.handle_deadline(self.now)
+            self.act_on(side, engine.receive_bytes(came, self.now))
+        self.act_on(side, engine.handle_deadline(self.now))
         while events := engine.events():
-            for event in events:
-                assert not isinstance(event, relink.Failed), event
-                if isinstance(event, relink.Consumed) and side == 0:
-                    self.consumed.append((event.channel, event.through))
-                elif isinstance(event, relink.Arrived):
-                    numbers = range(event.first, event.first + len(event.messages))
-                    engine.consume(event.channel, through=numbers[-1], now=self.now)
-                    if side == 0:
-                        self.arrived += [(event.channel, number) for number in numbers]
+            self.act_on(side, events)
+
+    def act_on(self, side: int, events: Sequence[relink.Event]) -> None:
+        for event in events:
+            assert not isinstance(event, relink.Failed), event
+            if isinstance(event, relink.Consumed) and side == 0:
+                self.consumed.append((event.sender.channel, event.through))
+            elif isinstance(event, relink.Arrived):
+                numbers = range(event.first, event.first + len(event.messages))
+                event.receiver.consume(numbers[-1], self.now)
+                if side == 0:
+                    self.arrived += [(event.receiver.channel, number) for number in numbers]
 
     def decoded(self) -> list[Found]:
         one = decoder("relink")
@@ -115,7 +120,7 @@ def test_what_is_sent_again_has_the_same_number_again() -> None:
     link = Link(1, window=5)
     connector = link.engines[0]
     for _ in range(3):
-        connector.send(1, (b"x",))
+        connector.sender(1).send_parts((b"x",))
     for segment in (0, 1):
         link.recording.append(("out", b"".join(connector.buffers_to_send()), segment))
         if segment == 0:

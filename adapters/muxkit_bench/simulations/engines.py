@@ -18,7 +18,7 @@ from muxkit.protocols.e3x.send import ReliableSender
 from muxkit.testing import EnginePair, Network, PathWeather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from muxkit.core.halves import Receiver, Sender
 
@@ -151,7 +151,7 @@ class _Link:
     def __init__(self, seed: int) -> None:
         dice = self.dice = random.Random(seed)
         config = relink.Config(keepalive=None, window=dice.choice((1, 4, 100)))
-        self.engines = [relink.LinkEngine(config, is_connector=is_connector) for is_connector in (True, False)]
+        self.engines = [relink.Engine(config, is_connector=is_connector) for is_connector in (True, False)]
         self.pipes = [bytearray(), bytearray()]  # on the way to each side
         self.now = 0.0
         self.cuts = self.messages = 0
@@ -181,7 +181,8 @@ class _Link:
     def connect(self) -> None:
         for engine in self.engines:
             engine.connection_made(self.now, epoch=EPOCH, link_id=LINK)
-        self.hear()
+        for side in (0, 1):
+            self.hear(side)
 
     def step(self) -> None:
         dice = self.dice
@@ -202,44 +203,45 @@ class _Link:
                 del self.pipes[side][:size]
                 if data:
                     self.digest = crc32(data, self.digest)
-                    engine.receive_bytes(data, self.now)
-        self.hear()
+                    self.hear(side, engine.receive_bytes(data, self.now))
         self.now += dice.choice((0.0, 0.01, 0.2))
-        for engine in self.engines:
-            engine.handle_deadline(self.now)
-        self.hear()
+        for side, engine in enumerate(self.engines):
+            self.hear(side, engine.handle_deadline(self.now))
 
     def send(self, side: int) -> None:
         engine = self.engines[side]
         for (sender, channel), messages in self.to_send.items():
-            if sender != side or not messages or not engine.admits(channel, len(messages[0])):
+            if sender != side or not messages:
                 continue
-            engine.send(channel, (messages.pop(0),))
-            if not messages:
-                engine.close(channel)
+            half = engine.sender(channel)
+            if half.admits(len(messages[0])):
+                half.send_parts((messages.pop(0),))
+                if not messages:
+                    half.close()
 
-    def hear(self) -> None:
-        for side, engine in enumerate(self.engines):
-            while events := engine.events():
-                for event in events:
-                    match event:
-                        case relink.Arrived():
-                            self.take(side, event)
-                        case relink.ChannelClosed():
-                            self.closed += 1
-                        case relink.Failed(error):
-                            raise NotAsPromised(f"a correct peer was accused: {error}")
-                        case _:
-                            pass
+    def hear(self, side: int, events: Sequence[relink.Event] = ()) -> None:
+        """Act on what one engine has reported, and on what that causes."""
+        while events := [*events, *self.engines[side].events()]:
+            for event in events:
+                match event:
+                    case relink.Arrived():
+                        self.take(side, event)
+                    case relink.ChannelClosed():
+                        self.closed += 1
+                    case relink.Failed(error):
+                        raise NotAsPromised(f"a correct peer was accused: {error}")
+                    case _:
+                        pass
+            events = ()
 
     def take(self, side: int, arrived: relink.Arrived) -> None:
-        channel, messages = arrived.channel, arrived.messages
+        channel, messages = arrived.receiver.channel, arrived.messages
         waiting = self.expected[1 - side, channel]
         for parts in messages:
             what = f"channel {channel}: not the message that was sent next"
             demand(bool(waiting) and (waiting.pop(0),) == parts, what)
             self.messages += 1
-        self.engines[side].consume(channel, through=arrived.first + len(messages) - 1, now=self.now)
+        arrived.receiver.consume(arrived.first + len(messages) - 1, self.now)
 
 
 def link(seed: int) -> str:

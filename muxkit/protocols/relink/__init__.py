@@ -1,36 +1,41 @@
-"""Relink: messages, transactions and multicast over a link that outlives its connections."""
+"""Relink: messages, transactions and multicast over a link that outlives its connections.
+
+Its public specification is the document "Relink" in `docs/reference/relink.md`, which links the original.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from muxkit._lazy import lazily
+from muxkit.core.events import Failed as Failed
+from muxkit.core.events import GoingAway as GoingAway
+from muxkit.core.events import HungUp as HungUp
+from muxkit.core.events import Pong as Pong
+from muxkit.core.events import Silent as Silent
+from muxkit.core.events import Writable as Writable
 from muxkit.protocols.relink.config import Config as Config
-from muxkit.protocols.relink.engine.engine import LinkEngine as LinkEngine
-from muxkit.protocols.relink.engine.events import Agreed as Agreed
-from muxkit.protocols.relink.engine.events import Arrived as Arrived
-from muxkit.protocols.relink.engine.events import ChannelClosed as ChannelClosed
-from muxkit.protocols.relink.engine.events import Committed as Committed
-from muxkit.protocols.relink.engine.events import Consumed as Consumed
-from muxkit.protocols.relink.engine.events import Ended as Ended
-from muxkit.protocols.relink.engine.events import EpochChanged as EpochChanged
-from muxkit.protocols.relink.engine.events import Event as Event
-from muxkit.protocols.relink.engine.events import Failed as Failed
-from muxkit.protocols.relink.engine.events import Finished as Finished
-from muxkit.protocols.relink.engine.events import HandshakeEvent as HandshakeEvent
-from muxkit.protocols.relink.engine.events import HungUp as HungUp
-from muxkit.protocols.relink.engine.events import LinkReplaced as LinkReplaced
-from muxkit.protocols.relink.engine.events import Opened as Opened
-from muxkit.protocols.relink.engine.events import PeerShutDown as PeerShutDown
-from muxkit.protocols.relink.engine.events import Ponged as Ponged
-from muxkit.protocols.relink.engine.events import Received as Received
-from muxkit.protocols.relink.engine.events import Refused as Refused
-from muxkit.protocols.relink.engine.events import Requested as Requested
-from muxkit.protocols.relink.engine.events import Resumed as Resumed
-from muxkit.protocols.relink.engine.events import RolledBack as RolledBack
-from muxkit.protocols.relink.engine.events import Silent as Silent
-from muxkit.protocols.relink.engine.events import Uncommitted as Uncommitted
-from muxkit.protocols.relink.engine.events import Writable as Writable
+from muxkit.protocols.relink.engine import Engine as Engine
+from muxkit.protocols.relink.events import Acknowledged as Acknowledged
+from muxkit.protocols.relink.events import Agreed as Agreed
+from muxkit.protocols.relink.events import Arrived as Arrived
+from muxkit.protocols.relink.events import ChannelClosed as ChannelClosed
+from muxkit.protocols.relink.events import ChannelOpened as ChannelOpened
+from muxkit.protocols.relink.events import Committed as Committed
+from muxkit.protocols.relink.events import Consumed as Consumed
+from muxkit.protocols.relink.events import Ended as Ended
+from muxkit.protocols.relink.events import EpochChanged as EpochChanged
+from muxkit.protocols.relink.events import Event as Event
+from muxkit.protocols.relink.events import HandshakeEvent as HandshakeEvent
+from muxkit.protocols.relink.events import LinkFinished as LinkFinished
+from muxkit.protocols.relink.events import LinkReplaced as LinkReplaced
+from muxkit.protocols.relink.events import Received as Received
+from muxkit.protocols.relink.events import Refused as Refused
+from muxkit.protocols.relink.events import Requested as Requested
+from muxkit.protocols.relink.events import Resumed as Resumed
+from muxkit.protocols.relink.events import RolledBack as RolledBack
+from muxkit.protocols.relink.events import Stalled as Stalled
+from muxkit.protocols.relink.events import Uncommitted as Uncommitted
 from muxkit.protocols.relink.frames import Ack as Ack
 from muxkit.protocols.relink.frames import AckPacket as AckPacket
 from muxkit.protocols.relink.frames import Bounds as Bounds
@@ -52,20 +57,18 @@ from muxkit.protocols.relink.handshake import encode_version as encode_version
 from muxkit.protocols.relink.handshake import epoch_of as epoch_of
 from muxkit.protocols.relink.handshake import mismatch as mismatch
 
-Engine = LinkEngine
-
 if TYPE_CHECKING:
-    from muxkit.protocols.relink._session.common import Channel as Channel
-    from muxkit.protocols.relink._session.core import LinkChanged as LinkChanged
-    from muxkit.protocols.relink._session.core import LinkRefused as LinkRefused
-    from muxkit.protocols.relink._session.core import NotCommitted as NotCommitted
-    from muxkit.protocols.relink._session.core import RolledBackError as RolledBackError
-    from muxkit.protocols.relink._session.link import Link as Link
-    from muxkit.protocols.relink._session.native import Message as Message
-    from muxkit.protocols.relink._session.native import Outcome as Outcome
-    from muxkit.protocols.relink._session.native import Receipt as Receipt
-    from muxkit.protocols.relink._session.native import Receiver as Receiver
-    from muxkit.protocols.relink._session.native import Sender as Sender
+    from muxkit.protocols.relink._channels import Channel as Channel
+    from muxkit.protocols.relink._channels import LinkChanged as LinkChanged
+    from muxkit.protocols.relink._channels import LinkRefused as LinkRefused
+    from muxkit.protocols.relink._channels import Message as Message
+    from muxkit.protocols.relink._channels import NotCommitted as NotCommitted
+    from muxkit.protocols.relink._channels import Outcome as Outcome
+    from muxkit.protocols.relink._channels import Receipt as Receipt
+    from muxkit.protocols.relink._channels import Receiver as Receiver
+    from muxkit.protocols.relink._channels import RolledBackError as RolledBackError
+    from muxkit.protocols.relink._channels import Sender as Sender
+    from muxkit.protocols.relink._session import Link as Link
     from muxkit.protocols.relink.dial.connect import connect as connect
     from muxkit.protocols.relink.dial.connect import link as link
     from muxkit.protocols.relink.dial.connect import open_server as open_server
@@ -84,30 +87,33 @@ if TYPE_CHECKING:
 __all__ = [
     "Ack",
     "AckPacket",
+    "Acknowledged",
     "Agreed",
     "Arrived",
     "Bounds",
     "Channel",
     "ChannelClosed",
+    "ChannelOpened",
     "Committed",
     "Config",
     "ConnectorHandshake",
     "Consumed",
     "Ended",
     "Endpoint",
+    "Engine",
     "EpochChanged",
     "Event",
     "Failed",
-    "Finished",
     "Format",
     "General",
+    "GoingAway",
     "HandshakeEvent",
     "HungUp",
     "Identified",
     "Keep",
     "Link",
     "LinkChanged",
-    "LinkEngine",
+    "LinkFinished",
     "LinkRefused",
     "LinkReplaced",
     "Listener",
@@ -116,14 +122,12 @@ __all__ = [
     "Message",
     "MessagePacket",
     "NotCommitted",
-    "Opened",
     "Operation",
     "OperationPacket",
     "Outcome",
     "Packet",
     "Parts",
-    "PeerShutDown",
-    "Ponged",
+    "Pong",
     "Receipt",
     "Received",
     "Receiver",
@@ -134,6 +138,7 @@ __all__ = [
     "RolledBackError",
     "Sender",
     "Silent",
+    "Stalled",
     "Uncommitted",
     "Writable",
     "bounds_of",
@@ -157,10 +162,9 @@ __all__ = [
 
 # The engine works without Trio; what needs it is fetched when it is first asked for.
 _LAZY = {
-    "Channel": "_session.common",
-    "LinkChanged LinkRefused NotCommitted RolledBackError": "_session.core",
-    "Link": "_session.link",
-    "Message Outcome Receipt Receiver Sender": "_session.native",
+    "Channel LinkChanged LinkRefused NotCommitted RolledBackError": "_channels",
+    "Message Outcome Receipt Receiver Sender": "_channels",
+    "Link": "_session",
     "connect link open_server protocol reconnecting session": "dial.connect",
     "Endpoint Identified Keep Listener Listening identity_of listen listener": "dial.listen",
 }

@@ -8,8 +8,9 @@ from typing import Final
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit.core import Buffer
+from muxkit.core.events import Failed, HungUp
 from muxkit.protocols.relink.config import LARGEST_ID_SIZE, Config
-from muxkit.protocols.relink.engine.events import Agreed, Failed, HandshakeEvent, HungUp, Refused, Requested
+from muxkit.protocols.relink.events import Agreed, HandshakeEvent, Refused, Requested
 
 MOST_BYTES: Final = 1024  # that a connector may send before it has an answer; the longest legal request has 296
 LARGEST_LINK_ID: Final = 2**63 - 1
@@ -80,7 +81,7 @@ class _Handshake:
 
     def receive_eof(self, now: float) -> None:
         if not self.over:
-            self._events.append(HungUp(clean=False))
+            self._events.append(HungUp(is_clean=False))
             self._out.clear()
             self.over = True
 

@@ -86,6 +86,7 @@ class ReceiveHalf(Generic[ItemT]):
         "_owner",
         "_portion",
         "_portion_bytes",
+        "_portion_count",
         "_since_yield",
         "_stored",
         "_waiters",
@@ -111,6 +112,7 @@ class ReceiveHalf(Generic[ItemT]):
             NO_ITEMS  # what is handed out next, the oldest at the end; the engine hears of it behind the last
         )
         self._portion_bytes = 0  # with what was handed out
+        self._portion_count = 0  # the same in items
         self._waiters: list[Waiter[ItemT]] = NO_WAITERS
         self._error: ErrorMaker = trio.EndOfChannel
         self._since_yield = 0  # bytes
@@ -328,14 +330,15 @@ class ReceiveHalf(Generic[ItemT]):
             self._stored.put_back(portion)
             return False
         portion.reverse()
-        self._portion, self._portion_bytes = portion, size
-        self._since_yield += max(size, YIELD_LEAST * (len(portion) + 1))
+        count = len(portion) + 1
+        self._portion, self._portion_bytes, self._portion_count = portion, size, count
+        self._since_yield += max(size, YIELD_LEAST * count)
         return True
 
     def _portion_taken(self) -> None:
         """Count what was handed out of the portion, now that nothing of it is left."""
         self._portion = NO_ITEMS
-        self._took((), self._portion_bytes)
+        self._took_portion(self._portion_count, self._portion_bytes)
 
     def _return_portion(self) -> None:
         """Put what is left of the portion back, and count what was handed out."""
@@ -346,7 +349,7 @@ class ReceiveHalf(Generic[ItemT]):
             if self._stored is EMPTY:  # another task took what was stored beside the portion
                 self._stored = self.new_storage()
             self._stored.put_back(left)
-            self._took((), size)
+            self._took_portion(self._portion_count - len(left), size)
 
     @property
     def handed_out(self) -> int:
@@ -357,6 +360,14 @@ class ReceiveHalf(Generic[ItemT]):
         if not self._stored.count:
             self._stored = EMPTY
         if self.receiver.consumed(items, size):
+            self._connection.request_write()
+        if self.state is DRAINING:
+            self._drain()
+
+    def _took_portion(self, count: int, size: int) -> None:
+        if not self._stored.count:
+            self._stored = EMPTY
+        if self.receiver.consumed_portion(count, size):
             self._connection.request_write()
         if self.state is DRAINING:
             self._drain()

@@ -13,29 +13,29 @@ from muxkit._errors import LocalProtocolError
 from muxkit.protocols.relink import (
     Arrived,
     ChannelClosed,
+    ChannelOpened,
     Committed,
     Config,
     Consumed,
     Ended,
     Event,
     Failed,
-    Finished,
-    LinkEngine,
-    Opened,
+    LinkFinished,
     Received,
     RolledBack,
     Uncommitted,
 )
 from muxkit.protocols.relink.frames import OVERHEAD
 from tests.protocols.relink._model import Life, Sent
+from tests.protocols.relink._numbered import NumberedEngine, channel_of
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
     from muxkit._limits import Limits
-    from muxkit.protocols.relink.engine.outgoing import Item
     from muxkit.protocols.relink.frames import Parts
+    from muxkit.protocols.relink.send import Item
 
 EPOCH, LINK = 7, 5
 
@@ -46,8 +46,8 @@ class World:
     def __init__(self, config: Config, limits: Limits | None = None) -> None:
         self.config = config
         self.engines = (
-            LinkEngine(config, is_connector=True, limits=limits),
-            LinkEngine(config, is_connector=False, limits=limits),
+            NumberedEngine(config, is_connector=True, limits=limits),
+            NumberedEngine(config, is_connector=False, limits=limits),
         )
         self.transactions = (config.connector_transactions, config.listener_transactions)
         self.first = config.first_sequence
@@ -243,40 +243,40 @@ class World:
         match event:
             case Failed():
                 raise AssertionError(f"side {side}: {event.error}")
-            case Opened():
-                lives = self.lives[1 - side, event.channel]
+            case ChannelOpened():
+                lives = self.lives[1 - side, channel_of(event)]
                 life = next(one for one in lives if not one.opened)
                 assert all(one.ended for one in lives[: lives.index(life)])
                 life.opened = True
             case Arrived():
-                self.waiting[side, event.channel].extend(enumerate(event.messages, event.first))
+                self.waiting[side, channel_of(event)].extend(enumerate(event.messages, event.first))
             case Ended():
-                life = self._peer(side, event.channel)
+                life = self._peer(side, channel_of(event))
                 assert life.closing
                 assert not life.ended
                 life.ended = True
             case RolledBack():
-                last = self._peer(side, event.channel).messages[event.through - self.first]
+                last = self._peer(side, channel_of(event)).messages[event.through - self.first]
                 assert last.decision == "rollback"
             case Received() | Consumed():
-                life = self._ours(side, event.channel)
+                life = self._ours(side, channel_of(event))
                 for message in life.messages[: event.through - self.first + 1]:
                     done = message.consumed or message.decision == "rollback"
                     assert done or isinstance(event, Received)
             case Committed() | Uncommitted():
                 answer = type(event).__name__.lower()
-                life = self._ours(side, event.channel)
+                life = self._ours(side, channel_of(event))
                 for message in life.messages[event.first - self.first : event.through - self.first + 1]:
                     if message.decision == "commit":
                         assert message.answer == ""
                         assert message.reply == answer
                         message.answer = answer
             case ChannelClosed():
-                life = self._ours(side, event.channel)
+                life = self._ours(side, channel_of(event))
                 assert life.ended or self.engines[side].over  # both shutdowns stand for a `closed` that has not come
                 self._check_over(life, side)
                 life.closed = True
-            case Finished():
+            case LinkFinished():
                 self.finished.add(side)
             case _:
                 pass
@@ -311,7 +311,7 @@ class World:
             engine = self.engines[side]
             for channel in {key[1] for key in self.lives if key[0] == side}:
                 life = self.life(side, channel)
-                outgoing = engine._ours.live.get(channel)
+                outgoing = engine.state.ours.live.get(channel)
                 assert (life is None) == (outgoing is None)
                 if life is not None and outgoing is not None:
                     assert outgoing.next - self.first == len(life.messages)
@@ -320,14 +320,14 @@ class World:
                     assert len(outgoing.kept) + len(outgoing.unsent) == outgoing.outstanding
                     grown = [item for item in (*outgoing.kept, *outgoing.unsent) if not isinstance(item, bytes)]
                     assert outgoing.grown == len(grown)
-            ours, theirs = engine._ours, engine._theirs
+            ours, theirs = engine.state.ours, engine.state.theirs
             for total, over, channels in (
                 (ours.retained, ours.retained_over, ours.live),
                 (theirs.bytes, theirs.held_over, theirs.live),
             ):
                 assert total == sum(one.bytes for one in channels.values())
                 assert over == sum(max(0, one.bytes - theirs.floor) for one in channels.values())
-            queued = sum(len(item) for one in engine._ours.live.values() for item in one.unsent)
+            queued = sum(len(item) for one in engine.state.ours.live.values() for item in one.unsent)
             assert engine.outbox == queued
 
     def run_until_settled(self) -> None:

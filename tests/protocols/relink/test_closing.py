@@ -26,7 +26,8 @@ from tests.protocols.relink._helpers import (
 )
 
 if TYPE_CHECKING:
-    from muxkit.protocols.relink import LinkEngine
+    from tests.protocols.relink._numbered import NumberedEngine
+
 
 CLOSE, CLOSED = "41 00 01 00 00 00 00 00", "85 00 01 00 00 00 00 00"
 MESSAGE, PING, PONG, RESUME = "11 01 01 00 00 00 00 00", "20" + "00" * 7, "40" + "00" * 7, "60" + "00" * 7
@@ -36,18 +37,18 @@ def bare(*packets: str) -> str:
     return "".join(packets).replace(" ", "")
 
 
-def known(one: LinkEngine, other: LinkEngine) -> None:
+def known(one: NumberedEngine, other: NumberedEngine) -> None:
     """Let a ping and its pong prove that the first messages arrived, so that a close goes out at once from then on."""
     for channel in one.channels:
-        one.probes.prove(one._ours.live[channel], at_once=True)
+        one.state.probes.prove(one.state.ours.live[channel], at_once=True)
     exchange(one, other)
 
 
-def consume_all(engine: LinkEngine, channel: int = 1) -> None:
+def consume_all(engine: NumberedEngine, channel: int = 1) -> None:
     """Consume everything that arrived, whether the test has fetched the events or not."""
-    incoming = engine._theirs.live.get(channel)
+    incoming = engine.state.theirs.live.get(channel)
     if incoming is not None and incoming.kept:
-        engine.consume(channel, through=incoming.consumed + len(incoming.kept), now=0.0)
+        engine.consume(channel, through=incoming.consumed_through + len(incoming.kept), now=0.0)
 
 
 @pytest.mark.clause("relink-K01", "relink-K02", "relink-K03", "relink-O03", "relink-O09")
@@ -57,13 +58,13 @@ def test_a_channel_is_closed_confirmed_and_opened_anew_from_zero() -> None:
     one.send(1, (b"b",))
     one.close(1)
     exchange(one, other)
-    assert seen(other) == [("Opened", 1), ("Arrived", 1, 0, [(b"a",), (b"b",)]), ("Ended", 1)]
+    assert seen(other) == [("ChannelOpened", 1), ("Arrived", 1, 0, [(b"a",), (b"b",)]), ("Ended", 1)]
     consume_all(other)
     settle(one, other)
     assert seen(one) == [("Consumed", 1, 1), ("ChannelClosed", 1)]
     assert one.send(1, (b"c",)) == 0
     exchange(one, other)
-    assert seen(other) == [("Opened", 1), ("Arrived", 1, 0, [(b"c",)])]
+    assert seen(other) == [("ChannelOpened", 1), ("Arrived", 1, 0, [(b"c",)])]
 
 
 @pytest.mark.clause("relink-K02")
@@ -102,10 +103,10 @@ def test_a_close_moves_no_cursor() -> None:
     one.send(1, (b"b",))
     one.close(1)
     exchange(one, other)
-    incoming = other._theirs.live[1]
-    assert (incoming.arrived, incoming.consumed, incoming.told_received) == (1, -1, -1)
+    incoming = other.state.theirs.live[1]
+    assert (incoming.arrived, incoming.consumed_through, incoming.told_received) == (1, -1, -1)
     fed(one, "05 00 01 00 00 00 00 00")
-    assert one._ours.live[1].received == 0
+    assert one.state.ours.live[1].received == 0
 
 
 @pytest.mark.clause("relink-K04", "relink-K03")
@@ -172,7 +173,7 @@ def test_an_end_is_confirmed_once_wherever_the_connection_breaks(stage: int, tra
     told = seen(one)
     assert told.count(("ChannelClosed", 1)) == 1
     assert told.count(("Committed", 1, 0, 0)) == transactions
-    assert seen(other).count(("Opened", 1)) == 1
+    assert seen(other).count(("ChannelOpened", 1)) == 1
     assert (one.channels, other.peer_channels) == ((), ())
     assert (one.channel_count, other.channel_count) == (0, 0)
 
@@ -261,7 +262,7 @@ def test_what_was_closed_and_lost_is_sent_once_more_and_what_arrived_is_not(is_d
     reconnect(one, other)
     exchange(one, other)
     assert taken(other, 1) == ([] if is_delivered else [(b"x",)])
-    assert seen(other).count(("Opened", 1)) == 1
+    assert seen(other).count(("ChannelOpened", 1)) == 1
 
 
 @pytest.mark.clause("relink-K01")
@@ -301,8 +302,8 @@ def test_nothing_of_a_closed_channel_is_remembered() -> None:
         settle(one, other)
     assert (one.channel_count, other.channel_count) == (0, 0)
     for engine in (one, other):
-        probes = engine.probes
-        assert [*engine._ours.unannounced, *probes.unproven, *probes.ending] == []
+        probes = engine.state.probes
+        assert [*engine.state.ours.unannounced, *probes.unproven, *probes.ending] == []
 
 
 # --- channels that never had a message

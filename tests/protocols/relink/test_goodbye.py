@@ -9,6 +9,7 @@ from trio.testing import MockClock
 import muxkit
 from muxkit.core import Reason
 from muxkit.protocols import relink
+from muxkit.runtime.mux_session import connection_of
 from tests.protocols.relink._session_world import world
 
 REASON = "\x1b[2J\r\nroot# " + "x" * 1_000_000
@@ -55,8 +56,8 @@ async def test_every_channel_of_a_link_that_breaks_a_limit_reads_which(autojump_
 async def test_what_a_peer_says_is_shown_escaped_and_bounded(autojump_clock: MockClock) -> None:
     async with world() as made, made.link() as one:
         other = await made.other()
-        other._core.engine.send(65535, (b"muxkit.goodbye", REASON.encode()), overdraw=True)
-        other._core.after_command()
+        connection_of(other).link.sender(65535).send_parts((b"muxkit.goodbye", REASON.encode()), overdraw=True)
+        connection_of(other).request_write()
         incoming = aiter(one.incoming())
         with pytest.raises(muxkit.LinkLost) as caught:
             await anext(incoming)
@@ -83,8 +84,8 @@ async def test_a_link_with_channels_of_the_applications_own_says_nothing_of_ours
         other = await made.other()
         await other.sender(1).send(b"x")
         receiver = one.receiver(65535)
-        other._say_goodbye(Reason("not today"))
-        other._lose_because("the link was left by an error", by="local")
+        connection_of(other)._say_goodbye(Reason("not today"))
+        connection_of(other).end_because("the link was left by an error", by="local")
         with pytest.raises(muxkit.LinkLost) as caught:
             await receiver.receive()
         assert caught.value.peer_reason is None

@@ -32,10 +32,10 @@ def test_messages_of_a_channel_are_numbered_from_zero_and_open_it() -> None:
     one, other = pair()
     assert [one.send(9, (bytes([n]),)) for n in range(3)] == [0, 1, 2]
     deliver(one, other)
-    assert seen(other) == [("Opened", 9), ("Arrived", 9, 0, [(b"\x00",), (b"\x01",), (b"\x02",)])]
+    assert seen(other) == [("ChannelOpened", 9), ("Arrived", 9, 0, [(b"\x00",), (b"\x01",), (b"\x02",)])]
     assert seen(other) == []
     fed(one, "0d 00 09 00 02 00 00 00")
-    assert one._ours.live[9].received == 2
+    assert one.state.ours.live[9].received == 2
 
 
 @pytest.mark.clause("relink-F02")
@@ -62,8 +62,8 @@ def test_each_direction_has_its_own_channels_and_its_own_id_size() -> None:
     assert deliver(one, other).hex() == "2500050000000000"
     assert other.room(5) == 65_536
     one.send(5, (b"",))
-    assert one._ours.live[5].next == 2
-    assert one._theirs.live[5].arrived == 0
+    assert one.state.ours.live[5].next == 2
+    assert one.state.theirs.live[5].arrived == 0
 
 
 @pytest.mark.clause("relink-M16")
@@ -87,7 +87,7 @@ def test_messages_of_all_sizes_arrive_whole(id_size: int) -> None:
         other.receive_bytes(data[at : at + 1000], 0.0)
     assert taken(other, 0) == messages + more
     assert one.outbox == 0
-    assert other.held_bytes == one._ours.retained
+    assert other.held_bytes == one.state.ours.retained
 
 
 # --- windows
@@ -158,7 +158,7 @@ def test_when_the_links_budget_is_spent_small_windows_are_left() -> None:
     one, other = pair(limits=limits)
     for channel in range(1, 4):
         one.send(channel, (bytes(9 * KIB),))
-    assert one._ours.retained_over > limits.connection_bytes
+    assert one.state.ours.retained_over > limits.connection_bytes
     assert not one.admits(9, 5 * KIB)
     assert one.admits(9, KIB)
     one.send(9, (bytes(KIB),))
@@ -251,7 +251,7 @@ def test_consumed_includes_received() -> None:
     other.handle_deadline(1.0)
     assert written(other) == "2d00010001000000"
     fed(one, "2d 00 01 00 01 00 00 00")
-    assert one._ours.live[1].received == 1
+    assert one.state.ours.live[1].received == 1
 
 
 @pytest.mark.clause("relink-F04")
@@ -329,7 +329,7 @@ def test_only_what_arrived_can_be_consumed() -> None:
         other.consume(1, through=3, now=0.0)
     other.consume(1, through=1, now=0.0)
     other.consume(1, through=0, now=0.0)
-    assert other.held_bytes == other._theirs.live[1].bytes > 0
+    assert other.held_bytes == other.state.theirs.live[1].bytes > 0
     with pytest.raises(LocalProtocolError, match="no channel 4"):
         other.consume(4, through=0, now=0.0)
 
@@ -340,7 +340,7 @@ def test_messages_that_come_before_the_event_is_fetched_are_in_it_and_later_ones
     deliver(one, other)
     one.send(1, (b"b",))
     deliver(one, other)
-    assert seen(other) == [("Opened", 1), ("Arrived", 1, 0, [(b"a",), (b"b",)])]
+    assert seen(other) == [("ChannelOpened", 1), ("Arrived", 1, 0, [(b"a",), (b"b",)])]
     one.send(1, (b"c",))
     deliver(one, other)
     assert seen(other) == [("Arrived", 1, 2, [(b"c",)])]

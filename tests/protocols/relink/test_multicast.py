@@ -54,7 +54,7 @@ def test_a_channel_that_is_named_twice_gets_it_twice() -> None:
     assert taken(other, 6) == [(b"tick",)]
     zero = listener(quiet(connector_id_size=0, listener_id_size=0))
     events = fed(zero, "13 01 00 00 03 00 00 00 00 00 00 00 00 00 00 00")
-    assert events == [("Opened", 0), ("Arrived", 0, 0, [(b"",)] * 3)]
+    assert events == [("ChannelOpened", 0), ("Arrived", 0, 0, [(b"",)] * 3)]
 
 
 @pytest.mark.clause("relink-C07")
@@ -94,7 +94,7 @@ def test_decisions_go_out_on_a_channel_whose_next_message_waits_for_another_chan
     for _ in range(2):
         other.receive_bytes(b"".join(one.buffers_to_send(100)), 0.0)
     assert taken(other, 1) == [(b"x",)]
-    assert one._ours.live[1].stalled
+    assert one.state.ours.live[1].stalled
     one.commit(1)
     one.commit(2)
     deliver(one, other)
@@ -144,7 +144,7 @@ def test_each_channel_of_a_multicast_counts_as_a_packet_and_the_rest_come_with_t
     while other.unparsed:
         other.receive_bytes(b"", 0.0)
         steps.append(seen(other))
-    opened = [len([event for event in events if event[0] == "Opened"]) for events in steps]
+    opened = [len([event for event in events if event[0] == "ChannelOpened"]) for events in steps]
     assert sum(opened) == 950
     assert max(opened) <= 100
     came = [event for events in steps for event in events if event[0] == "Arrived"]

@@ -7,20 +7,10 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from muxkit.protocols.relink import Arrived, Config, Event, Failed, LinkEngine
+from muxkit.protocols.relink import Arrived, Config, Event, Failed
 from muxkit.testing._pair import EngineCase, check_stream_engine, drain
-from tests.protocols.relink._helpers import (
-    EPOCH,
-    LINK,
-    deliver,
-    fed,
-    listener,
-    quiet,
-    reconnect,
-    taken,
-    told,
-    transactional,
-)
+from tests.protocols.relink._helpers import EPOCH, LINK, deliver, fed, listener, quiet, reconnect, taken, transactional
+from tests.protocols.relink._numbered import NumberedEngine, told
 
 if TYPE_CHECKING:
     from muxkit.core import StreamEngine
@@ -57,8 +47,8 @@ class Notes:
 
 def test_an_observer_sees_each_packet_in_both_directions() -> None:
     notes = (Notes(), Notes())
-    one = LinkEngine(transactional(), is_connector=True, observer=notes[0])
-    other = LinkEngine(transactional(), is_connector=False, observer=notes[1])
+    one = NumberedEngine(transactional(), is_connector=True, observer=notes[0])
+    other = NumberedEngine(transactional(), is_connector=False, observer=notes[1])
     for engine in (one, other):
         engine.connection_made(0.0, epoch=EPOCH, link_id=LINK)
     one.multicast([1, 2], (b"abc", b"de"))
@@ -114,8 +104,8 @@ def test_an_observer_sees_each_packet_in_both_directions() -> None:
 
 
 def test_an_observer_changes_nothing() -> None:
-    with_notes = LinkEngine(quiet(), is_connector=False, observer=Notes())
-    without = LinkEngine(quiet(), is_connector=False)
+    with_notes = NumberedEngine(quiet(), is_connector=False, observer=Notes())
+    without = NumberedEngine(quiet(), is_connector=False)
     data = MESSAGE * 3 + "11 01 02 00 03 00 00 00 61 62 63 00 00 00 00 00" + MESSAGE
     results = []
     for engine in (with_notes, without):
@@ -130,7 +120,7 @@ def test_an_observer_changes_nothing() -> None:
 
 @pytest.mark.requirement("R-27")
 def test_a_flood_of_the_smallest_packets_is_taken_in_turns() -> None:
-    engine = LinkEngine(quiet(), is_connector=False)
+    engine = NumberedEngine(quiet(), is_connector=False)
     engine.connection_made(0.0, epoch=EPOCH, link_id=LINK)
     drain(engine)
     engine.frames_at_once = 100
@@ -147,7 +137,7 @@ def test_a_flood_of_the_smallest_packets_is_taken_in_turns() -> None:
 # --- the promises of every engine
 
 
-def made(config: Config, *, resumed: bool = False) -> LinkEngine:
+def made(config: Config, *, resumed: bool = False) -> NumberedEngine:
     """Return a listener's engine with two messages written and one queued."""
     engine = listener(config)
     for _ in range(2):
@@ -165,7 +155,7 @@ def made(config: Config, *, resumed: bool = False) -> LinkEngine:
 class OneByOne:
     """An engine that reports each message in an event of its own, however many came in one read."""
 
-    def __init__(self, engine: LinkEngine) -> None:
+    def __init__(self, engine: NumberedEngine) -> None:
         self._engine = engine
 
     def __getattr__(self, name: str) -> object:
@@ -175,7 +165,7 @@ class OneByOne:
         events: list[Event] = []
         for event in self._engine.events():
             if isinstance(event, Arrived):
-                events += [Arrived(event.channel, n, [parts]) for n, parts in enumerate(event.messages, event.first)]
+                events += [Arrived(event.receiver, n, [parts]) for n, parts in enumerate(event.messages, event.first)]
             else:
                 events.append(event)
         return events
@@ -225,9 +215,9 @@ def test_packets_of_all_kinds_in_any_order_end_in_silence_or_not_at_all(seed: in
             assert not failed
             failed = isinstance(event, Failed)
         for channel in engine.peer_channels:
-            incoming = engine._theirs.live[channel]
+            incoming = engine.state.theirs.live[channel]
             if incoming.kept and dice.random() < 0.5:
-                engine.consume(channel, through=incoming.consumed + 1, now=0.0)
+                engine.consume(channel, through=incoming.consumed_through + 1, now=0.0)
         if dice.random() < 0.3:
             drain(engine)
         assert failed == engine.over

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from muxkit.protocols.relink import Committed, Failed
+from muxkit.protocols.relink import Failed
 from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import deliver, pair, reconnect, taken, transactional
+from tests.protocols.relink._numbered import told
 
 
 @pytest.mark.clause("relink-R02", "relink-K02")
@@ -34,4 +35,4 @@ def test_an_end_that_was_told_behind_a_ping_is_told_again_after_a_cut() -> None:
     deliver(other, one)
     events = list(one.events())
     assert not any(isinstance(event, Failed) for event in events), events
-    assert Committed(2, 1, 1) in events
+    assert ("Committed", 2, 1, 1) in [told(event) for event in events]

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from muxkit import Limits, LocalProtocolError
-from muxkit.protocols.relink.engine.outgoing import JOIN_MOST
+from muxkit.protocols.relink.send import JOIN_MOST
 from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import connector, deliver, listener, quiet, state_of, taken
 
 if TYPE_CHECKING:
-    from muxkit.protocols.relink import LinkEngine
+    from tests.protocols.relink._numbered import NumberedEngine
+
 
 SMALL = Limits(channel_bytes=6000, channel_floor=1000, connection_bytes=4000, message=5000, reassembly=5000)
 
 
-def engines() -> tuple[LinkEngine, LinkEngine, LinkEngine]:
+def engines() -> tuple[NumberedEngine, NumberedEngine, NumberedEngine]:
     """Return three equal engines with open channels."""
     made = tuple(connector(quiet(window=40), limits=SMALL) for _ in range(3))
     for engine in made:
@@ -39,7 +40,9 @@ def test_one_by_one_and_all_at_once_leave_the_same_behind(seed: int) -> None:
         if last is None:
             assert state_of(many) == before
             fits = all(_sent(general, payload) for payload in payloads)
-            assert not fits or general._ours.retained_over > SMALL.connection_bytes, "which one by one may overstep"
+            assert not fits or general.state.ours.retained_over > SMALL.connection_bytes, (
+                "which one by one may overstep"
+            )
             return
         number: int | None = None
         for payload in payloads:
@@ -51,7 +54,7 @@ def test_one_by_one_and_all_at_once_leave_the_same_behind(seed: int) -> None:
             assert drain(general) == drain(quick) == drain(many)
 
 
-def _sent(engine: LinkEngine, payload: bytes) -> bool:
+def _sent(engine: NumberedEngine, payload: bytes) -> bool:
     try:
         engine.send(1, (payload,))
     except LocalProtocolError:
@@ -65,7 +68,7 @@ def test_a_message_of_any_size_is_the_same_as_sent_in_general(size: int) -> None
     payload = random.Random(size).randbytes(size)
     assert quick.try_send(1, payload) == general.send(1, (payload,))
     for name in ("retained", "retained_over"):
-        assert getattr(quick._ours, name) == getattr(general._ours, name)
+        assert getattr(quick.state.ours, name) == getattr(general.state.ours, name)
     assert quick.outbox == general.outbox
     other = listener(quiet(window=40), limits=SMALL)
     deliver(quick, other)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import attrs
 import pytest
 
-from muxkit.protocols.relink import ChannelClosed, Failed, LinkEngine
+from muxkit.protocols.relink import ChannelClosed, Failed
 from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import EPOCH, LINK, quiet, split
+from tests.protocols.relink._numbered import NumberedEngine, channel_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +102,7 @@ class Play:
         self.dice = random.Random(seed)
         self.transactions = transactions
         self.is_honest = is_honest
-        self.engine = LinkEngine(config, is_connector=is_connector)
+        self.engine = NumberedEngine(config, is_connector=is_connector)
         self.lives: dict[int, Life] = {}
         self.closing: set[int] = set()
         self.ping: list[tuple[Life, int]] | None = None
@@ -136,8 +137,8 @@ class Play:
             if isinstance(event, Failed):
                 self.failure = event
             elif isinstance(event, ChannelClosed):
-                life = self.lives.pop(event.channel)
-                self.closing.remove(event.channel)
+                life = self.lives.pop(channel_of(event))
+                self.closing.remove(channel_of(event))
                 assert self.may_be_over(life), "a channel was given up that the peer may not have had"
                 self.ended += 1
 

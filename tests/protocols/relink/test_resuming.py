@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.relink import LinkEngine
 from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import (
     EPOCH,
@@ -26,6 +25,7 @@ from tests.protocols.relink._helpers import (
     violation,
     written,
 )
+from tests.protocols.relink._numbered import NumberedEngine
 
 MESSAGE, PING, PONG, RESUME = "11 01 01 00 00 00 00 00", "20" + "00" * 7, "40" + "00" * 7, "60" + "00" * 7
 
@@ -34,7 +34,7 @@ def bare(*packets: str) -> str:
     return "".join(packets).replace(" ", "")
 
 
-def resuming(count: int = 7) -> LinkEngine:
+def resuming(count: int = 7) -> NumberedEngine:
     """Return a connector that sent messages on channel 1 before the connection broke, and has written its resume."""
     engine = connector()
     for n in range(count):
@@ -89,7 +89,7 @@ def test_messages_wait_for_the_peer_and_go_on_from_what_it_has() -> None:
     one = resuming()
     one.send(1, (b"new",))
     assert not one.has_output()
-    assert not one.is_resumed
+    assert not one.state.is_resumed
     fed(one, "0d 00 01 00 04 00 00 00")
     packets = written(one).split()
     assert [bytes.fromhex(packet)[8] for packet in packets] == [5, 6, ord("n")]
@@ -168,7 +168,7 @@ def test_what_was_queued_between_two_connections_is_sent() -> None:
 
 
 def test_what_is_queued_before_the_first_connection_goes_out_at_once() -> None:
-    one, other = LinkEngine(quiet(), is_connector=True), listener()
+    one, other = NumberedEngine(quiet(), is_connector=True), listener()
     assert (one.epoch, one.link_id, one.is_connected) == (0, 0, False)
     one.send(1, (b"x",))
     one.connection_made(0.0, epoch=EPOCH, link_id=LINK)
@@ -216,7 +216,7 @@ def test_a_foreign_peer_may_have_forgotten_a_channel_that_was_closed() -> None:
 CLOSE = "41 00 01 00 00 00 00 00"
 
 
-def lacking(*, written_again: bool) -> LinkEngine:
+def lacking(*, written_again: bool) -> NumberedEngine:
     """Send three messages and a close; after a reconnect the peer tells that it has one message, then reconnects."""
     one = connector()
     for _ in range(3):

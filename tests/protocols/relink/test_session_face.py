@@ -12,6 +12,7 @@ from muxkit import ChannelCancelled, ChannelStopped, Limits, LinkLost, LocalProt
 from muxkit.protocols import relink
 from muxkit.protocols.relink import Config, Link
 from muxkit.runtime import background
+from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import SessionPair, check_session, weather_pair
 from muxkit_adapters import memory
 from tests.protocols.relink._session_world import QUIET, TRANSACTIONS, at_rest, both, world
@@ -46,8 +47,9 @@ async def on_streams(
 
     def cut() -> None:
         for link in (one, *others):
-            assert link._core.pump is not None
-            link._core.pump.lose("the test cut it", by="network")
+            pump = connection_of(link).carrier
+            assert pump is not None
+            pump.lose("the test cut it", by="network")
 
     others: list[Link] = []
     ready = trio.Event()

@@ -18,6 +18,7 @@ from muxkit.protocols import relink
 from muxkit.protocols.relink import Config, Endpoint, Link
 from muxkit.protocols.relink.dial.listen import is_same
 from muxkit.runtime import Backoff
+from muxkit.runtime.mux_session import connection_of
 from muxkit_adapters import tls, websocket
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ async def ask(stream: trio.abc.Stream, link: Link, *, require: bool = False) -> 
     """Ask for a link by its epoch and id; return the id that the listener answers."""
     config = Config(endpoint="jobs")
     request = relink.encode_request(
-        config, epoch=link._core.engine.epoch, link_id=link._core.engine.link_id, require_link=require
+        config, epoch=connection_of(link).link.epoch, link_id=connection_of(link).link.link_id, require_link=require
     )
     await stream.send_all(relink.encode_version(0))
     assert await receive(stream, 8) == relink.encode_version(0)

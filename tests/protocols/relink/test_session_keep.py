@@ -12,6 +12,7 @@ import trio.testing
 from muxkit import Limits, LinkLost
 from muxkit.protocols import relink
 from muxkit.protocols.relink import Keep, Link
+from muxkit.runtime.mux_session import connection_of
 from muxkit_adapters import memory
 from tests.protocols.relink._session_world import QUIET, SOON, at_rest, world
 
@@ -47,7 +48,7 @@ async def test_absent_links_are_bounded_in_number(autojump_clock: MockClock) -> 
         for gone in links[:2]:
             with pytest.raises(LinkLost, match="more sessions were absent"):
                 await gone.receiver(1).receive()
-        assert [link._core.error for link in links[2:]] == [None] * 3
+        assert [connection_of(link).error for link in links[2:]] == [None] * 3
 
 
 @pytest.mark.requirement("R-01")
@@ -75,7 +76,7 @@ async def test_absent_links_are_bounded_in_bytes_also_while_they_are_absent(auto
         with pytest.raises(LinkLost, match="held more bytes"):
             await push()
         assert 10 <= sent <= 20
-        assert light._core.error is not None  # it had been absent for longer, and went first
+        assert connection_of(light).error is not None  # it had been absent for longer, and went first
         assert made.listener.absent_bytes == 0
 
 
@@ -204,8 +205,9 @@ async def test_a_packet_that_breaks_the_rules_ends_the_link_on_both_sides(autoju
     async with world() as made, made.link() as one:
         other = await made.other()
         receiver = other.receiver(1)
-        assert one._core.pump is not None
-        await one._core.pump._stream.send_all(bytes.fromhex("A0 00 00 00 00 00 00 00"))
+        pump = connection_of(one).carrier
+        assert pump is not None
+        await pump._stream.send_all(bytes.fromhex("A0 00 00 00 00 00 00 00"))
         with pytest.raises(LinkLost, match="relink-G06") as caught:
             await receiver.receive()
         assert caught.value.by == "peer"

@@ -11,9 +11,9 @@ import trio
 
 from muxkit import ChannelCancelled, LinkLost, LocalProtocolError
 from muxkit.protocols.relink import Channel, Config, Link, LinkChanged
-from muxkit.protocols.relink._session.common import CLOSED_A_TURN
-from muxkit.protocols.relink.engine.incoming import Incoming
-from muxkit.protocols.relink.engine.outgoing import Outgoing
+from muxkit.protocols.relink._connection import CLOSED_A_TURN
+from muxkit.protocols.relink.receive import ChannelReceiver
+from muxkit.protocols.relink.send import ChannelSender
 from muxkit.runtime import turns
 from tests.protocols.relink._session_world import Packets, at_rest, both, world
 
@@ -173,7 +173,7 @@ async def test_channels_that_are_over_are_freed_without_a_garbage_collection(aut
             for _ in range(3):
                 await live_and_end(pair)
             await trio.sleep(1)
-            kinds = (Channel, Incoming, Outgoing)
+            kinds = (Channel, ChannelReceiver, ChannelSender)
             assert [one for one in gc.get_objects() if isinstance(one, kinds)] == []
         finally:
             gc.enable()

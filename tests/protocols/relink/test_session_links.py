@@ -12,6 +12,7 @@ from muxkit import Limits, LinkLost
 from muxkit.protocols import relink
 from muxkit.protocols.relink import Config, Endpoint, EpochChanged, Keep, Link, LinkChanged, LinkReplaced
 from muxkit.runtime import Backoff, background
+from muxkit.runtime.mux_session import connection_of
 from muxkit_adapters import memory
 from tests.protocols.relink._session_world import QUIET, at_rest, both, world
 
@@ -234,10 +235,10 @@ async def test_the_id_of_a_live_link_under_another_epoch_is_answered_with_a_new_
 @pytest.mark.clause("relink-H30")
 async def test_a_link_that_returns_replaces_its_live_connection(autojump_clock: MockClock) -> None:
     async with both() as pair, pair.one.sender(1) as sender, pair.other.receiver(1) as receiver:
-        first = pair.other._core.pump
+        first = connection_of(pair.other).carrier
         assert first is not None
         # The connector has noticed a loss that the listener has not.
-        assert pair.one._core.pump is not None
+        assert connection_of(pair.one).carrier is not None
         assert await ask(pair.world, epoch=pair.world.listener.epoch, link_id=pair.one.id)
         await trio.sleep(1)
         assert first.is_lost

@@ -14,9 +14,10 @@ import trio.testing
 from muxkit import LinkLost
 from muxkit.protocols import relink
 from muxkit.protocols.relink import Link, LinkRefused
-from muxkit.protocols.relink._session.link import MOST_REFUSALS
+from muxkit.protocols.relink._connection import MOST_REFUSALS
 from muxkit.protocols.relink.dial import listen as listening
 from muxkit.runtime import Backoff, background
+from muxkit.runtime.mux_session import connection_of
 from muxkit_adapters import memory
 from tests.protocols.relink._session_world import QUIET, SOON, TRANSACTIONS, world
 
@@ -201,15 +202,15 @@ async def test_the_end_of_a_channel_is_progress(autojump_clock: MockClock) -> No
         opened = b"".join(MESSAGE[:2] + bytes((number, 0)) + MESSAGE[4:] for number in range(channels))
         async with relink.link(refuser.dial, config=QUIET, backoff=SOON) as link:
             refuser.serves, refuser.holds = opened, 2.0
-            while len(link._core.peer_channels) < channels:
-                await link._core.moved.park()
+            while len(connection_of(link).link.peer_channels) < channels:
+                await connection_of(link).moved.park()
             refuser.holds = 0.0
             for number in range(channels):
                 refuser.serves = b"\x41" + bytes((0, number, 0)) + bytes(4)
-                while not link._core.peer_channels[number]:
-                    await link._core.moved.park()
-            assert link._core.error is None
-            link._lose_because("the test is over", by="local")
+                while not connection_of(link).link.state.theirs.live[number].ended:
+                    await connection_of(link).moved.park()
+            assert connection_of(link).error is None
+            connection_of(link).end_because("the test is over", by="local")
 
 
 @pytest.mark.parametrize("config", [QUIET, TRANSACTIONS], ids=["unread", "not decided"])
@@ -222,9 +223,9 @@ async def test_a_message_that_the_application_is_not_told_of_is_progress(
         async with relink.link(refuser.dial, config=config, backoff=SOON) as link:
             while len(refuser.at) < 2 * MOST_REFUSALS:
                 await link.connected()
-                link._core.raise_if_over()
+                connection_of(link).raise_if_over()
                 await trio.sleep(0.05)
-            link._lose_because("the test is over", by="local")
+            connection_of(link).end_because("the test is over", by="local")
 
 
 async def test_what_works_again_wipes_out_the_refusals_before(autojump_clock: MockClock) -> None:
@@ -239,6 +240,6 @@ async def test_what_works_again_wipes_out_the_refusals_before(autojump_clock: Mo
                         await receipt.consumed()
                     await made.cut()
                     while one.connections < number + 2:
-                        await one._core.moved.park()
+                        await connection_of(one).moved.park()
             assert one.connections > 2 * MOST_REFUSALS
             made.let_go()

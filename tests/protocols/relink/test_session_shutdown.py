@@ -164,4 +164,4 @@ def test_a_peer_that_hangs_up_after_both_shutdowns_has_ended_the_link() -> None:
     drain(engine)
     assert not engine.over
     engine.receive_eof(0.0)
-    assert ("Finished",) in seen(engine)
+    assert ("LinkFinished",) in seen(engine)

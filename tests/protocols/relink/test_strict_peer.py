@@ -8,9 +8,10 @@ from collections import defaultdict
 import attrs
 import pytest
 
-from muxkit.protocols.relink import Arrived, ChannelClosed, Failed, LinkEngine, Opened, Parts
+from muxkit.protocols.relink import Arrived, ChannelClosed, ChannelOpened, Failed, Parts
 from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import EPOCH, LINK, quiet
+from tests.protocols.relink._numbered import NumberedEngine, channel_of
 from tests.protocols.relink._plain_peer import PlainPeer
 
 CHANNELS = (1, 2, 3)
@@ -21,7 +22,7 @@ class Talk:
     """An engine of ours, the plain peer, and a connection between them that breaks."""
 
     dice: random.Random
-    engine: LinkEngine
+    engine: NumberedEngine
     peer: PlainPeer
     to_peer: bytearray = attrs.field(factory=bytearray)
     to_us: bytearray = attrs.field(factory=bytearray)
@@ -48,13 +49,13 @@ class Talk:
     def hear(self) -> None:
         for event in self.engine.events():
             assert not isinstance(event, Failed), event
-            if isinstance(event, Opened):
-                self.came[event.channel].append([])
+            if isinstance(event, ChannelOpened):
+                self.came[channel_of(event)].append([])
             elif isinstance(event, Arrived):
-                self.arrived[event.channel] += enumerate(event.messages, event.first)
+                self.arrived[channel_of(event)] += enumerate(event.messages, event.first)
             elif isinstance(event, ChannelClosed):
-                self.open.remove(event.channel)
-                self.closing.remove(event.channel)
+                self.open.remove(channel_of(event))
+                self.closing.remove(channel_of(event))
 
     def move(self, most: int) -> bool:
         """Move up to `most` bytes in each direction; return True if there were any."""
@@ -130,7 +131,7 @@ class Talk:
 
 
 def start(seed: int, *, is_connector: bool, is_hasty: bool) -> Talk:
-    talk = Talk(random.Random(seed), LinkEngine(quiet(), is_connector=is_connector), PlainPeer(is_hasty))
+    talk = Talk(random.Random(seed), NumberedEngine(quiet(), is_connector=is_connector), PlainPeer(is_hasty))
     talk.connect(resumed=False)
     return talk
 

@@ -27,7 +27,8 @@ from tests.protocols.relink._helpers import (
 )
 
 if TYPE_CHECKING:
-    from muxkit.protocols.relink import LinkEngine
+    from tests.protocols.relink._numbered import NumberedEngine
+
 
 COMMIT, ROLLBACK = "01 00 01 00 00 00 00 00", "21 00 01 00 00 00 00 00"
 COMMITTED, UNCOMMITTED = "45 00 01 00 00 00 00 00", "65 00 01 00 00 00 00 00"
@@ -39,7 +40,7 @@ def through(first: str, number: int) -> str:
     return f"{first} 00 01 00 {number.to_bytes(4, 'little').hex(' ')}"
 
 
-def transacting(count: int = 0) -> tuple[LinkEngine, LinkEngine]:
+def transacting(count: int = 0) -> tuple[NumberedEngine, NumberedEngine]:
     """Return two engines; the listener holds undecided messages on channel 1."""
     one, other = pair(transactional())
     for n in range(count):
@@ -49,7 +50,7 @@ def transacting(count: int = 0) -> tuple[LinkEngine, LinkEngine]:
     return one, other
 
 
-def offering(count: int) -> LinkEngine:
+def offering(count: int) -> NumberedEngine:
     """Return a connector that has sent undecided messages on channel 1."""
     engine = connector(transactional())
     for _ in range(count):
@@ -217,7 +218,7 @@ def test_decisions_share_one_cursor() -> None:
     assert fed(other, COMMIT, ROLLBACK) == [("Arrived", 1, 0, [(b"",)]), ("RolledBack", 1, 1)]
     assert fed(other, through("09", 3)) == [("Arrived", 1, 2, [(b"",), (b"",)])]
     fed(other, ROLLBACK)
-    assert other._theirs.live[1].decided == 4
+    assert other.state.theirs.live[1].decided == 4
 
 
 @pytest.mark.clause("relink-Q12")
@@ -344,11 +345,11 @@ def test_what_was_rolled_back_between_taken_messages_is_never_given_out() -> Non
     other.rewind(1)
     assert arrived(other, 1) == [(0, [(b"\0",)]), (3, [(b"\3",), (b"\4",)])]
     other.consume(1, through=0, now=0.0)
-    assert other._theirs.live[1].consumed == 2
+    assert other.state.theirs.live[1].consumed_through == 2
     other.rewind(1)
     assert arrived(other, 1) == [(3, [(b"\3",), (b"\4",)])]
     other.consume(1, through=4, now=0.0)
-    assert other._theirs.live[1].consumed == 5
+    assert other.state.theirs.live[1].consumed_through == 5
     assert other.held_bytes == 0
 
 
@@ -367,7 +368,7 @@ def test_answers_are_kept_only_until_the_peer_is_known_to_have_read_them() -> No
         (other.committed if n % 2 else other.uncommitted)(1, through=n, now=now)
         deliver(other, one, now)
     now = settle(one, other, now)
-    assert other.outcomes < 1100
+    assert other.state.probes.outcomes < 1100
     assert one.unanswered == 0
 
 
@@ -379,13 +380,13 @@ def test_answers_behind_the_window_are_not_kept() -> None:
         taken(other, 1)
         (other.committed if n % 2 else other.uncommitted)(1, through=n, now=0.0)
         drain(other)
-    assert other.outcomes <= 9
+    assert other.state.probes.outcomes <= 9
 
 
 @pytest.mark.requirement("R-03", "R-06")
 def test_a_peer_that_never_shows_that_it_reads_answers_is_left() -> None:
     other = listener(transactional())
-    other.outcomes_most = 2
+    other.state.outcomes_most = 2
     for n in range(3):
         fed(other, MESSAGE, COMMIT)
         taken(other, 1)

@@ -7,16 +7,17 @@ import tracemalloc
 import pytest
 
 from muxkit._limits import Limits
-from muxkit.protocols.relink import Failed, LinkEngine
+from muxkit.protocols.relink import Failed
 from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import connector, fed, listener, quiet, state_of, taken, transactional, violation
+from tests.protocols.relink._numbered import NumberedEngine
 
 MESSAGE = "11 01 01 00 00 00 00 00"
 COMMIT = "01 00 01 00 00 00 00 00"
 KIB = 1024
 
 
-def sent(count: int, *, transactions: bool = False, decided: str = "") -> LinkEngine:
+def sent(count: int, *, transactions: bool = False, decided: str = "") -> NumberedEngine:
     """Return a connector that has sent messages on channel 1, and committed (c) or rolled back (r) each."""
     engine = connector(transactional() if transactions else None)
     for _ in range(count):
@@ -137,7 +138,7 @@ def test_decisions_about_what_did_not_come(packets: list[str], rule: str) -> Non
 def test_nothing_behind_a_violation_is_processed_and_all_before_it_is() -> None:
     engine = listener()
     events = fed(engine, MESSAGE + "a0 00 00 00 00 00 00 00" + MESSAGE)
-    assert events[:2] == [("Opened", 1), ("Arrived", 1, 0, [(b"",)])]
+    assert events[:2] == [("ChannelOpened", 1), ("Arrived", 1, 0, [(b"",)])]
     assert [event[0] for event in events[2:]] == ["Failed"]
     assert events[-1][1:4] == ("relink-G06", None, 8)
 
@@ -169,7 +170,7 @@ def test_a_count_of_all_channels_is_refused_before_anything_is_done(packet: str,
 def test_as_many_targets_as_allowed_are_served() -> None:
     engine = listener(quiet(connector_id_size=0, targets=3))
     events = fed(engine, "13 01 00 00 03 00 00 00 00 00 00 00 00 00 00 00")
-    assert events == [("Opened", 0), ("Arrived", 0, 0, [(b"",)] * 3)]
+    assert events == [("ChannelOpened", 0), ("Arrived", 0, 0, [(b"",)] * 3)]
     assert violation(engine, "13 01 00 00 04 00 00 00").rule == "relink-C06"
 
 
@@ -233,7 +234,7 @@ def test_a_large_packet_in_tiny_pieces_costs_its_bytes() -> None:
     wanted = set()  # bytes that it waits for before it looks at the packet again
     for at in range(len(data)):
         other.receive_bytes(data[at : at + 1], 0.0)
-        wanted.add(other._parser._wanted)
+        wanted.add(other._reader._wanted)
     assert len(other.peer_channels) == 1000
     assert len(wanted) < 8 < len(data)
 

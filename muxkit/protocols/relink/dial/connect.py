@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Final, Literal
 
 import attrs
@@ -12,11 +13,13 @@ import trio
 from muxkit._errors import Refused as NotLetIn
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import Observer, facts_of, frames_of
+from muxkit._observer import Observer, frames_of
 from muxkit._typed import Connect, OpenServer, Reconnecting
 from muxkit.core import Reason, without_secrets
-from muxkit.protocols.relink._session.common import Channel
-from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, OnChanged, living
+from muxkit.core.events import Failed
+from muxkit.protocols.relink._channels import Channel
+from muxkit.protocols.relink._connection import Connection, OnChanged, Supply
+from muxkit.protocols.relink._session import LEAVE_TIMEOUT, Link
 from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.dial.listen import (
     Endpoint,
@@ -30,8 +33,8 @@ from muxkit.protocols.relink.dial.listen import (
     unknown,
 )
 from muxkit.protocols.relink.dial.urls import config_for, dial_of, join_endpoint, split_endpoint
-from muxkit.protocols.relink.engine.engine import LinkEngine
-from muxkit.protocols.relink.engine.events import Agreed, Failed, Refused
+from muxkit.protocols.relink.engine import Engine
+from muxkit.protocols.relink.events import Agreed, Refused
 from muxkit.protocols.relink.handshake import MOST_BYTES, VERSION_SIZE, ConnectorHandshake, mismatch
 from muxkit.runtime import (
     Backoff,
@@ -53,6 +56,7 @@ from muxkit.runtime import (
     protected_manager,
     redial,
 )
+from muxkit.runtime.mux_session import connection_of, running
 from muxkit.trace import traced
 
 READ: Final = 64 * 1024  # bytes to ask for; packets may follow the answer at once
@@ -89,95 +93,117 @@ def link(
     outage is a warning in the log. Other keyword arguments are options of the transport.
     """
     dial, named = dial_of(where, options)
+    settings = config_for(config, endpoint, named)
     shown = without_secrets(where) if isinstance(where, str) else ""
     observer = traced(observer, f"client {shown or 'relink'}")
-    outage = Outage()
-    engine = LinkEngine(
-        config_for(config, endpoint, named), is_connector=True, limits=limits, observer=frames_of(observer)
-    )
-    mux = Link(engine, on_changed=on_changed, outage=outage, facts=facts_of(observer))
-    name = shown or f"relink {engine.config.endpoint}".strip()
-    dialling = _Dialling(mux, dial, backoff, on_failed, patience, outage, OutageLog(name, patience=patience))
-    return called("link", living(mux, linger, dialling.run, dialling.give_up))
+    name = shown or f"relink {settings.endpoint}".strip()
+    supply = _Dialling(dial, backoff, on_failed, patience, OutageLog(name, patience=patience))
+
+    def make() -> Link:
+        engine = Engine(settings, is_connector=True, limits=limits, observer=frames_of(observer))
+        return Link(Connection(engine, supply, observer=observer, on_changed=on_changed))
+
+    return called("link", running(make, linger))
 
 
 @attrs.define
-class _Dialling:
-    """The loop that dials, runs a connection, and dials again."""
+class _Dialling(Supply):
+    """Dials, runs the link on the connection, and dials again."""
 
-    _link: Link
     _dial: Dial
     _backoff: Backoff | None
     _on_failed: OnFailed | None
     _patience: float | None
-    _outage: Outage
     _log: OutageLog
+    _outage: Outage = attrs.field(init=False, factory=Outage)
 
-    async def run(self) -> None:
+    def start(self, connection: Connection, nursery: trio.Nursery) -> None:
+        nursery.start_soon(self._run, connection)
+        if self._patience is not None:
+            nursery.start_soon(self._give_up, connection, self._patience)
+
+    @property
+    def outage(self) -> Exception | None:
+        return self._outage.last
+
+    async def _run(self, connection: Connection) -> None:
         try:
             await redial(
                 self._dial,
-                self._connection,
+                partial(self._connect, connection),
                 backoff=self._backoff,
                 on_failed=self._on_failed or self._log.failed,
                 outage=self._outage,
                 breath=SHORT_PAUSE,
             )
         except NotLetIn as error:
-            told = Reason(error.reason, error.code)
-            self._link._lose_because("the server refused", by="peer", cause=error, told=told)
+            said = Reason(error.reason, error.code)
+            connection.end_because("the server refused", by="peer", cause=error, said=said)
         except Exception as error:  # whatever dialling raises, tasks that wait for the link raise it
             reason = str(error) or type(error).__name__
             by: Side = "peer" if isinstance(error, (RemoteProtocolError, HandshakeFailed)) else "network"
-            self._link._lose_because(reason, by=by, cause=error)
+            connection.end_because(reason, by=by, cause=error)
 
-    async def _connection(self, stream: trio.abc.Stream) -> Ended | Exception:
-        link, core = self._link, self._link._core
-        if core.error is not None:
+    async def _connect(self, connection: Connection, stream: trio.abc.Stream) -> Ended | Exception:
+        """Ask for the link on a new stream, and run it there; return what came of it."""
+        if connection.error is not None:
             return Ended.DONE
         try:
-            event, stream = await ask(stream, core.engine)
+            event, stream = await ask(stream, connection.link)
         except (RemoteProtocolError, OSError, trio.TooSlowError, *BROKEN) as error:
             return error
         if isinstance(event, Refused):
-            core.engine.link_lost(trio.current_time(), epoch=event.epoch)
-            core.dispatch_events()
+            connection.link.link_lost(trio.current_time(), epoch=event.epoch)
+            connection.dispatch_events()
             return Ended.DONE
         self._outage.over()
         self._log.over()
-        before, began = link._progress, trio.current_time()
-        await link._run_connection(stream, epoch=event.epoch, link_id=event.link_id)
-        if core.error is not None:
+        before, began = connection.progress, trio.current_time()
+        await connection.run_on(stream, epoch=event.epoch, link_id=event.link_id)
+        if connection.error is not None:
             return Ended.DONE
-        if not link._refusals:
-            return Ended.LOST if link._progress == before else Ended.WORKED
+        if not connection.refusals:
+            return Ended.LOST if connection.progress == before else Ended.WORKED
         lived = trio.current_time() - began
-        failure = ConnectionError(f"connection lost after {lived:.2f} s: {link._last_loss()}")
-        failure.__cause__ = link._last_loss()
+        failure = ConnectionError(f"connection lost after {lived:.2f} s: {connection.last_loss()}")
+        failure.__cause__ = connection.last_loss()
         return failure
 
-    async def give_up(self) -> None:
-        """Give the link up after `patience` seconds without a connection."""
-        link, core, patience = self._link, self._link._core, self._patience
-        if patience is None:
-            return
+    async def _give_up(self, connection: Connection, patience: float) -> None:
+        """Give the link up after `patience` seconds without a connection that works."""
         while True:
             with trio.move_on_after(patience) as scope:
-                while not link._works:
-                    await core.moved.park()
+                while not connection.works:
+                    await connection.moved.park()
             if scope.cancelled_caught:
-                while core.pump is not None and not link._works:  # a moment more for one that has just begun
-                    await core.moved.park()
-                if core.pump is None:
+                while connection.carrier is not None and not connection.works:
+                    await connection.moved.park()  # a moment more for one that has just begun
+                if connection.carrier is None:
                     break
-            while core.pump is not None:
-                await core.moved.park()
+            while connection.carrier is not None:
+                await connection.moved.park()
         last = self._outage.last
         because = "" if last is None else f": {last}"
-        link._lose_because(f"no connection for {patience:g} s{because}", by="network", cause=last)
+        connection.end_because(f"no connection for {patience:g} s{because}", by="network", cause=last)
 
 
-async def ask(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[Agreed | Refused, trio.abc.Stream]:
+@attrs.define
+class _OneStream(Supply):
+    """One connection, with which the link is lost."""
+
+    _stream: trio.abc.Stream
+    _epoch: int
+    _link_id: int
+
+    def start(self, connection: Connection, nursery: trio.Nursery) -> None:
+        nursery.start_soon(self._run, connection)
+
+    async def _run(self, connection: Connection) -> None:
+        await connection.run_on(self._stream, epoch=self._epoch, link_id=self._link_id)
+        connection.end(connection.last_loss)
+
+
+async def ask(stream: trio.abc.Stream, engine: Engine) -> tuple[Agreed | Refused, trio.abc.Stream]:
     """Ask a listener for the link that `engine` has, or for a new one.
 
     Raises `RemoteProtocolError` for an answer that breaks the rules, `HandshakeFailed` when the answer looks like
@@ -210,7 +236,7 @@ async def ask(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[Agreed | Ref
     raise trio.TooSlowError(f"the handshake was not done within {engine.limits.handshake:g} s")
 
 
-def _why_hung_up(stream: trio.abc.Stream, engine: LinkEngine, head: bytes) -> str:
+def _why_hung_up(stream: trio.abc.Stream, engine: Engine, head: bytes) -> str:
     """Say what may be wrong when the listener ends the connection, which is all that a listener can say here."""
     who = f"{peer}: " if (peer := peer_of(stream)) else ""
     if len(head) >= VERSION_SIZE:
@@ -240,28 +266,24 @@ async def session(
     Raises `LinkLost` if the handshake fails.
     """
     observer = traced(observer, "client relink" if role == "connector" else "server relink")
-    engine = LinkEngine(
-        config_for(config), is_connector=role == "connector", limits=limits, observer=frames_of(observer)
-    )
+    engine = Engine(config_for(config), is_connector=role == "connector", limits=limits, observer=frames_of(observer))
     try:
         stream, epoch, link_id = await (_ask if role == "connector" else _answer)(stream, engine)
     except BaseException:
         await close_at_once(stream)
         raise
-    mux = Link(engine, facts=facts_of(observer))
-    core = mux._core
 
-    async def run() -> None:
-        await mux._run_connection(stream, epoch=epoch, link_id=link_id)
-        mux._lose_because_of_last()
+    def make() -> Link:
+        return Link(Connection(engine, _OneStream(stream, epoch, link_id), observer=observer))
 
-    async with living(mux, linger, run):
-        while core.pump is None and core.error is None:
-            await core.moved.park()
+    async with running(make, linger) as mux:
+        connection = connection_of(mux)
+        while connection.carrier is None and connection.error is None:
+            await connection.moved.park()
         yield mux
 
 
-async def _ask(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[trio.abc.Stream, int, int]:
+async def _ask(stream: trio.abc.Stream, engine: Engine) -> tuple[trio.abc.Stream, int, int]:
     try:
         event, stream = await ask(stream, engine)
     except (RemoteProtocolError, OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
@@ -272,7 +294,7 @@ async def _ask(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[trio.abc.St
     return stream, event.epoch, event.link_id
 
 
-async def _answer(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[trio.abc.Stream, int, int]:
+async def _answer(stream: trio.abc.Stream, engine: Engine) -> tuple[trio.abc.Stream, int, int]:
     reader = RequestReader(engine.limits, engine.config.versions)
     try:
         request, stream = await HandshakeQueue(engine.limits, most=MOST_BYTES).read_handshake(stream, reader)

@@ -18,15 +18,17 @@ import trio
 
 from muxkit._errors import Refused, RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import Observer, facts_of, for_connection, frames_of
+from muxkit._observer import Observer, for_connection, frames_of
 from muxkit._plugins import load_transport
 from muxkit._signatures import check_handler
 from muxkit.core import QuickCheck, Reason, printable
-from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
+from muxkit.core.events import Failed
+from muxkit.protocols.relink._connection import Connection, Supply
+from muxkit.protocols.relink._session import LEAVE_TIMEOUT, Link
 from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.dial.urls import PROTOCOL, config_for, place_of
-from muxkit.protocols.relink.engine.engine import LinkEngine
-from muxkit.protocols.relink.engine.events import Failed, Requested
+from muxkit.protocols.relink.engine import Engine
+from muxkit.protocols.relink.events import Requested
 from muxkit.protocols.relink.handshake import LARGEST_LINK_ID, MOST_BYTES, ListenerHandshake, epoch_of, mismatch
 from muxkit.runtime import (
     Adopted,
@@ -49,6 +51,7 @@ from muxkit.runtime import (
     protected_manager,
     run_handler,
 )
+from muxkit.runtime.mux_session import running
 from muxkit.trace import traced
 
 LinkHandler = Callable[[Link], Awaitable[object]]
@@ -213,16 +216,28 @@ class _Kept:
     """A link in the listener's table."""
 
     link: Link
+    connection: Connection
     link_id: int
     endpoint: str
     owner: bytes  # identity of the peer that made the link
     requests: int = 0  # connections that asked for it
 
     def weigh(self) -> int:
-        return LINK_COST + self.link._retained_bytes
+        return LINK_COST + self.connection.retained_bytes
 
     def forgotten(self, why: Forgotten) -> None:
-        self.link._lose_because(f"the link was absent: {why.value}", by="local")
+        self.connection.end_because(f"the link was absent: {why.value}", by="local")
+
+
+@attrs.frozen
+class _Arrivals(Supply):
+    """The connections of a link that a listener keeps: its connector brings them, and the listener weighs the link."""
+
+    _links: Registry[bytes, _Kept]
+    _key: bytes
+
+    def weight_changed(self) -> None:
+        self._links.reweigh(self._key)
 
 
 @attrs.frozen
@@ -330,12 +345,14 @@ class Listener:
         link_id = new_link_id()
         reader.handshake.accept(self.epoch, link_id)
         if await reader.answer(stream):
-            link = Link(LinkEngine(known.config, is_connector=False, limits=self._limits))
+            connection = Connection(Engine(known.config, is_connector=False, limits=self._limits), Supply())
+            Link(connection)
             async with background() as nursery:
-                nursery.start_soon(partial(link._run_connection, stream, epoch=self.epoch, link_id=link_id))
-                await link.connected()
-                link._say_goodbye(Reason(refused.reason, refused.code))
-                link._lose_because("the connector was refused", by="local", cause=refused)
+                nursery.start_soon(partial(connection.run_on, stream, epoch=self.epoch, link_id=link_id))
+                await connection.connected()
+                connection.lose(
+                    "the connector was refused", by="local", cause=refused, told=Reason(refused.reason, refused.code)
+                )
 
     def _key(self, link_id: int) -> bytes:
         """Map a link id to a secret key, so that lookup time reveals nothing about the ids in the table."""
@@ -357,13 +374,13 @@ class Listener:
         kept = self._links.find(key)
         if kept is not None:
             kept.requests = request = kept.requests + 1
-            if (refusals := kept.link._refusals) > 1:
+            if (refusals := kept.connection.refusals) > 1:
                 await trio.sleep(RETURNS.wait(refusals))
                 if kept.requests != request:
                     return True  # the connector has come again since, and the newest connection counts
         with suppress(LookupError):  # gone by the time when its last connection has let go of it
             async with self._links.adopt(key) as adopted:
-                if adopted.session.link._core.error is None:
+                if adopted.session.connection.error is None:
                     is_there = True  # to be said first: a newer connection may end the block at any moment
                     reader.handshake.resume()
                     if await reader.answer(stream):
@@ -377,10 +394,10 @@ class Listener:
         key = self._key(link_id)
         name = endpoint.config.endpoint or "link"
         observer = traced(for_connection(self._observer, f"server {name}"), f"server {name}")
-        engine = LinkEngine(endpoint.config, is_connector=False, limits=self._limits, observer=frames_of(observer))
-        link = Link(engine, facts=facts_of(observer))
-        link._core.on_weight = lambda: self._links.reweigh(key)
-        kept = _Kept(link, link_id, endpoint.config.endpoint, who)
+        engine = Engine(endpoint.config, is_connector=False, limits=self._limits, observer=frames_of(observer))
+        connection = Connection(engine, _Arrivals(self._links, key), observer=observer)
+        link = Link(connection)
+        kept = _Kept(link, connection, link_id, endpoint.config.endpoint, who)
         async with self._links.adopt(key, make=lambda: kept) as adopted:
             reader.handshake.accept(self.epoch, link_id)
             if not await reader.answer(stream):
@@ -391,19 +408,19 @@ class Listener:
             await self._connect(stream, adopted)
 
     async def _connect(self, stream: trio.abc.Stream, adopted: Adopted[_Kept]) -> None:
-        link = adopted.session.link
-        if link._core.error is None:
+        connection = adopted.session.connection
+        if connection.error is None:
             place = current_place()
-            with nullcontext() if place is None else place.occupy(_Guest(link, place)):
-                await link._run_connection(stream, epoch=self.epoch, link_id=adopted.session.link_id)
-        if link._core.error is not None:
+            with nullcontext() if place is None else place.occupy(_Guest(adopted.session.link, place)):
+                await connection.run_on(stream, epoch=self.epoch, link_id=adopted.session.link_id)
+        if connection.error is not None:
             adopted.forget()
 
     # --- links
 
     async def _run(self, link: Link, endpoint: Endpoint, key: bytes) -> None:
         try:
-            async with living(link, self._linger):
+            async with running(lambda: link, self._linger):
                 await run_handler(endpoint.handler, link)
         except LinkLost as error:
             # log: A link ended while its handler ran.

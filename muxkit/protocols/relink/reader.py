@@ -1,19 +1,28 @@
-"""Split received bytes into packets, and apply each to the state of the link."""
+"""Split received bytes into packets, and apply each of them to the state of the link.
+
+A packet is checked as a whole before any of it is applied, so a packet that breaks a rule changes nothing. There are
+two fast paths beside the general way: runs of messages with one small part on a channel that has room for them, and the
+beginning of a message with one large part. Both leave whatever is unusual to the general way.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import partial
 from itertools import compress, repeat
 from typing import Final, assert_never
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import Cursor, NeedMore, Pieces
+from muxkit.core import Cursor, NeedMore, Pieces, Reason
+from muxkit.core.events import GoingAway, Pong
 from muxkit.protocols.relink import frames
-from muxkit.protocols.relink.engine.events import PeerShutDown, Ponged, Resumed
-from muxkit.protocols.relink.engine.incoming import PeerChannels
-from muxkit.protocols.relink.engine.link import LinkState, Purpose
-from muxkit.protocols.relink.engine.outgoing import OurChannels
+from muxkit.protocols.relink.events import Resumed
+from muxkit.protocols.relink.numbers import counts_of
+from muxkit.protocols.relink.probes import Purpose
+from muxkit.protocols.relink.receive import ChannelReceiver
+from muxkit.protocols.relink.send import ChannelSender
+from muxkit.protocols.relink.state import State
 
 # The head of a message of one small part to one channel: the header as a number, the id, the size.
 HEADS: Final = {0: "<HH", 1: "<HBxH", 2: "<HHH", 4: "<HIH", 8: "<HQH"}
@@ -24,7 +33,7 @@ MOST_WEIGHT: Final = (8 + frames.OVERHEAD) // 8  # of a message for each byte of
 
 
 class Body:
-    """The payloads of a message whose head was parsed, collected as they come."""
+    """The payloads of a message whose head was parsed. They are collected as they come."""
 
     __slots__ = ("_filled", "_left", "_parts", "_pieces", "_skip", "head", "weight")
 
@@ -61,7 +70,7 @@ class Body:
         return tuple(self._parts)
 
     def feed(self, data: bytes, position: int, most: int) -> int:
-        """Take payload bytes until `most` parts are complete; returns the position behind them."""
+        """Take payload bytes until `most` parts are complete, and return the position behind them."""
         size = len(data)
         while position < size and (self._left or self._skip) and len(self._parts) < most:
             if self._skip:
@@ -90,16 +99,13 @@ class Body:
         return position
 
 
-class Parser:
-    """Incremental packet parser. It buffers only the received bytes of an unfinished packet.
+class Reader:
+    """Parses packets as they come, and buffers only the received bytes of an unfinished packet."""
 
-    A packet is checked against the state of the link, then applied: all of it or, with an error, nothing.
-    """
-
-    def __init__(self, link: LinkState, ours: OurChannels, theirs: PeerChannels, bounds: frames.Bounds) -> None:
-        self._link = link
-        self._ours = ours
-        self._theirs = theirs
+    def __init__(self, state: State, bounds: frames.Bounds) -> None:
+        self._state = state
+        self._ours = state.ours
+        self._theirs = state.theirs
         self._bounds = bounds
         code = HEADS.get(bounds.id_size) if bounds.message >= frames.SMALL_MOST else None
         self._head = struct.Struct(code) if code else None
@@ -122,9 +128,12 @@ class Parser:
         self.is_mid_packet: bool = False
 
     def feed(self, data: bytes, most: int) -> RemoteProtocolError | None:
-        """Parse up to so many packets more; returns the violation, if any, after which no more may be fed."""
-        if self._link.observer is not None and data:
-            self._link.observer.transport("in", data)
+        """Parse up to so many packets more.
+
+        Returns the violation, if there is one. After a violation no more may be fed.
+        """
+        if self._state.observer is not None and data:
+            self._state.observer.transport("in", data)
         start = 0
         if self._data:
             if data:
@@ -166,7 +175,7 @@ class Parser:
         return None
 
     def _go_on(self, data: bytes, position: int) -> int:
-        """Feed the unfinished message, if any; returns the position behind it."""
+        """Feed the unfinished message, if there is one, and return the position behind it."""
         body = self._body
         if body is None:
             return position
@@ -183,7 +192,7 @@ class Parser:
         """Deliver to each channel, counted as a packet each; those over the limit of this call wait for the next."""
         now = channels[: max(1, self._left + 1)]
         self._left -= max(0, len(now) - 1)
-        self._theirs.deliver(now, body.parts, body.weight)
+        self._deliver_to(now, body.parts, body.weight)
         self._undelivered = (channels[len(now) :], body) if len(now) < len(channels) else None
 
     def _parse(self, data: bytes, position: int, base: int) -> int:
@@ -204,7 +213,7 @@ class Parser:
             try:
                 packet = frames.parse_head(cursor, self._bounds)
                 if isinstance(packet, frames.MessageHead):
-                    weight = self._theirs.check(packet)
+                    weight = self._check_message(packet)
                     self._body = Body(packet, weight)
                     self._left -= len(packet.sizes) // PARTS_A_FRAME
                     position = self._go_on(data, cursor.position)
@@ -222,19 +231,19 @@ class Parser:
         return position
 
     def _begin_large(self, data: bytes, position: int) -> bool:
-        """Begin a message of one large part on a known channel; False if the general parser has to decide."""
-        link, head = self._link, self._head
+        """Begin a message of one large part on a known channel. False means that the general way has to decide."""
+        state, head = self._state, self._head
         at = position + self._payload_at  # where its size stands
-        if head is None or len(data) < at + 8 or self._theirs.held_over + self._bounds.message > link.held_most:
+        if head is None or len(data) < at + 8 or self._theirs.held_over + self._bounds.message > state.held_most:
             return False
         header, channel, _ = (
             head.unpack_from(data, position) if self._bounds.id_size else _without_id(head, data, position)
         )
         size = int.from_bytes(data[at : at + 8], "little")
-        incoming = self._theirs.live.get(channel)
-        if header != LARGE_PART or size <= frames.SMALL_MOST or size > link.limits.message:
+        receiver = self._theirs.live.get(channel)
+        if header != LARGE_PART or size <= frames.SMALL_MOST or size > state.limits.message:
             return False
-        if incoming is None or not incoming.direct or not incoming.room:
+        if receiver is None or not receiver.direct or not receiver.room:
             return False
         weight = self._payload_at + 8 + (size + 7 & -8) + frames.OVERHEAD
         self._body = Body(frames.MessageHead((channel,), False, (size,), -size & 7), weight)
@@ -243,11 +252,11 @@ class Parser:
     def _parse_messages(self, data: bytes, position: int, head: struct.Struct) -> int:
         """Fast path for messages of one small part on a known channel with room.
 
-        Stops before the first packet of any other kind, for the general parser.
+        It stops in front of the first packet of any other kind, for the general way.
         """
-        link, theirs = self._link, self._theirs
+        state, theirs = self._state, self._theirs
         size = len(data)
-        if link.observer is not None or theirs.held_over + (size - position) * MOST_WEIGHT > link.held_most:
+        if state.observer is not None or theirs.held_over + (size - position) * MOST_WEIGHT > state.held_most:
             return position
         channels = theirs.live
         unpack = head.unpack_from if self._bounds.id_size else partial(_without_id, head)
@@ -256,11 +265,11 @@ class Parser:
             header, channel, length = unpack(data, position)
             if header != ONE_PART:
                 break
-            incoming = channels.get(channel)
-            if incoming is None or not incoming.direct:
+            receiver = channels.get(channel)
+            if receiver is None or not receiver.direct:
                 break
             messages: list[frames.Parts] = []
-            start, count, same, room = position, 0, channel, min(incoming.room, self._left)
+            start, count, same, room = position, 0, channel, min(receiver.room, self._left)
             while count < room and same == channel and header == ONE_PART:
                 begin = position + payload_at
                 end = begin + (length + 7 & -8)
@@ -275,50 +284,171 @@ class Parser:
             if not count:
                 break
             self._left -= count
-            incoming.came(messages, position - start + count * frames.OVERHEAD)
+            receiver.came(messages, position - start + count * frames.OVERHEAD)
         return position
 
+    # --- messages
+
+    def _check_message(self, head: frames.MessageHead) -> int:
+        """Check the head of a message, and return its cost in each of its channels."""
+        state, theirs = self._state, self._theirs
+        weight = frames.message_cost(head.sizes, state.in_id_size, head.padding)
+        new = 0
+        over = theirs.held_over
+        for channel, count in counts_of(head.channels).items():
+            receiver = theirs.live.get(channel)
+            what = f"a message on channel {channel}"
+            if receiver is None:
+                self._check_opening(channel, new)
+                new += 1
+                room, held = state.config.window, 0
+            else:
+                if not receiver.known:
+                    raise RemoteProtocolError(f"{what} before it was resumed", rule="relink-H35")
+                if receiver.ended:
+                    raise RemoteProtocolError(f"{what}, which was closed", rule="relink-K04")
+                room, held = receiver.room, receiver.bytes
+            if count > room:
+                raise RemoteProtocolError(
+                    f"{what}: {count} beside {state.config.window - room} that are not consumed, "
+                    f"Config(window={state.config.window}) are allowed",
+                    rule="relink-F03",
+                )
+            over += max(0, min(held + count * weight - theirs.floor, count * weight))
+            if over > state.held_most:
+                raise RemoteProtocolError(
+                    f"{what}: {count * weight} bytes beside {theirs.bytes} that are not consumed, "
+                    f"{state.limits.connection_bytes} are allowed",
+                    limit="connection_bytes",
+                )
+        return weight
+
+    def _check_opening(self, channel: int, new: int) -> None:
+        state = self._state
+        what = f"a message that opens channel {channel}"
+        if state.has_peer_shut_down:
+            raise RemoteProtocolError(f"{what} after the shutdown", rule="relink-S04")
+        if not state.told_resume:
+            raise RemoteProtocolError(f"{what} before our resume", rule="relink-H35")
+        live = len(self._theirs.live) + new
+        if live >= state.limits.channels:
+            raise RemoteProtocolError(f"{what} beside {live} live ones", limit=state.limits.bound_of_channels)
+
+    def _deliver_to(self, channels: Sequence[int], parts: frames.Parts, weight: int) -> None:
+        """Store a complete message that `_check_message` admitted."""
+        state, theirs = self._state, self._theirs
+        for channel in channels:
+            receiver = theirs.live.get(channel)
+            if receiver is None:
+                receiver = theirs.expected.get(channel) or ChannelReceiver(channel, state)
+                receiver.enter()
+            receiver.came([parts], weight)
+        if state.observer is not None:
+            for channel in channels:
+                state.observer.frame("in", f"in {channel}", "message", sum(map(len, parts)))
+
+    # --- packets without payload
+
     def _apply(self, packet: frames.General | frames.OperationPacket | frames.AckPacket) -> None:
-        """Apply a packet without payload; raises and changes nothing if it breaks a rule."""
+        """Apply a packet without payload. If it breaks a rule, raise and change nothing."""
         if isinstance(packet, frames.General):
             self._apply_general(packet)
             return
         if isinstance(packet, frames.OperationPacket):
-            self._theirs.operate(packet)
+            self._operate(packet)
             side, name = "in", packet.operation.name
         else:
-            self._ours.acknowledge(packet)
+            self._acknowledge(packet)
             side, name = "out", packet.ack.name
-        if self._link.observer is not None:
+        if self._state.observer is not None:
             for channel in packet.channels:
-                self._link.observer.frame("in", f"{side} {channel}", name.lower(), 0)
+                self._state.observer.frame("in", f"{side} {channel}", name.lower(), 0)
 
     def _apply_general(self, packet: frames.General) -> None:
-        link = self._link
+        state, probes = self._state, self._state.probes
         match packet:
             case frames.General.NOP:
                 return
             case frames.General.PING:
-                if link.probes.pongs >= link.limits.pongs:
-                    what = f"{link.probes.pongs} pings not answered yet because the peer does not read"
+                if probes.pongs >= state.limits.pongs:
+                    what = f"{probes.pongs} pings not answered yet because the peer does not read"
                     raise RemoteProtocolError(what, limit="pongs")
-                link.probes.pongs += 1
+                probes.pongs += 1
             case frames.General.PONG:
-                if link.probes.pong_came() is Purpose.ASKED:
-                    link.happened.append(Ponged())
+                if probes.pong_came() is Purpose.ASKED:
+                    state.events.append(Pong())
             case frames.General.RESUME:
-                if not link.is_resuming:
+                if not state.is_resuming:
                     raise RemoteProtocolError("a resume on a connection that has none to come", rule="relink-R04")
                 self._ours.resume()
-                link.happened.append(Resumed())
+                state.events.append(Resumed())
             case frames.General.SHUTDOWN:
-                if not link.has_peer_shut_down:
-                    link.has_peer_shut_down = True
-                    link.happened.append(PeerShutDown())
+                if not state.has_peer_shut_down:
+                    state.has_peer_shut_down = True
+                    state.report(GoingAway(Reason()))
             case _:
                 assert_never(packet)
-        if link.observer is not None:
-            link.observer.frame("in", "link", packet.name.lower(), 0)
+        if state.observer is not None:
+            state.observer.frame("in", "link", packet.name.lower(), 0)
+
+    def _operate(self, packet: frames.OperationPacket) -> None:
+        """Apply a commit, a rollback or a close to channels of the peer."""
+        state, theirs, operation = self._state, self._theirs, packet.operation
+        outcomes = state.probes.outcomes
+        if operation is not frames.Operation.CLOSE and outcomes > state.outcomes_most:
+            raise RemoteProtocolError(f"{outcomes} answers, and no sign that the peer has read them")
+        plans: list[tuple[ChannelReceiver, int | None]] = []
+        unopened: dict[int, None] = {}
+        for channel, count in counts_of(packet.channels).items():
+            what = f"{operation.name.lower()} on channel {channel}"
+            receiver = theirs.live.get(channel)
+            if receiver is None:
+                if operation is not frames.Operation.CLOSE:
+                    raise RemoteProtocolError(f"{what}, which is not open", rule="relink-O12")
+                unopened[channel] = None  # a close is tied to no message: there may never have been one
+            elif not receiver.known:
+                raise RemoteProtocolError(f"{what} before it was resumed", rule="relink-H35")
+            elif operation is frames.Operation.CLOSE:
+                receiver.check_close(count)
+                plans.append((receiver, None))
+            else:
+                plans.append((receiver, receiver.meant(operation, packet.sequence, count)))
+        owed = len(unopened.keys() | theirs.unopened.keys()) if unopened else 0
+        if owed > state.limits.channels:
+            what = f"close on {owed} channels without a message, and the peer does not read that they are closed"
+            raise RemoteProtocolError(what, limit="channels")
+        theirs.unopened.update(unopened)
+        for receiver, number in plans:
+            if operation is frames.Operation.CLOSE:
+                receiver.close()
+            elif number is not None:
+                receiver.decide(operation, number)
+
+    def _acknowledge(self, packet: frames.AckPacket) -> None:
+        """Apply an acknowledgement to channels of ours."""
+        name = packet.ack.name.lower()
+        plans: list[tuple[ChannelSender, int | None]] = []
+        is_end = packet.ack is frames.Ack.CLOSED
+        for channel, count in counts_of(packet.channels).items():
+            sender = self._ours.live.get(channel)
+            if sender is None:
+                if is_end:
+                    continue  # it never had a message, or its end was heard of before: nothing follows
+                raise RemoteProtocolError(f"{name} on channel {channel}, which is not open", rule="relink-O12")
+            if not is_end:
+                plans.append((sender, sender.meant(packet.ack, packet.sequence, count)))
+            elif count > 1:
+                what = f"closed on channel {channel} {count} times, which was closed once"
+                raise RemoteProtocolError(what, rule="relink-K02")
+            elif sender.check_closed():
+                plans.append((sender, None))
+        for sender, number in plans:
+            if is_end:
+                sender.closed()
+                continue
+            sender.heard = True
+            if number is not None:
+                sender.take(packet.ack, number)
 
 
 def _without_id(head: struct.Struct, data: bytes, position: int) -> tuple[int, int, int]:

@@ -1,0 +1,889 @@
+"""The machinery below a link: what Relink adds to the machinery that all protocols share.
+
+A link outlives its connections, so it has a pump (`carrier`) only while it is connected, and what other protocols ask
+of their pump is answered here. A `Supply` gives the link its connections: one that dials again and again, one stream,
+or a listener.
+
+Two engines work for a link. `link` is Relink's own, with the bytes and with channels in one direction. `engine` has the
+common channels on top of it. The pump brings the events of `link`. Those about common channels are passed on to
+`engine`, and what follows from them is handled as in every protocol.
+
+The halves of an engine lead back to their users by `owner`: that of a link's half is a `CommonChannel`, a `SenderHalf`
+or a `MessageHalf`.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from muxkit._errors import LocalProtocolError
+from muxkit._observer import Observer, tell_limit
+from muxkit.core import Reason, Sending
+from muxkit.core.events import Failed, GoingAway, Halves, HungUp, Opened, Silent, Writable
+from muxkit.core.halves import Receiver as EngineReceiver
+from muxkit.core.halves import Sender as EngineSender
+from muxkit.protocols.relink._channels import (
+    Channel,
+    LinkChanged,
+    LinkRefused,
+    MessageHalf,
+    Receipt,
+    Receiver,
+    Sender,
+    SenderHalf,
+    as_parts,
+)
+from muxkit.protocols.relink.common import (
+    ChannelOver,
+    CommonChannel,
+    CommonChannels,
+    GoodbyeCame,
+    OpeningRefused,
+    goodbye_in,
+)
+from muxkit.protocols.relink.engine import Engine
+from muxkit.protocols.relink.events import (
+    Arrived,
+    ChannelClosed,
+    ChannelOpened,
+    Committed,
+    Consumed,
+    Ended,
+    LinkFinished,
+    LinkReplaced,
+    Received,
+    Resumed,
+    RolledBack,
+    Stalled,
+    Uncommitted,
+)
+from muxkit.protocols.relink.receive import ChannelReceiver
+from muxkit.protocols.relink.send import ChannelSender
+from muxkit.runtime import (
+    Backlog,
+    ErrorMaker,
+    LinkLost,
+    Reading,
+    SessionStats,
+    Side,
+    StreamPump,
+    Unsupported,
+    background,
+    can_heal,
+    describe,
+    may_log,
+    turns,
+)
+from muxkit.runtime.connection import PEER_BROKE_A_RULE, MuxConnection
+from muxkit.runtime.halves.receiving import ReceiveHalf
+from muxkit.runtime.halves.sending import SendHalf
+
+OnChanged = Callable[[LinkReplaced], None]
+
+CLOSE_TIMEOUT: Final = 1.0  # s, for the end of a connection whose link is finished
+CHANNEL_COST: Final = 3 * 1024  # bytes that an empty channel in one direction counts; it takes up to twice that
+SHORT_CONNECTION: Final = 1.0  # s; a connection that ends sooner and brought nothing forward may have been refused
+MOST_REFUSALS: Final = 50  # such connections in a row; bad weather alone makes dozens
+CLOSED_A_TURN: Final = 32  # channels, when a link with many of them ends
+
+_log = logging.getLogger("muxkit")
+
+
+class Supply(ABC):  # noqa: B024 - what a supply has to do, if anything, differs
+    """Where a link gets its connections from."""
+
+    def start(self, connection: Connection, nursery: trio.Nursery) -> None:  # noqa: B027 - a listener has nothing to do
+        """Start the tasks that give the link connections (`Connection.run_on`); they end with the link's block."""
+
+    def weight_changed(self) -> None:  # noqa: B027 - only a listener weighs its links
+        """A link without a connection holds more than before, or less."""
+
+    @property
+    def outage(self) -> Exception | None:
+        """Return what went wrong with the last attempt to connect, if nothing has worked since."""
+        return None
+
+
+class CommonBacklog(Backlog[Channel]):
+    """The common channels that the peer opened, with those that no task has asked for yet."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Connection, kind: str) -> None:
+        super().__init__(connection.took, connection.engine.starts, kind=kind)
+        self._connection = connection
+
+    def __len__(self) -> int:
+        return super().__len__() + len(self._connection.unclaimed_channels())
+
+    def drop_all(self) -> list[Channel]:
+        return [*super().drop_all(), *self._connection.accept_unclaimed()]
+
+
+class Connection(MuxConnection[CommonChannels, Channel]):
+    """A link: its engines, the connection that it has at the moment, if any, and who uses its channels."""
+
+    wire_name = "Relink"
+
+    def __init__(
+        self, link: Engine, supply: Supply, *, observer: Observer | None = None, on_changed: OnChanged | None = None
+    ) -> None:
+        self.link: Engine = link
+        self.error: ErrorMaker | None = None
+        """Why the link is over; None while it lives."""
+        self.carrier: StreamPump[Any] | None = None
+        """The pump of the present connection."""
+        engine = CommonChannels(link, trio.lowlevel.current_clock())
+        super().__init__(engine, None, "relink", link.limits, observer, outbox=link.waiting)
+        self.supply: Supply = supply
+        self.moved: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
+        """Tasks that wait until anything happens."""
+        self.connections: int = 0
+        """How many connections the link has had."""
+        self.refusals: int = 0
+        """Connections in a row that were over at once and brought nothing forward."""
+        self.last_loss: ErrorMaker = partial(LinkLost, "there was no connection", by="local")
+        """Makes the error of the last connection."""
+        self.is_common: bool = False
+        """True once the peer's channels are treated as common ones."""
+        # Who uses the channels, by number.
+        self.live: dict[int, Channel] = {}
+        self.senders: dict[int, SenderHalf] = {}
+        self.successors: dict[int, SenderHalf] = {}  # of senders whose close is not confirmed
+        self.receivers: dict[int, MessageHalf] = {}
+        self._unowned: dict[int, ChannelReceiver] = {}  # channels of the peer that nobody has asked for
+        self._new_receivers: Backlog[Receiver] = Backlog(_ignore)
+        self._iterated: Backlog[Channel] | Backlog[Receiver] | None = None  # the one that is taken from
+        self._on_changed = on_changed
+        self._peer = ""
+        self._bytes_received = 0  # on connections that are over
+        self._bytes_sent = 0
+        self._is_holding = False  # what is written in this step goes out together
+        # The end.
+        self._over = trio.Event()
+        self._is_leaving = False
+        self._is_finished = False  # in the way that both sides wanted
+        self._is_violated = False  # the link is over because the peer broke a rule
+        self._was_unheard = False  # when the link was over
+        self._unreported: ErrorMaker | None = None  # a change of the link that lost messages, and was raised nowhere
+        # The present connection.
+        self._began = 0.0
+        self._progress_before = 0
+        self._lost_at: float | None = None  # the connection before, while there is none
+
+    def new_backlog(self, kind: str = "channels") -> Backlog[Any]:
+        backlog = CommonBacklog(self, kind)
+        self._backlogs.append(backlog)
+        return backlog
+
+    def start(self, nursery: trio.Nursery) -> None:
+        self._unclaimed.nursery = nursery
+        self.supply.start(self, nursery)
+
+    # --- what carries the link
+
+    @property
+    def loss(self) -> ErrorMaker | None:
+        return self.error
+
+    def reading(self) -> Reading | None:
+        return None if self.carrier is None else self.carrier.reading
+
+    def request_write(self) -> None:
+        """Handle what a command caused, and write what it left: every command is followed by this."""
+        if self.engine.events or self.link.state.events:
+            self.dispatch_events()
+        pump = self.carrier
+        if pump is None:
+            self.supply.weight_changed()
+        elif not self._is_holding:
+            pump.request_write()
+            if self.link.state.has_new_deadline:
+                self.link.state.has_new_deadline = False
+                pump.rearm()
+
+    def after_consuming(self) -> None:
+        """Do the same behind a consumption, most of which leave nothing to do."""
+        if self.engine.has_news:
+            self.request_write()
+
+    @contextmanager
+    def written_together(self) -> Iterator[None]:
+        """Write what this block, which must not wait, gives the engine with one write at its end."""
+        was_holding, self._is_holding = self._is_holding, True
+        try:
+            yield
+        finally:
+            self._is_holding = was_holding
+            self.request_write()
+
+    def dispatch_events(self) -> None:
+        while self.engine.events or self.link.state.events:
+            self._pass_on()
+            self.handle_events(self.link.events())
+
+    def _pass_on(self) -> None:
+        """Handle what the common channels report."""
+        while self.engine.events:
+            super().handle_events(self.engine.take_events())
+
+    def raise_if_over(self) -> None:
+        """Raise why the link is over, if it is."""
+        if self.error is not None:
+            raise self.error()
+
+    async def connected(self) -> None:
+        """Wait for a connection on which messages flow; raises what ended the link if it is over."""
+        self.budget.owner.check()
+        await trio.lowlevel.checkpoint()
+        while self.carrier is None or not self.link.state.is_resumed:
+            self.raise_if_over()
+            await self.moved.park()
+
+    async def run_on(self, stream: trio.abc.Stream, *, epoch: int, link_id: int) -> None:
+        """Run the link over this stream until the connection is lost or the link is over; closes the stream."""
+        link = self.link
+        if self.carrier is not None:
+            raise RuntimeError("the link has a connection; it has to be over first")
+        pump: StreamPump[Any] = StreamPump(stream, link, self, outbox=link.waiting)
+        pump.phase = "open"  # the handshake was done before there was a pump
+        link.connection_made(trio.current_time(), epoch=epoch, link_id=link_id)
+        self.carrier = pump
+        self._peer = self._unclaimed.peer = pump.peer or self._peer
+        self.info = describe(stream, "relink")
+        self.connections += 1
+        if self.facts is not None and self._lost_at is not None:
+            self.facts.resumed(trio.current_time() - self._lost_at)
+            self._lost_at = None
+        self._began, self._progress_before = trio.current_time(), self.progress
+        try:
+            self.dispatch_events()
+            self.pings.resend(self._send_ping)
+            self.moved.unpark_all()
+            async with background() as nursery:
+                nursery.start_soon(self._end_connection, pump)
+                nursery.start_soon(self._notice_that_it_works)
+                await pump.run()
+        finally:
+            works = self.works
+            self._bytes_received += link.bytes_received
+            self._bytes_sent += pump.bytes_sent
+            self.carrier = None
+            self.last_loss = pump.loss
+            link.connection_lost(trio.current_time())
+            self.dispatch_events()
+            self._count_refusal(works=works)
+            if self.facts is not None and self.error is None:
+                self._lost_at = trio.current_time()
+                self.facts.outage()
+            self.moved.unpark_all()
+
+    async def _end_connection(self, pump: StreamPump[Any]) -> None:
+        """End the connection once the link is over, with a flush if the link finished in order."""
+        await self._over.wait()
+        if self._is_finished:
+            with trio.move_on_after(CLOSE_TIMEOUT):
+                await pump.flushed()
+                await pump.hang_up()
+        pump.lose("the link is over", by="local")
+
+    @property
+    def progress(self) -> int:
+        """Grows with everything that brings the application's work forward."""
+        return self.link.state.progress
+
+    @property
+    def works(self) -> bool:
+        """True if the connection has made progress or lasted SHORT_CONNECTION; a handshake alone is none."""
+        if self.carrier is None:
+            return False
+        return self.progress != self._progress_before or trio.current_time() >= self._began + SHORT_CONNECTION
+
+    async def _notice_that_it_works(self) -> None:
+        await trio.sleep(SHORT_CONNECTION)
+        self.moved.unpark_all()
+
+    def _count_refusal(self, *, works: bool) -> None:
+        self.refusals = 0 if works else self.refusals + 1
+        if self.refusals < MOST_REFUSALS or self.error is not None:
+            return
+        count, last, peer, link = self.refusals, self.last_loss(), self._peer, self.link
+
+        def error() -> LinkRefused:
+            return LinkRefused(count, last, peer=peer, unsent=link.outbox)
+
+        if may_log("links that were given up after refusals"):
+            _log.warning("%s", error())
+        self.end(error)
+
+    # --- channels of Relink's own
+
+    def sender(self, channel: int) -> Sender:
+        """Make the sender of a channel of ours, or of its next life."""
+        self._check_channel(channel, self.link.state.out_id_size)
+        before = self.senders.get(channel)
+        if before is None:
+            half = self.senders[channel] = SenderHalf(self, self.link.next_sender(channel))
+        elif before.state is not Sending.OPEN and channel not in self.successors:
+            half = self.successors[channel] = SenderHalf(self, self.link.next_sender(channel))
+        else:
+            raise LocalProtocolError(f"channel {channel} has a sender")
+        return Sender(half)
+
+    def forget_sender(self, half: SenderHalf) -> None:
+        """Let go of a sender that is over."""
+        half.out.owner = None  # or only a garbage collection would free both
+        for table in (self.senders, self.successors):
+            if table.get(half.out.channel) is half:
+                del table[half.out.channel]
+
+    def receiver(self, channel: int) -> Receiver:
+        """Make the receiver of a channel of the peer, open or not."""
+        self._check_channel(channel, self.link.state.in_id_size)
+        if channel in self.receivers:
+            raise LocalProtocolError(f"channel {channel} has a receiver")
+        half = self._new_receiver(self.link.receiver(channel))
+        self._replay(half.incoming)
+        if self.link.state.has_peer_shut_down:
+            half.peer_shut_down()
+        return Receiver(half)
+
+    def _new_receiver(self, incoming: ChannelReceiver) -> MessageHalf:
+        self._unowned.pop(incoming.channel, None)
+        half = self.receivers[incoming.channel] = MessageHalf(self, incoming)
+        return half
+
+    def forget_receiver(self, half: MessageHalf) -> None:
+        """Let go of a receiver that is over, or that the application has closed."""
+        incoming = half.incoming
+        if self.receivers.get(incoming.channel) is half:
+            del self.receivers[incoming.channel]
+        if incoming.owner is half:
+            incoming.owner = None
+            self.link.forget_expected(incoming)
+
+    def _check_channel(self, channel: int, id_size: int) -> None:
+        self.budget.owner.check()
+        self.raise_if_over()
+        if not 0 <= channel < 1 << 8 * id_size:
+            raise LocalProtocolError(f"channel {channel} does not fit an id of {id_size} bytes")
+        if channel in self.live:
+            raise LocalProtocolError(f"channel {channel} is a common one")
+
+    async def multicast(self, senders: Sequence[Sender], *parts: bytes) -> list[Receipt]:
+        """Send one message to several channels in one packet, once all of them have room."""
+        self.budget.owner.check()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        message, link = as_parts(parts), self.link
+        halves = [sender.half for sender in senders]
+        targets = [half.out for half in halves]
+        link.check_targets(len(senders))
+        while True:
+            full = next((half for half in halves if not half.may_send_parts(message)), None)
+            if full is not None:
+                await full.wait_for_room(full.size_of(message))
+            elif not link.fits(targets, message) and link.unanswered:
+                await self.moved.park()  # each has room, but not all together
+            else:
+                break
+        numbers = link.multicast(targets, message)
+        receipts = [half.sent(number) for half, number in zip(halves, numbers, strict=True)]
+        self.request_write()
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return receipts
+
+    def live_senders(self) -> list[SenderHalf]:
+        """Return all senders that are not over."""
+        return [*self.senders.values(), *self.successors.values()]
+
+    # --- common channels
+
+    async def open_channel(self, opening: bytes) -> Channel:
+        """Open a common channel. The peer hears of it with the first message, or at once if it has an opening."""
+        self.budget.owner.check()
+        self._use_common()
+        if self.limits.channels < 2:  # half of them are for the peer, so waiting for a slot would never end
+            raise Unsupported(
+                f"no channel can be opened: expected room for at least 2, of which the peer gets half, "
+                f"got {self.limits.channels}; raise Limits({self.limits.bound_of_channels}=…)"
+            )
+        return await super().open_channel(opening)
+
+    def new_channel(self, channel: Halves, opening: bytes) -> Channel:
+        assert isinstance(channel.receiver, CommonChannel)  # the engine opens no others
+        return self._new_channel(channel.receiver)
+
+    def _new_channel(self, channel: CommonChannel) -> Channel:
+        made = self.live[channel.id] = Channel(self, channel.sender, channel)
+        return made
+
+    def use_common(self) -> Backlog[Channel]:
+        """Give the application the common channels that the peer opens."""
+        self._use_common()
+        self._claim_all(self.incoming.claim())
+        return self.incoming
+
+    def use_receivers(self) -> Backlog[Receiver]:
+        """Give the application a receiver for each channel that the peer opens."""
+        if self.is_common:
+            raise LocalProtocolError("this link carries common channels: they come from incoming()")
+        self._claim_all(self._new_receivers)
+        return self._new_receivers
+
+    def _use_common(self) -> None:
+        """Treat the peer's channels as common ones from now on."""
+        if self.is_common:
+            return
+        if self._iterated is self._new_receivers:
+            raise LocalProtocolError("the channels of this link are taken by receivers()")
+        if not self.engine.has_numbers:
+            raise Unsupported("channel ids of 0 bytes name one channel: use sender(0) and receiver(0)")
+        self.is_common = True
+
+    def _claim_all(self, backlog: Backlog[Channel] | Backlog[Receiver]) -> None:
+        if self._iterated is not None:
+            return
+        self._iterated = backlog
+        for incoming in [*self._unowned.values()]:
+            if self._claim(incoming):
+                self._replay(incoming)
+                if self.error is not None:  # the link ended before anything iterated over its channels
+                    self._fail_channels(self.error)
+
+    def _claim(self, incoming: ChannelReceiver) -> bool:
+        """Hand a channel that is not claimed to the iterator, if there is one that takes it."""
+        if self._iterated is self._new_receivers:
+            self._new_receivers.put(Receiver(self._new_receiver(incoming)))
+        elif self._iterated is not None and self.engine.is_theirs(incoming.channel):
+            channel = self._accept(incoming)
+            self.incoming.put(channel, channel.common)
+        return incoming.channel not in self._unowned
+
+    def _accept(self, incoming: ChannelReceiver) -> Channel:
+        del self._unowned[incoming.channel]
+        return self._new_channel(self.engine.accept(incoming))
+
+    def _accept_replayed(self, incoming: ChannelReceiver) -> Channel:
+        channel = self._accept(incoming)
+        self._replay(incoming)
+        return channel
+
+    def _replay(self, incoming: ChannelReceiver) -> None:
+        """Deliver what came on a channel before it had a user."""
+        incoming.rewind()
+        self.dispatch_events()
+        user = incoming.owner
+        if incoming.ended and isinstance(user, (CommonChannel, MessageHalf)):
+            user.peer_closed()
+            self._pass_on()
+
+    def unclaimed_channels(self) -> list[ChannelReceiver]:
+        """Return the channels that can only be common ones, and that no task has asked for."""
+        if not self.is_common:
+            return []
+        return [incoming for number, incoming in self._unowned.items() if self.engine.is_theirs(number)]
+
+    def accept_unclaimed(self) -> list[Channel]:
+        """Accept all of these channels, so that they can be aborted."""
+        return [self._accept_replayed(incoming) for incoming in self.unclaimed_channels()]
+
+    def refuse_unclaimed(self) -> None:
+        """Abort common channels that no task has taken, so that the link can end."""
+        for channel in self.accept_unclaimed():
+            channel.abort()
+
+    def took(self, item: Channel) -> None:
+        item.common.is_taken = True
+
+    def decline(self, item: Channel, reason: Reason) -> None:
+        item.abort(reason.text, code=reason.code)
+
+    def taken_channels(self) -> Sequence[Channel]:
+        return [channel for channel in self.live.values() if channel.common.is_taken]
+
+    # --- events
+
+    def handle_events(self, events: Sequence[Any]) -> None:
+        for event in events:
+            if type(event) is Arrived:
+                self._handle_arrived(event)
+            else:
+                self.handle_event(event)
+            if self.engine.events:
+                self._pass_on()
+        if self.moved:
+            self.moved.unpark_all()
+
+    def _handle_arrived(self, event: Arrived) -> None:
+        user = event.receiver.owner
+        if isinstance(user, CommonChannel):
+            user.arrived(event.first, event.messages)
+        elif isinstance(user, MessageHalf):
+            user.arrived(event)
+        elif (told := goodbye_in(event.messages[0])) is not None:
+            self._handle_goodbye(told)  # anything else comes again when a task asks for the channel
+
+    def handle_event(self, event: object) -> None:
+        user: object
+        match event:
+            case Received() | Consumed() | Committed() | Uncommitted():
+                if isinstance(user := event.sender.owner, (CommonChannel, SenderHalf)):
+                    user.acknowledged(event)
+            case Writable() if isinstance(user := event.sender.owner, CommonChannel):
+                user.room_changed()
+            case ChannelOpened():
+                self._handle_channel_opened(event.receiver)
+            case Ended():
+                if isinstance(user := event.receiver.owner, (CommonChannel, MessageHalf)):
+                    user.peer_closed()
+            case ChannelClosed():
+                self._handle_channel_closed(event.sender)
+            case RolledBack():
+                pass  # the application never had these messages
+            case Resumed():
+                self.budget.wake_waiting()
+            case OpeningRefused():
+                if (channel := self.live.get(event.channel.id)) is not None:
+                    self.decline(channel, event.reason)
+                    self.drop_broken_off(event.channel)
+            case ChannelOver():
+                self._handle_channel_over(event.channel)
+            case GoodbyeCame():
+                self.incoming.drop(event.channel)
+                self._handle_goodbye(event.reason)
+            case LinkReplaced():
+                self._handle_replaced(event)
+            case LinkFinished():
+                self._is_finished = True
+                self.lose("the link was shut down by both sides", by="peer")
+            case HungUp():
+                pass  # the pump loses the connection for the same reason
+            case Silent():
+                self._lose_carrier(f"nothing was heard for {event.seconds:.0f} s")
+            case Stalled():
+                self._lose_carrier(f"a packet made no progress for {event.seconds:.0f} s")
+            case Failed():
+                self._handle_failed(event)
+            case _:
+                super().handle_event(event)
+
+    def handle_opened(self, event: Opened) -> None:
+        raise AssertionError("a link reports channels of the peer with `ChannelOpened`")
+
+    def _handle_channel_opened(self, incoming: ChannelReceiver) -> None:
+        number = incoming.channel
+        if isinstance(user := incoming.owner, (CommonChannel, MessageHalf)):
+            user.opened()
+            return
+        self.receivers.pop(number, None)  # of the channel's life before
+        self._unowned[number] = incoming
+        if not self._claim(incoming) and self.is_common and self.engine.is_theirs(number):
+            if (refusal := self._unclaimed.refusal(self.incoming)) is not None:
+                self.decline(self._accept_replayed(incoming), refusal)
+            else:
+                self._unclaimed.arrived()
+        if self._is_leaving or self.link.state.is_shutting_down:
+            self.refuse_unclaimed()
+
+    def _handle_channel_closed(self, sender: ChannelSender) -> None:
+        user = sender.owner
+        if isinstance(user, CommonChannel):
+            user.closed()
+        elif isinstance(user, SenderHalf):
+            self.forget_sender(user)
+            if (successor := self.successors.pop(sender.channel, None)) is not None:
+                self.senders[sender.channel] = successor
+            user.closed()
+        self.budget.wake_waiting()
+
+    def drop_broken_off(self, half: EngineSender | EngineReceiver[Any]) -> None:
+        """The peer gave a common channel up: count it, or drop it if the application has not taken it yet."""
+        dropped = self.incoming.drop(half)
+        if dropped is None:
+            self.engine.starts.broken_off(trio.current_time())
+        else:
+            dropped.abort()
+
+    def _handle_channel_over(self, channel: CommonChannel) -> None:
+        over = self.live.get(channel.id)
+        if over is not None and over.common is channel:
+            del self.live[channel.id]
+        self.openers.wake_waiters()
+        if self.moved:
+            self.moved.unpark_all()
+        self._shut_down_if_idle()
+
+    def handle_going_away(self, event: GoingAway) -> None:
+        """The peer opens no more channels."""
+        super().handle_going_away(event)
+        self._new_receivers.ended()
+        for channel in [*self.live.values()]:
+            channel.common.peer_shut_down()
+        for half in [*self.receivers.values()]:
+            half.peer_shut_down()
+        self._pass_on()
+        self._shut_down_if_idle()
+
+    def _shut_down_if_idle(self) -> None:
+        """Answer the peer's shutdown once no channel is left, if all were common ones."""
+        is_asked = self.is_common and self.link.state.has_peer_shut_down and self.error is None
+        if is_asked and not self.live and not self.live_senders():
+            self._shut_down()
+
+    def _lose_carrier(self, reason: str) -> None:
+        if self.carrier is not None:
+            self.carrier.lose(reason, by="network")
+
+    def _handle_goodbye(self, told: Reason) -> None:
+        self.end_because("the peer ended the link", by="peer", said=told)
+
+    def _handle_replaced(self, event: LinkReplaced) -> None:
+        """The listener no longer has our link; new senders and receivers use the new one."""
+        peer = self._peer
+
+        def error() -> LinkChanged:
+            self._unreported = None
+            return LinkChanged(event, peer=peer)
+
+        self._unowned.clear()
+        if self._on_changed is not None:
+            self._on_changed(event)
+        elif self._is_unheard:
+            self._unreported = error
+        if self._is_leaving:
+            self.end(error)
+        self._fail_channels(error)
+        self.budget.wake_waiting()
+        if not event.link_id:
+            self.end(error)
+
+    def _handle_failed(self, event: Failed) -> None:
+        if may_log("peers that broke a rule"):
+            _log.warning("%s broke a rule, the link was given up: %s", self._peer or "a peer", event.error)
+        self._say_goodbye(Reason(str(event.error), PEER_BROKE_A_RULE))
+        self._is_violated = self.error is None
+        tell_limit(self.facts, event.error)
+        self.end_because(str(event.error), by="peer", cause=event.error)
+
+    # --- the end of the link
+
+    def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, told: Reason | None = None) -> None:
+        """End the link, and tell the peer why if `told` says so; later calls do nothing."""
+        if told is not None:
+            self._say_goodbye(told)
+        self.end_because(reason, by=by, cause=cause)
+
+    def _say_goodbye(self, told: Reason) -> None:
+        """Tell the peer why the link ends, for which its document has no place, and end the connection.
+
+        A link that is used without common channels has no place for it: each message is the application's.
+        """
+        pump = self.carrier
+        if pump is None or self.error is not None:
+            return
+        is_native = self._iterated is self._new_receivers or (self.live_senders() and not self.is_common)
+        has_place = self.engine.has_numbers and not is_native
+        parting = self.engine.farewell(told) if has_place else self.engine.last_words()
+        pump.lose("the link was ended", by="local", parting=[parting] if parting else ())
+
+    def end_because(
+        self, reason: str, *, by: Side, cause: BaseException | None = None, said: Reason | None = None
+    ) -> None:
+        """End the link with a `LinkLost`. `said` is what the peer gave as its reason."""
+        peer, link = self._peer, self.link
+        text, code = (said.text or None, said.code or None) if said is not None else (None, None)
+
+        def error() -> LinkLost:
+            lost = LinkLost(reason, by=by, peer=peer, unsent=link.outbox, peer_reason=text, code=code)
+            lost.__cause__ = cause
+            return lost
+
+        self.end(error)
+
+    def end(self, error: ErrorMaker) -> None:
+        """End the link, for whatever reason; later calls do nothing."""
+        if self.error is not None:
+            return
+        self.error = error
+        self._unclaimed.nursery = None  # a connection may still bring channels, which are refused now
+        self._was_unheard = self._is_unheard
+        self._fail_channels(error)
+        is_orderly = self._is_finished or self.link.state.has_peer_shut_down
+        self.incoming.ended(None if is_orderly else error)
+        self._new_receivers.ended(None if is_orderly else error)
+        self.openers.wake_waiters()
+        self.pings.ended(error)
+        self._over.set()
+        self.moved.unpark_all()
+
+    def _fail_channels(self, error: ErrorMaker) -> None:
+        """All channels of the present link are lost."""
+        channels = [*self.live.values()]
+        halves: list[SenderHalf | MessageHalf] = [*self.live_senders(), *self.receivers.values()]
+        for table in (self.live, self.senders, self.successors, self.receivers):
+            table.clear()
+        with turns().spreading():
+            for half in halves:
+                half.lost(error)
+            for channel in channels:
+                channel.sending.lost(error)
+                channel.receiving.ended(error)
+                self.engine.forget(channel.common)
+                for end in (channel.common.sender, channel.common):
+                    self.half_ended(end)
+        self._pass_on()
+
+    def handle_lost(self) -> None:
+        """The connection is over, which the link outlives."""
+
+    @property
+    def retained_bytes(self) -> int:
+        """What is kept of messages in both directions, and of the channels themselves."""
+        link = self.link
+        return link.held_bytes + link.retained_bytes + CHANNEL_COST * link.channel_count
+
+    # --- leaving
+
+    def live_halves(self) -> Iterator[SendHalf | ReceiveHalf[Any]]:
+        yield from (channel.sending for channel in self.live.values())
+        yield from self.live_senders()
+        yield from (channel.receiving for channel in self.live.values())
+        yield from self.receivers.values()
+
+    @property
+    def _is_unheard(self) -> bool:
+        """True if something was sent that the peer may not have received."""
+        return bool(self._unheard())
+
+    def _unheard(self) -> list[SendHalf]:
+        """Return the halves that sent something which the peer may not have received."""
+        halves = [half for half in self.live_halves() if isinstance(half, SendHalf)]
+        return [half for half in halves if half.sender.has_sent and half.is_unheard]
+
+    def _is_awaited(self, half: SendHalf) -> bool:
+        """Return True while the peer may still receive what was sent on a half of the present link."""
+        return self.error is None and half.is_unheard and half.sender.owner is half
+
+    async def leave(self, linger: float) -> None:
+        """Close all channels, wait until the peer has received everything, shut down; at most `linger` seconds."""
+        self._is_leaving = True
+        self._unclaimed.nursery = None  # a connection may still bring channels, which are refused now
+        with trio.move_on_after(linger):
+            self._end_iterators()
+            self.refuse_unclaimed()
+            await self._close_in_turns(Channel.close)
+            for sender in self.live_senders():
+                sender.close()
+            while self.error is None and (unheard := self._unheard()):
+                for half in unheard:  # one after the other, so that a packet of the peer costs one look and not all
+                    while self._is_awaited(half):
+                        await self.moved.park()
+            if self.error is None:
+                self._shut_down()
+            while self.error is None and (self.is_common or not self._owes_the_application):
+                await self.moved.park()
+            # Messages for receivers that are no longer read are never consumed, so the link cannot finish in order.
+            if self.carrier is not None and self.error is None:
+                await self.carrier.flushed()
+                await self.carrier.hang_up()
+            while self.carrier is not None:
+                await self.moved.park()
+        self.end_because(f"the peer did not take leave within {linger} s", by="local")
+        if self._unreported is not None:
+            raise self._unreported()
+        # A refusal may have been reported by no other call.
+        if self.error is not None and (self._was_unheard or self._is_violated or not can_heal(self.error())):
+            raise self.error()
+
+    @property
+    def _owes_the_application(self) -> bool:
+        """True if received messages wait for our application."""
+        return bool(self.link.owed_answers if self.engine.in_transactions else self.link.held_bytes)
+
+    def _end_iterators(self) -> None:
+        for backlog in (self.incoming, self._new_receivers):
+            backlog.ended()
+        self.openers.wake_waiters()
+
+    async def _close_in_turns(self, close: Callable[[Channel], None]) -> None:
+        """Close or abort all common channels, in turns of processor time."""
+        for number, channel in enumerate([*self.live.values()], 1):
+            close(channel)
+            if not number % CLOSED_A_TURN:
+                await turns().wait()
+
+    def _shut_down(self) -> None:
+        """Tell the peer that we open no more channels."""
+        self.is_draining = True
+        self.engine.go_away(Reason())
+        self.openers.wake_waiters()
+        self.request_write()
+
+    async def shutdown(self, *, grace: float) -> None:
+        """Open no more channels, let the live ones end for up to `grace` seconds, then cut them."""
+        self.budget.owner.check()
+        await trio.lowlevel.checkpoint()
+        if self.error is not None:
+            return
+        self._end_iterators()
+        for channel in [*self.live.values()]:
+            channel.common.announce()
+        self.refuse_unclaimed()
+        self._shut_down()
+        with trio.move_on_after(grace):
+            while self.live or any(half.is_live for half in self.live_senders()):
+                await self.moved.park()
+        if self.error is None:
+            with trio.CancelScope(shield=True):  # for some turns
+                await self._close_in_turns(Channel.abort)
+            for sender in self.live_senders():
+                sender.close()
+
+    # --- pings, numbers
+
+    async def ping_about(self, key: object) -> float:
+        """Wait for one round trip, on the next connection if there is none or if this one is lost."""
+        self.budget.owner.check()
+        await trio.lowlevel.checkpoint()
+        self.raise_if_over()
+        if self.carrier is None:
+            self.pings.forget_unwanted()
+        ping = self.pings.sent(None)
+        if self.carrier is not None:
+            self._send_ping()
+        return await ping.wait()
+
+    def _send_ping(self, _about: None = None) -> None:
+        self.engine.ping(None)
+        self.request_write()
+
+    @property
+    def live_channels(self) -> int:
+        others = self.link.state.theirs.live.keys() - self.live
+        return len(self.live) + len(self.live_senders()) + len(others)
+
+    def stats(self) -> SessionStats:
+        link, pump = self.link, self.carrier
+        return SessionStats(
+            bytes_received=self._bytes_received + (link.bytes_received if pump is not None else 0),
+            bytes_sent=self._bytes_sent + (pump.bytes_sent if pump is not None else 0),
+            messages_received=self.messages_received,
+            messages_sent=self.engine.messages_sent,
+            channels=self.live_channels,
+            queued=link.outbox + (pump.unsent if pump is not None else 0),
+            round_trip=self.pings.round_trip,
+        )
+
+    def state_text(self) -> str:
+        return "over" if self.error is not None else "absent" if self.carrier is None else "connected"
+
+
+def _ignore(_receiver: Receiver) -> None:
+    """Do nothing about a receiver that the application takes."""

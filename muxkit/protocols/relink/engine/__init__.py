@@ -1,1 +1,0 @@
-"""The rules of a link, without Trio, clocks or sockets."""
