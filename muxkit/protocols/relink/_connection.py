@@ -111,22 +111,6 @@ class Supply(ABC):  # noqa: B024 - what a supply has to do, if anything, differs
         return None
 
 
-class CommonBacklog(Backlog[Channel]):
-    """The common channels that the peer opened, with those that no task has asked for yet."""
-
-    __slots__ = ("_connection",)
-
-    def __init__(self, connection: Connection, kind: str) -> None:
-        super().__init__(connection.took, connection.engine.starts, kind=kind)
-        self._connection = connection
-
-    def __len__(self) -> int:
-        return super().__len__() + len(self._connection.unclaimed_channels())
-
-    def drop_all(self) -> list[Channel]:
-        return [*super().drop_all(), *self._connection.accept_unclaimed()]
-
-
 class Connection(MuxConnection[CommonChannels, Channel]):
     """A link: its engines, the connection that it has at the moment, if any, and who uses its channels."""
 
@@ -160,7 +144,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self.receivers: dict[int, MessageHalf] = {}
         self._unowned: dict[int, ChannelReceiver] = {}  # channels of the peer that nobody has asked for
         self._new_receivers: Backlog[Receiver] = Backlog(_ignore)
-        self._iterated: Backlog[Channel] | Backlog[Receiver] | None = None  # the one that is taken from
+        self._takes_receivers = False  # the application takes the peer's channels with `receivers`
         self._on_changed = on_changed
         self._peer = ""
         self._bytes_received = 0  # on connections that are over
@@ -177,11 +161,6 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self._began = 0.0
         self._progress_before = 0
         self._lost_at: float | None = None  # the connection before, while there is none
-
-    def new_backlog(self, kind: str = "channels") -> Backlog[Any]:
-        backlog = CommonBacklog(self, kind)
-        self._backlogs.append(backlog)
-        return backlog
 
     def start(self, nursery: trio.Nursery) -> None:
         self._unclaimed.nursery = nursery
@@ -427,53 +406,46 @@ class Connection(MuxConnection[CommonChannels, Channel]):
     def use_common(self) -> Backlog[Channel]:
         """Give the application the common channels that the peer opens."""
         self._use_common()
-        self._claim_all(self.incoming.claim())
-        return self.incoming
-
-    def use_receivers(self) -> Backlog[Receiver]:
-        """Give the application a receiver for each channel that the peer opens."""
-        if self.is_common:
-            raise LocalProtocolError("this link carries common channels: they come from incoming()")
-        self._claim_all(self._new_receivers)
-        return self._new_receivers
+        return self.incoming.claim()
 
     def _use_common(self) -> None:
         """Treat the peer's channels as common ones from now on."""
         if self.is_common:
             return
-        if self._iterated is self._new_receivers:
+        if self._takes_receivers:
             raise LocalProtocolError("the channels of this link are taken by receivers()")
         if not self.engine.has_numbers:
             raise Unsupported("channel ids of 0 bytes name one channel: use sender(0) and receiver(0)")
         self.is_common = True
-
-    def _claim_all(self, backlog: Backlog[Channel] | Backlog[Receiver]) -> None:
-        if self._iterated is not None:
-            return
-        self._iterated = backlog
         for incoming in [*self._unowned.values()]:
-            if self._claim(incoming):
+            if self.engine.is_theirs(incoming.channel):
+                self._offer_channel(incoming)
                 self._replay(incoming)
-                if self.error is not None:  # the link ended before anything iterated over its channels
-                    self._fail_channels(self.error)
+        self._fail_if_over()
 
-    def _claim(self, incoming: ChannelReceiver) -> bool:
-        """Hand a channel that is not claimed to the iterator, if there is one that takes it."""
-        if self._iterated is self._new_receivers:
-            self._new_receivers.put(Receiver(self._new_receiver(incoming)))
-        elif self._iterated is not None and self.engine.is_theirs(incoming.channel):
-            channel = self._accept(incoming)
-            self.incoming.put(channel, channel.common)
-        return incoming.channel not in self._unowned
+    def use_receivers(self) -> Backlog[Receiver]:
+        """Give the application a receiver for each channel that the peer opens."""
+        if self.is_common:
+            raise LocalProtocolError("this link carries common channels: they come from incoming()")
+        if not self._takes_receivers:
+            self._takes_receivers = True
+            for incoming in [*self._unowned.values()]:
+                self._new_receivers.put(Receiver(self._new_receiver(incoming)))
+                self._replay(incoming)
+            self._fail_if_over()
+        return self._new_receivers
 
-    def _accept(self, incoming: ChannelReceiver) -> Channel:
-        del self._unowned[incoming.channel]
-        return self._new_channel(self.engine.accept(incoming))
-
-    def _accept_replayed(self, incoming: ChannelReceiver) -> Channel:
-        channel = self._accept(incoming)
-        self._replay(incoming)
-        return channel
+    def _offer_channel(self, incoming: ChannelReceiver) -> None:
+        """Let a common channel of the peer wait until the application takes it, or refuse it."""
+        self._unowned.pop(incoming.channel, None)
+        channel = self._new_channel(self.engine.accept(incoming))
+        refusal = None if self.incoming.is_claimed else self._unclaimed.refusal(self.incoming)
+        if refusal is not None:
+            self.decline(channel, refusal)
+        else:
+            self.offer(self.incoming, channel, channel.common)
+            if self._is_leaving or self.is_draining:
+                self._refuse_unclaimed()
 
     def _replay(self, incoming: ChannelReceiver) -> None:
         """Deliver what came on a channel before it had a user."""
@@ -484,20 +456,16 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             user.peer_closed()
             self._pass_on()
 
-    def unclaimed_channels(self) -> list[ChannelReceiver]:
-        """Return the channels that can only be common ones, and that no task has asked for."""
-        if not self.is_common:
-            return []
-        return [incoming for number, incoming in self._unowned.items() if self.engine.is_theirs(number)]
+    def _fail_if_over(self) -> None:
+        """If the link ended before anything took the channels of the peer, they end now."""
+        if self.error is not None:
+            self._fail_channels(self.error)
 
-    def accept_unclaimed(self) -> list[Channel]:
-        """Accept all of these channels, so that they can be aborted."""
-        return [self._accept_replayed(incoming) for incoming in self.unclaimed_channels()]
-
-    def refuse_unclaimed(self) -> None:
-        """Abort common channels that no task has taken, so that the link can end."""
-        for channel in self.accept_unclaimed():
-            channel.abort()
+    def _refuse_unclaimed(self) -> None:
+        """Abort the common channels that wait if no task takes them, so that the link can end."""
+        if not self.incoming.is_claimed:
+            for channel in self.incoming.drop_all():
+                channel.abort()
 
     def took(self, item: Channel) -> None:
         item.common.is_taken = True
@@ -583,14 +551,12 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             user.opened()
             return
         self.receivers.pop(number, None)  # of the channel's life before
-        self._unowned[number] = incoming
-        if not self._claim(incoming) and self.is_common and self.engine.is_theirs(number):
-            if (refusal := self._unclaimed.refusal(self.incoming)) is not None:
-                self.decline(self._accept_replayed(incoming), refusal)
-            else:
-                self._unclaimed.arrived()
-        if self._is_leaving or self.link.state.is_shutting_down:
-            self.refuse_unclaimed()
+        if self._takes_receivers:
+            self._new_receivers.put(Receiver(self._new_receiver(incoming)))
+        elif self.is_common and self.engine.is_theirs(number):
+            self._offer_channel(incoming)
+        else:
+            self._unowned[number] = incoming
 
     def _handle_channel_closed(self, sender: ChannelSender) -> None:
         user = sender.owner
@@ -634,7 +600,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
     def _shut_down_if_idle(self) -> None:
         """Answer the peer's shutdown once no channel is left, if all were common ones."""
         is_asked = self.is_common and self.link.state.has_peer_shut_down and self.error is None
-        if is_asked and not self.live and not self.live_senders():
+        if is_asked and not self.taken_channels() and not self.live_senders():
             self._shut_down()
 
     def _lose_carrier(self, reason: str) -> None:
@@ -653,6 +619,8 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             return LinkChanged(event, peer=peer)
 
         self._unowned.clear()
+        if not self.incoming.is_claimed:
+            self.incoming.drop_all()
         if self._on_changed is not None:
             self._on_changed(event)
         elif self._is_unheard:
@@ -688,7 +656,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         pump = self.carrier
         if pump is None or self.error is not None:
             return
-        is_native = self._iterated is self._new_receivers or (self.live_senders() and not self.is_common)
+        is_native = self._takes_receivers or (self.live_senders() and not self.is_common)
         has_place = self.engine.has_numbers and not is_native
         parting = self.engine.farewell(told) if has_place else self.engine.last_words()
         pump.lose("the link was ended", by="local", parting=[parting] if parting else ())
@@ -777,7 +745,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self._unclaimed.nursery = None  # a connection may still bring channels, which are refused now
         with trio.move_on_after(linger):
             self._end_iterators()
-            self.refuse_unclaimed()
+            self._refuse_unclaimed()
             await self._close_in_turns(Channel.close)
             for sender in self.live_senders():
                 sender.close()
@@ -835,7 +803,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self._end_iterators()
         for channel in [*self.live.values()]:
             channel.common.announce()
-        self.refuse_unclaimed()
+        self._refuse_unclaimed()
         self._shut_down()
         with trio.move_on_after(grace):
             while self.live or any(half.is_live for half in self.live_senders()):
