@@ -483,7 +483,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             if type(event) is Arrived:
                 self._handle_arrived(event)
             else:
-                self.handle_event(event)
+                self._handle_of_link(event)
             if self.engine.events:
                 self._pass_on()
         if self.moved:
@@ -498,7 +498,8 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         elif (told := goodbye_in(event.messages[0])) is not None:
             self._handle_goodbye(told)  # anything else comes again when a task asks for the channel
 
-    def handle_event(self, event: object) -> None:
+    def _handle_of_link(self, event: object) -> None:
+        """Act on any other event of the link."""
         user: object
         match event:
             case Received() | Consumed() | Committed() | Uncommitted():
@@ -517,15 +518,6 @@ class Connection(MuxConnection[CommonChannels, Channel]):
                 pass  # the application never had these messages
             case Resumed():
                 self.budget.wake_waiting()
-            case OpeningRefused():
-                if (channel := self.live.get(event.channel.id)) is not None:
-                    self.decline(channel, event.reason)
-                    self.drop_broken_off(event.channel)
-            case ChannelOver():
-                self._handle_channel_over(event.channel)
-            case GoodbyeCame():
-                self.incoming.drop(event.channel)
-                self._handle_goodbye(event.reason)
             case LinkReplaced():
                 self._handle_replaced(event)
             case LinkFinished():
@@ -540,7 +532,21 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             case Failed():
                 self._handle_failed(event)
             case _:
-                super().handle_event(event)
+                self.handle_event(event)
+
+    def handle_own_event(self, event: object) -> None:
+        match event:
+            case ChannelOver():
+                self._handle_channel_over(event.channel)
+            case OpeningRefused():
+                if (channel := self.live.get(event.channel.id)) is not None:
+                    self.decline(channel, event.reason)
+                    self.drop_broken_off(event.channel)
+            case GoodbyeCame():
+                self.incoming.drop(event.channel)
+                self._handle_goodbye(event.reason)
+            case _:
+                super().handle_own_event(event)
 
     def handle_opened(self, event: Opened) -> None:
         raise AssertionError("a link reports channels of the peer with `ChannelOpened`")

@@ -94,7 +94,7 @@ class GoodbyeCame:
 class CommonSender(Sender):
     """The sending half of a common channel."""
 
-    __slots__ = ("_common", "_end", "_markers", "is_finished", "is_unannounced", "out", "owner")
+    __slots__ = ("_common", "_end", "_is_confirmed", "_markers", "is_finished", "is_unannounced", "out", "owner")
 
     def __init__(self, common: CommonChannels, out: ChannelSender) -> None:
         self.owner: object | None = None
@@ -103,6 +103,7 @@ class CommonSender(Sender):
         self._common = common
         self._markers: deque[Parts] = NO_QUEUE  # markers for which there was no room yet
         self._end: int | None = None  # the number of the message that holds END or CANCEL
+        self._is_confirmed = False
         self.is_unannounced: bool = False
         """True if the peer never heard of the channel and need not, because it was closed before it was used."""
         self.is_finished: bool = False
@@ -205,8 +206,14 @@ class CommonSender(Sender):
                 self._end = number
 
     def heard(self, through: int) -> bool:
-        """Return True if the peer has the end of this half, now that it has the messages through this one."""
+        """Return True if the peer has heard the end of this half, now that it has the messages through this one."""
         return self._end is not None and through >= self._end
+
+    def confirm(self) -> None:
+        """Report once that the peer knows the end, or that the direction is closed."""
+        if not self._is_confirmed:
+            self._is_confirmed = True
+            self._common.events.append(Confirmed(self))
 
 
 class CommonChannel(Receiver[bytes]):
@@ -340,7 +347,7 @@ class CommonChannel(Receiver[bytes]):
     def acknowledged(self, event: Acknowledged) -> None:
         """The peer has the messages through one, or has done more with them."""
         if self.sender.heard(event.through):
-            self._confirm()
+            self.sender.confirm()
 
     def room_changed(self) -> None:
         """There may be room in the window."""
@@ -351,7 +358,7 @@ class CommonChannel(Receiver[bytes]):
     def closed(self) -> None:
         """The peer confirmed the end of our direction."""
         self._is_over_here = True
-        self._confirm()
+        self.sender.confirm()
         self._check_over()
 
     # --- what the link reports about the peer's direction
@@ -455,12 +462,8 @@ class CommonChannel(Receiver[bytes]):
             self.sender.out.close()
         else:
             self._is_over_here = True
-            self._confirm()
+            self.sender.confirm()
         self._check_over()
-
-    def _confirm(self) -> None:
-        """Report that the peer has the end, or that our direction is closed."""
-        self._common.events.append(Confirmed(self.sender))
 
     def _check_over(self) -> None:
         is_over_there = self._has_ended and self._done >= self._came
