@@ -40,7 +40,7 @@ OBJECTS: Final[list[tuple[type, set[str], str]]] = [
     (bpmux.IncomingRequest, set(), "abort cancelled decline payload ping respond session"),
     (bpmux.Session, SESSION, "open_duplex open_request open_sink open_source receive send sinks sources"),
     (relink.Channel, CHANNEL, "close common id ping receiving sending sent_with_opening"),
-    (relink.Sender, SENDING, "channel commit half has_transactions is_closed rollback"),
+    (relink.Sender, SENDING, "channel commit half has_transactions is_closed ping rollback"),
     (relink.Receiver, RECEIVING, "channel committed consume half has_transactions process uncommitted"),
     (
         relink.Link,

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> None:
     made = time.process_time() - began
     burst, told, heard = move(other, one)
     again, resent, taken = move(one, other)
-    missing = channels - len(other.peer_channels)
+    missing = channels - len(other.state.theirs.live)
     if missing:
         raise SystemExit(f"{missing} channels are missing")
     total = made + told + heard + resent + taken

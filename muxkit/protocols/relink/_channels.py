@@ -20,16 +20,8 @@ import trio
 from muxkit._errors import LocalProtocolError, MuxError
 from muxkit.core import Reason, Receiving, Sending, counted
 from muxkit.core.halves import Sender as EngineSender
+from muxkit.protocols.relink import events
 from muxkit.protocols.relink.common import CommonChannel
-from muxkit.protocols.relink.events import (
-    Acknowledged,
-    Arrived,
-    Committed,
-    Consumed,
-    EpochChanged,
-    LinkReplaced,
-    Received,
-)
 from muxkit.protocols.relink.frames import Parts
 from muxkit.protocols.relink.receive import ChannelReceiver
 from muxkit.protocols.relink.send import ChannelSender
@@ -46,7 +38,7 @@ from muxkit.runtime import (
     run_handler,
     turns,
 )
-from muxkit.runtime.channel import MuxChannel
+from muxkit.runtime.channel import MuxChannel, Sink
 from muxkit.runtime.halves.mailbox import ItemQueue
 from muxkit.runtime.halves.receiving import EMPTY, ReceiveHalf
 from muxkit.runtime.halves.sending import SendHalf
@@ -340,13 +332,15 @@ class SenderHalf(SendHalf):
 
     # --- for the connection
 
-    def acknowledged(self, event: Acknowledged) -> None:
+    def acknowledged(self, event: events.Acknowledged) -> None:
         """The peer has the messages through one, or has done more with them."""
         self.reception.advance(event.through)
-        if isinstance(event, Consumed):
+        if isinstance(event, events.Consumed):
             self._consumed(event.through)
-        elif not isinstance(event, Received):
-            self._answered(event.through, Outcome.COMMITTED if isinstance(event, Committed) else Outcome.UNCOMMITTED)
+        elif not isinstance(event, events.Received):
+            self._answered(
+                event.through, Outcome.COMMITTED if isinstance(event, events.Committed) else Outcome.UNCOMMITTED
+            )
 
     def _consumed(self, through: int) -> None:
         self.consumption.advance(through)
@@ -379,17 +373,16 @@ class SenderHalf(SendHalf):
             receipt.wake()
 
 
-class Sender(trio.abc.AsyncResource):
+class Sender(Sink):
     """Sends on one of our channels, from its first message until the peer has confirmed the close.
 
     Leaving its block, normally or by an error, closes the channel behind everything that was sent. What is neither
     committed nor rolled back by then is rolled back.
     """
 
-    __slots__ = ("half",)
+    __slots__ = ()
 
-    def __init__(self, half: SenderHalf) -> None:
-        self.half: SenderHalf = half
+    half: SenderHalf
 
     @property
     def channel(self) -> int:
@@ -402,21 +395,11 @@ class Sender(trio.abc.AsyncResource):
         return self.half.has_transactions
 
     @property
-    def state(self) -> Sending:
-        """Whether messages can be sent, the close is under way, or it is over."""
-        return self.half.state
-
-    @property
     def is_closed(self) -> bool:
         """True once it was closed on our side, or lost."""
         return self.half.state is not Sending.OPEN
 
-    @property
-    def waiting_since(self) -> float | None:
-        """The time since which the first task waits to send; None if no task does."""
-        return self.half.waiting_since
-
-    async def send(self, *parts: bytes) -> Receipt:
+    async def send(self, *parts: bytes) -> Receipt:  # type: ignore[override]  # it has parts, and a receipt
         """Send one message of so many parts. Returns when the link has it, connected or not.
 
         Cancelled means not sent. Waits while the window is full. The window empties as the peer's application consumes
@@ -430,13 +413,9 @@ class Sender(trio.abc.AsyncResource):
         await trio.lowlevel.checkpoint_if_cancelled()
         return await self.half.send_parts(as_parts(parts))
 
-    async def send_many(self, messages: Iterable[bytes]) -> list[Receipt]:
+    async def send_many(self, messages: Iterable[bytes]) -> list[Receipt]:  # type: ignore[override]  # the same
         """Send messages of one part each, as `send` does. Cancelled, a prefix was sent."""
         return [await self.send(message) for message in messages]
-
-    async def wait_for_room(self, size: int = 1) -> None:
-        """Wait until a message of this size might be sent without waiting; no promise."""
-        await self.half.wait_for_room(size)
 
     def commit(self, *, through: Receipt | int | None = None) -> Receipt:
         """Let the peer process what is not decided yet, up to this message (None: everything sent so far).
@@ -451,7 +430,7 @@ class Sender(trio.abc.AsyncResource):
         self.half.check_thread()
         self.half.rollback(through)
 
-    async def finish(self) -> None:
+    async def finish(self, payload: bytes = b"") -> None:
         """Close the channel, and wait until the peer's application is done with everything.
 
         Raises `LinkChanged` or `LinkLost` if that will never be known. After a cancellation the channel is closed.
@@ -459,29 +438,6 @@ class Sender(trio.abc.AsyncResource):
         await trio.lowlevel.checkpoint_if_cancelled()
         self.close()
         await self.half.wait_over()
-
-    def cancel_when_over(self, scope: trio.CancelScope) -> None:
-        """Cancel this scope when the channel is over: the peer has confirmed its close, or the link is lost."""
-        self.half.cancel_when_over(scope)
-
-    async def wait_over(self) -> None:
-        """Wait until the peer has confirmed the close; raises what came instead."""
-        await self.half.wait_over()
-
-    def close(self) -> None:
-        """Close the channel behind everything that was sent; does not wait."""
-        self.half.close()
-
-    def abort(self, reason: str = "", *, code: int = 0) -> None:
-        """Do the same as `close`: what was sent cannot be taken back, but for what is not decided.
-
-        The protocol has no place for the reason; the common channels have one.
-        """
-        self.half.abort(reason, code=code)
-
-    async def aclose(self) -> None:
-        """`close`, with a checkpoint."""
-        await self.half.aclose()
 
     def __repr__(self) -> str:
         return f"<relink.Sender {self.channel} {self.state.value}>"
@@ -628,7 +584,7 @@ class MessageHalf(ReceiveHalf[Message]):
         """The peer opened the channel."""
         self.is_open = True
 
-    def arrived(self, event: Arrived) -> None:
+    def arrived(self, event: events.Arrived) -> None:
         """Messages came."""
         if event.first <= self._came:
             return  # a receiver that is new has asked for everything, and got this before the event came
@@ -788,8 +744,8 @@ class LinkChanged(LinkLost):
     none (`change.link_id` is 0, which only happens with `Config(require_link=True)`).
     """
 
-    def __init__(self, change: LinkReplaced, *, peer: str = "") -> None:
-        why = "it is another instance" if isinstance(change, EpochChanged) else "it does not know the old one"
+    def __init__(self, change: events.LinkReplaced, *, peer: str = "") -> None:
+        why = "it is another instance" if isinstance(change, events.EpochChanged) else "it does not know the old one"
         what = (
             f"the listener has another link for us, since {why}"
             if change.link_id

@@ -29,6 +29,8 @@ from muxkit.core import Reason, Sending
 from muxkit.core.events import Failed, GoingAway, Halves, HungUp, Opened, Silent, Writable
 from muxkit.core.halves import Receiver as EngineReceiver
 from muxkit.core.halves import Sender as EngineSender
+from muxkit.protocols.relink import common
+from muxkit.protocols.relink import events as link_events
 from muxkit.protocols.relink._channels import (
     Channel,
     LinkChanged,
@@ -40,30 +42,8 @@ from muxkit.protocols.relink._channels import (
     SenderHalf,
     as_parts,
 )
-from muxkit.protocols.relink.common import (
-    ChannelOver,
-    CommonChannel,
-    CommonChannels,
-    GoodbyeCame,
-    OpeningRefused,
-    goodbye_in,
-)
+from muxkit.protocols.relink.common import CommonChannel, CommonChannels, goodbye_in
 from muxkit.protocols.relink.engine import Engine
-from muxkit.protocols.relink.events import (
-    Arrived,
-    ChannelClosed,
-    ChannelOpened,
-    Committed,
-    Consumed,
-    Ended,
-    LinkFinished,
-    LinkReplaced,
-    Received,
-    Resumed,
-    RolledBack,
-    Stalled,
-    Uncommitted,
-)
 from muxkit.protocols.relink.receive import ChannelReceiver
 from muxkit.protocols.relink.send import ChannelSender
 from muxkit.runtime import (
@@ -85,7 +65,7 @@ from muxkit.runtime.connection import PEER_BROKE_A_RULE, MuxConnection
 from muxkit.runtime.halves.receiving import ReceiveHalf
 from muxkit.runtime.halves.sending import SendHalf
 
-OnChanged = Callable[[LinkReplaced], None]
+OnChanged = Callable[[link_events.LinkReplaced], None]
 
 CLOSE_TIMEOUT: Final = 1.0  # s, for the end of a connection whose link is finished
 CHANNEL_COST: Final = 3 * 1024  # bytes that an empty channel in one direction counts; it takes up to twice that
@@ -314,7 +294,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             half = self.successors[channel] = SenderHalf(self, self.link.next_sender(channel))
         else:
             raise LocalProtocolError(f"channel {channel} has a sender")
-        return Sender(half)
+        return Sender(self, half)
 
     def forget_sender(self, half: SenderHalf) -> None:
         """Let go of a sender that is over."""
@@ -368,7 +348,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             full = next((half for half in halves if not half.may_send_parts(message)), None)
             if full is not None:
                 await full.wait_for_room(full.size_of(message))
-            elif not link.fits(targets, message) and link.unanswered:
+            elif not link.fits(targets, message) and link.state.ours.unanswered:
                 await self.moved.park()  # each has room, but not all together
             else:
                 break
@@ -480,7 +460,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
 
     def handle_events(self, events: Sequence[Any]) -> None:
         for event in events:
-            if type(event) is Arrived:
+            if type(event) is link_events.Arrived:
                 self._handle_arrived(event)
             else:
                 self._handle_of_link(event)
@@ -489,7 +469,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         if self.moved:
             self.moved.unpark_all()
 
-    def _handle_arrived(self, event: Arrived) -> None:
+    def _handle_arrived(self, event: link_events.Arrived) -> None:
         user = event.receiver.owner
         if isinstance(user, CommonChannel):
             user.arrived(event.first, event.messages)
@@ -502,32 +482,32 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         """Act on any other event of the link."""
         user: object
         match event:
-            case Received() | Consumed() | Committed() | Uncommitted():
+            case link_events.Received() | link_events.Consumed() | link_events.Committed() | link_events.Uncommitted():
                 if isinstance(user := event.sender.owner, (CommonChannel, SenderHalf)):
                     user.acknowledged(event)
             case Writable() if isinstance(user := event.sender.owner, CommonChannel):
                 user.room_changed()
-            case ChannelOpened():
+            case link_events.ChannelOpened():
                 self._handle_channel_opened(event.receiver)
-            case Ended():
+            case link_events.Ended():
                 if isinstance(user := event.receiver.owner, (CommonChannel, MessageHalf)):
                     user.peer_closed()
-            case ChannelClosed():
+            case link_events.ChannelClosed():
                 self._handle_channel_closed(event.sender)
-            case RolledBack():
+            case link_events.RolledBack():
                 pass  # the application never had these messages
-            case Resumed():
+            case link_events.Resumed():
                 self.budget.wake_waiting()
-            case LinkReplaced():
+            case link_events.LinkReplaced():
                 self._handle_replaced(event)
-            case LinkFinished():
+            case link_events.LinkFinished():
                 self._is_finished = True
                 self.lose("the link was shut down by both sides", by="peer")
             case HungUp():
                 pass  # the pump loses the connection for the same reason
             case Silent():
                 self._lose_carrier(f"nothing was heard for {event.seconds:.0f} s")
-            case Stalled():
+            case link_events.Stalled():
                 self._lose_carrier(f"a packet made no progress for {event.seconds:.0f} s")
             case Failed():
                 self._handle_failed(event)
@@ -536,13 +516,13 @@ class Connection(MuxConnection[CommonChannels, Channel]):
 
     def handle_own_event(self, event: object) -> None:
         match event:
-            case ChannelOver():
+            case common.ChannelOver():
                 self._handle_channel_over(event.channel)
-            case OpeningRefused():
+            case common.OpeningRefused():
                 if (channel := self.live.get(event.channel.id)) is not None:
                     self.decline(channel, event.reason)
                     self.drop_broken_off(event.channel)
-            case GoodbyeCame():
+            case common.GoodbyeCame():
                 self.incoming.drop(event.channel)
                 self._handle_goodbye(event.reason)
             case _:
@@ -616,7 +596,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
     def _handle_goodbye(self, told: Reason) -> None:
         self.end_because("the peer ended the link", by="peer", said=told)
 
-    def _handle_replaced(self, event: LinkReplaced) -> None:
+    def _handle_replaced(self, event: link_events.LinkReplaced) -> None:
         """The listener no longer has our link; new senders and receivers use the new one."""
         peer = self._peer
 
@@ -720,8 +700,8 @@ class Connection(MuxConnection[CommonChannels, Channel]):
     @property
     def retained_bytes(self) -> int:
         """What is kept of messages in both directions, and of the channels themselves."""
-        link = self.link
-        return link.held_bytes + link.retained_bytes + CHANNEL_COST * link.channel_count
+        ours, theirs = self.link.state.ours, self.link.state.theirs
+        return theirs.bytes + ours.retained + CHANNEL_COST * (len(ours.live) + len(theirs.live))
 
     # --- leaving
 
@@ -779,7 +759,8 @@ class Connection(MuxConnection[CommonChannels, Channel]):
     @property
     def _owes_the_application(self) -> bool:
         """True if received messages wait for our application."""
-        return bool(self.link.owed_answers if self.engine.in_transactions else self.link.held_bytes)
+        theirs = self.link.state.theirs
+        return bool(theirs.unanswered if self.engine.in_transactions else theirs.bytes)
 
     def _end_iterators(self) -> None:
         for backlog in (self.incoming, self._new_receivers):

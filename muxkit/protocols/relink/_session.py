@@ -77,7 +77,7 @@ class Link(MuxSession[Connection, Channel]):
     @property
     def unanswered(self) -> int:
         """Messages of ours that the peer has not consumed, or answered, yet."""
-        return self._connection.link.unanswered
+        return self._connection.link.state.ours.unanswered
 
     @property
     def outage(self) -> Exception | None:

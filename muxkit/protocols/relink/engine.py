@@ -102,41 +102,6 @@ class Engine:
         return self.state.ours.outbox.used
 
     @property
-    def unanswered(self) -> int:
-        """Messages of ours that are still in a window."""
-        return self.state.ours.unanswered
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes received and not consumed, including the overhead of each message."""
-        return self.state.theirs.bytes
-
-    @property
-    def retained_bytes(self) -> int:
-        """Bytes queued, or sent and not yet released from the window, including the overhead of each message."""
-        return self.state.ours.retained
-
-    @property
-    def channel_count(self) -> int:
-        """Channels of both directions that take memory."""
-        return len(self.state.ours.live) + len(self.state.theirs.live)
-
-    @property
-    def channels(self) -> tuple[int, ...]:
-        """The numbers of our open channels, including those whose close is not confirmed yet."""
-        return tuple(self.state.ours.live)
-
-    @property
-    def peer_channels(self) -> tuple[int, ...]:
-        """The numbers of the peer's open channels."""
-        return tuple(self.state.theirs.live)
-
-    @property
-    def owed_answers(self) -> int:
-        """How many channels of the peer have committed messages that we have not answered."""
-        return self.state.theirs.unanswered
-
-    @property
     def bytes_received(self) -> int:
         """Bytes parsed on the present connection."""
         return self._reader.offset

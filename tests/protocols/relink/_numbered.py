@@ -46,15 +46,36 @@ class NumberedEngine:
 
     @property
     def channels(self) -> tuple[int, ...]:
-        return self.engine.channels
+        """Our open channels, including those whose close is not confirmed yet."""
+        return tuple(self.state.ours.live)
 
     @property
     def peer_channels(self) -> tuple[int, ...]:
-        return self.engine.peer_channels
+        return tuple(self.state.theirs.live)
 
     @property
     def channel_count(self) -> int:
-        return self.engine.channel_count
+        return len(self.state.ours.live) + len(self.state.theirs.live)
+
+    @property
+    def unanswered(self) -> int:
+        """Messages of ours that are still in a window."""
+        return self.state.ours.unanswered
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes received and not consumed."""
+        return self.state.theirs.bytes
+
+    @property
+    def retained_bytes(self) -> int:
+        """Bytes queued, or sent and not yet released from the window."""
+        return self.state.ours.retained
+
+    @property
+    def owed_answers(self) -> int:
+        """Channels of the peer with committed messages that we have not answered."""
+        return self.state.theirs.unanswered
 
     @property
     def frames_at_once(self) -> int:

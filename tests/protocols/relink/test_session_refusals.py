@@ -202,7 +202,7 @@ async def test_the_end_of_a_channel_is_progress(autojump_clock: MockClock) -> No
         opened = b"".join(MESSAGE[:2] + bytes((number, 0)) + MESSAGE[4:] for number in range(channels))
         async with relink.link(refuser.dial, config=QUIET, backoff=SOON) as link:
             refuser.serves, refuser.holds = opened, 2.0
-            while len(connection_of(link).link.peer_channels) < channels:
+            while len(connection_of(link).link.state.theirs.live) < channels:
                 await connection_of(link).moved.park()
             refuser.holds = 0.0
             for number in range(channels):
