@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from muxkit.protocols.aqueduct import Sendr as _3  # type: ignore[attr-defined]  # noqa: F401
     from muxkit.protocols.bpmux import Sesion as _4  # type: ignore[attr-defined]  # noqa: F401
     from muxkit.protocols.e3x import Sesion as _5  # type: ignore[attr-defined]  # noqa: F401
-    from muxkit.protocols.relink import Chanel as _6  # type: ignore[attr-defined]  # noqa: F401
     from muxkit.protocols.restream import Readr as _7  # type: ignore[attr-defined]  # noqa: F401
     from muxkit.testing import chaos_rely as _8  # type: ignore[attr-defined]  # noqa: F401
 

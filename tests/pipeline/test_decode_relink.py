@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from muxkit.core.events import Failed
 from muxkit.pipeline import decoder
 from muxkit.pipeline.capture.decoding import RelinkDecoder, restore
 from muxkit.protocols import relink
@@ -77,12 +78,12 @@ class Link:
         while events := engine.events():
             self.act_on(side, events)
 
-    def act_on(self, side: int, events: Sequence[relink.Event]) -> None:
+    def act_on(self, side: int, events: Sequence[relink.events.Event]) -> None:
         for event in events:
-            assert not isinstance(event, relink.Failed), event
-            if isinstance(event, relink.Consumed) and side == 0:
+            assert not isinstance(event, Failed), event
+            if isinstance(event, relink.events.Consumed) and side == 0:
                 self.consumed.append((event.sender.channel, event.through))
-            elif isinstance(event, relink.Arrived):
+            elif isinstance(event, relink.events.Arrived):
                 numbers = range(event.first, event.first + len(event.messages))
                 event.receiver.consume(numbers[-1], self.now)
                 if side == 0:
@@ -127,23 +128,23 @@ def test_what_is_sent_again_has_the_same_number_again() -> None:
             for engine in link.engines:
                 engine.connection_lost(0.0)
             link.connect()
-            connector.receive_bytes(relink.encode_packet(relink.General.RESUME, 2), 0.0)
-            link.recording.append(("in", relink.encode_packet(relink.General.RESUME, 2), 1))
+            connector.receive_bytes(relink.frames.encode_packet(relink.frames.General.RESUME, 2), 0.0)
+            link.recording.append(("in", relink.frames.encode_packet(relink.frames.General.RESUME, 2), 1))
     assert numbers(link.decoded(), "out", "message") == [(1, 0), (1, 1), (1, 2), (1, 0), (1, 1), (1, 2)]
 
 
 def test_numbers_go_on_where_a_number_on_the_wire_wraps() -> None:
     one = RelinkDecoder()
     one.numbers["out"].following[1] = 2**32 + 5
-    packets = [relink.AckPacket(relink.Ack.RECEIVED, (1,), sequence) for sequence in (2**32 - 1, 2)]
-    found = [row for packet in packets for row in one.feed("in", relink.encode_packet(packet, 2))]
+    packets = [relink.frames.AckPacket(relink.frames.Ack.RECEIVED, (1,), sequence) for sequence in (2**32 - 1, 2)]
+    found = [row for packet in packets for row in one.feed("in", relink.frames.encode_packet(packet, 2))]
     assert [row[6] for row in found] == [2**32 - 1, 2**32 + 2]
 
 
 def test_a_channel_that_was_closed_counts_from_the_beginning_again() -> None:
     one = RelinkDecoder()
-    message = relink.encode_packet(relink.MessagePacket((1,), (b"x",)), 2)
-    closed = relink.encode_packet(relink.AckPacket(relink.Ack.CLOSED, (1,)), 2)
+    message = relink.frames.encode_packet(relink.frames.MessagePacket((1,), (b"x",)), 2)
+    closed = relink.frames.encode_packet(relink.frames.AckPacket(relink.frames.Ack.CLOSED, (1,)), 2)
     found = one.feed("out", message * 2) + one.feed("in", closed) + one.feed("out", message)
     assert numbers(found, "out", "message") == [(1, 0), (1, 1), (1, 0)]
 

@@ -204,15 +204,15 @@ def connect_only(url: str) -> None:
 
 def relink_link(url: str) -> socket.socket:
     sock = dial(url)
-    sock.sendall(relink.encode_version(0))
+    sock.sendall(relink.handshake.encode_version(0))
     sock.recv(8, socket.MSG_WAITALL)
-    sock.sendall(relink.encode_request(relink.Config()))
+    sock.sendall(relink.handshake.encode_request(relink.Config()))
     sock.recv(16, socket.MSG_WAITALL)
     return sock
 
 
-def relink_general(url: str, *, general: relink.General) -> None:
-    blast(relink_link(url), relink.encode_packet(general, 2))
+def relink_general(url: str, *, general: relink.frames.General) -> None:
+    blast(relink_link(url), relink.frames.encode_packet(general, 2))
 
 
 class RelinkAcks(threading.Thread):
@@ -235,22 +235,22 @@ class RelinkAcks(threading.Thread):
             self._changed.notify()
 
     def _read(self) -> None:
-        bounds = relink.bounds_of(relink.Config(), is_connector=True, message=2**24)
+        bounds = relink.frames.bounds_of(relink.Config(), is_connector=True, message=2**24)
         held = b""
         while data := self._sock.recv(SMALL):
             cursor = Cursor(held + data)
             with suppress(NeedMore), self._changed:
                 while True:
-                    self._take(relink.parse_packet(cursor, bounds))
+                    self._take(relink.frames.parse_packet(cursor, bounds))
             held = cursor.data[cursor.position :]
             with self._changed:
                 self._changed.notify()
 
-    def _take(self, packet: relink.Packet) -> None:
-        if isinstance(packet, relink.AckPacket):
-            if packet.ack is relink.Ack.CONSUMED and FIRST in packet.channels:
+    def _take(self, packet: relink.frames.Packet) -> None:
+        if isinstance(packet, relink.frames.AckPacket):
+            if packet.ack is relink.frames.Ack.CONSUMED and FIRST in packet.channels:
                 self.consumed = self.consumed + 1 if packet.sequence is None else packet.sequence
-            elif packet.ack is relink.Ack.CLOSED:
+            elif packet.ack is relink.frames.Ack.CLOSED:
                 self.closed += len(packet.channels)
 
     def are_consumed(self, count: int) -> bool:
@@ -272,9 +272,11 @@ def relink_multicast(url: str, *, channels: int, reopen: bool) -> None:
     sock = relink_link(url)
     acks = RelinkAcks(sock)
     ids = tuple(range(FIRST, FIRST + 2 * channels, 2))
-    message = relink.encode_packet(relink.MessagePacket(ids, (b"",), multicast=True), 2)
+    message = relink.frames.encode_packet(relink.frames.MessagePacket(ids, (b"",), multicast=True), 2)
     if reopen:
-        close = relink.encode_packet(relink.OperationPacket(relink.Operation.CLOSE, ids, multicast=True), 2)
+        close = relink.frames.encode_packet(
+            relink.frames.OperationPacket(relink.frames.Operation.CLOSE, ids, multicast=True), 2
+        )
         for count in itertools.count(1):
             sock.sendall(message + close)
             acks.wait_until(partial(acks.are_closed, count * channels))
@@ -286,7 +288,7 @@ def relink_multicast(url: str, *, channels: int, reopen: bool) -> None:
 def relink_parts(url: str, *, parts: int, size: int) -> None:
     sock = relink_link(url)
     acks = RelinkAcks(sock)
-    message = relink.encode_packet(relink.MessagePacket((FIRST,), (bytes(size),) * parts), 2)
+    message = relink.frames.encode_packet(relink.frames.MessagePacket((FIRST,), (bytes(size),) * parts), 2)
     for count in itertools.count(1):
         sock.sendall(message)
         acks.wait_until(partial(acks.are_consumed, count - 8))
@@ -516,8 +518,8 @@ ATTACKS: Final[dict[str, Attack]] = {
     "bpmux: reconnecting, none": Attack(f"bpmux+{TCP}", connect_only),
     "bpmux: leaving 6000 channels": Attack(f"bpmux+{TCP}", partial(honest_leaving, channels=6000)),
     "relink: none": Attack(f"relink+{TCP}", nothing),
-    "relink: nothing packets": Attack(f"relink+{TCP}", partial(relink_general, general=relink.General.NOP)),
-    "relink: pings": Attack(f"relink+{TCP}", partial(relink_general, general=relink.General.PING)),
+    "relink: nothing packets": Attack(f"relink+{TCP}", partial(relink_general, general=relink.frames.General.NOP)),
+    "relink: pings": Attack(f"relink+{TCP}", partial(relink_general, general=relink.frames.General.PING)),
     "relink: multicast to 100, opened again": Attack(
         f"relink+{TCP}", partial(relink_multicast, channels=100, reopen=True)
     ),

@@ -219,22 +219,22 @@ class _Link:
                 if not messages:
                     half.close()
 
-    def hear(self, side: int, events: Sequence[relink.Event] = ()) -> None:
+    def hear(self, side: int, events: Sequence[relink.events.Event] = ()) -> None:
         """Act on what one engine has reported, and on what that causes."""
         while events := [*events, *self.engines[side].events()]:
             for event in events:
                 match event:
-                    case relink.Arrived():
+                    case relink.events.Arrived():
                         self.take(side, event)
-                    case relink.ChannelClosed():
+                    case relink.events.ChannelClosed():
                         self.closed += 1
-                    case relink.Failed(error):
+                    case Failed(error):
                         raise NotAsPromised(f"a correct peer was accused: {error}")
                     case _:
                         pass
             events = ()
 
-    def take(self, side: int, arrived: relink.Arrived) -> None:
+    def take(self, side: int, arrived: relink.events.Arrived) -> None:
         channel, messages = arrived.receiver.channel, arrived.messages
         waiting = self.expected[1 - side, channel]
         for parts in messages:

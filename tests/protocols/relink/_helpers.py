@@ -6,14 +6,17 @@ from collections import deque
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from muxkit.core import Cursor, Ranges
-from muxkit.protocols.relink import Arrived, Bounds, Config, Failed, bounds_of, parse_packet
+from muxkit.core.events import Failed
+from muxkit.protocols.relink import Config
+from muxkit.protocols.relink.events import Arrived
+from muxkit.protocols.relink.frames import Bounds, bounds_of, parse_packet
 from muxkit.testing._pair import drain, feed
 from tests.protocols.relink._numbered import NumberedEngine, told
 
 if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError
     from muxkit._limits import Limits
-    from muxkit.protocols.relink import Packet
+    from muxkit.protocols.relink.frames import Packet
     from muxkit.protocols.relink.receive import ChannelReceiver
     from muxkit.protocols.relink.send import ChannelSender
 

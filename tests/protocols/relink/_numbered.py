@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from muxkit._limits import Limits
     from muxkit._observer import Observer
     from muxkit.core import Buffer
-    from muxkit.protocols.relink import Event
+    from muxkit.protocols.relink.events import Event
     from muxkit.protocols.relink.state import State
 
 

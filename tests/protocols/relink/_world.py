@@ -10,16 +10,16 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.relink import (
+from muxkit.core.events import Failed
+from muxkit.protocols.relink import Config
+from muxkit.protocols.relink.events import (
     Arrived,
     ChannelClosed,
     ChannelOpened,
     Committed,
-    Config,
     Consumed,
     Ended,
     Event,
-    Failed,
     LinkFinished,
     Received,
     RolledBack,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.core import Cursor, NeedMore
-from muxkit.protocols.relink import (
+from muxkit.protocols.relink.frames import (
     Ack,
     AckPacket,
     Bounds,
@@ -19,10 +19,12 @@ from muxkit.protocols.relink import (
     Operation,
     OperationPacket,
     Packet,
+    encode_general,
+    encode_notice,
     encode_packet,
+    message_size,
     parse_packet,
 )
-from muxkit.protocols.relink.frames import encode_general, encode_notice, message_size
 
 U32_MAX = 2**32 - 1
 

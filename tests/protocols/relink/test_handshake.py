@@ -7,15 +7,12 @@ from typing import Any
 import pytest
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.protocols.relink import (
-    Agreed,
-    Config,
+from muxkit.core.events import Failed
+from muxkit.protocols.relink import Config
+from muxkit.protocols.relink.events import Agreed, HandshakeEvent, Refused, Requested
+from muxkit.protocols.relink.handshake import (
     ConnectorHandshake,
-    Failed,
-    HandshakeEvent,
     ListenerHandshake,
-    Refused,
-    Requested,
     encode_answer,
     encode_request,
     encode_version,

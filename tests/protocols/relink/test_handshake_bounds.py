@@ -9,17 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit._limits import Limits
-from muxkit.protocols.relink import (
-    Config,
-    ConnectorHandshake,
-    Failed,
-    HandshakeEvent,
-    HungUp,
-    ListenerHandshake,
-    Requested,
-    encode_answer,
-    encode_request,
-)
+from muxkit.core.events import Failed, HungUp
+from muxkit.protocols.relink import Config
+from muxkit.protocols.relink.events import HandshakeEvent, Requested
+from muxkit.protocols.relink.handshake import ConnectorHandshake, ListenerHandshake, encode_answer, encode_request
 from muxkit.testing._pair import EngineCase, check_every_split, check_stream_engine, feed
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.relink import MessagePacket, Operation, OperationPacket, encode_packet
+from muxkit.protocols.relink.frames import MessagePacket, Operation, OperationPacket, encode_packet
 from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import (
     connector,

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from muxkit.protocols.relink import Arrived, Config, Event, Failed
+from muxkit.core.events import Failed
+from muxkit.protocols.relink import Config
+from muxkit.protocols.relink.events import Arrived, Event
 from muxkit.testing._pair import EngineCase, check_stream_engine, drain
 from tests.protocols.relink._helpers import EPOCH, LINK, deliver, fed, listener, quiet, reconnect, taken, transactional
 from tests.protocols.relink._numbered import NumberedEngine, told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muxkit.protocols.relink import Failed
+from muxkit.core.events import Failed
 from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import deliver, pair, reconnect, taken, transactional
 from tests.protocols.relink._numbered import told

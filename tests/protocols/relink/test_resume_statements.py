@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import attrs
 import pytest
 
-from muxkit.protocols.relink import ChannelClosed, Failed
+from muxkit.core.events import Failed
+from muxkit.protocols.relink.events import ChannelClosed
 from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import EPOCH, LINK, quiet, split
 from tests.protocols.relink._numbered import NumberedEngine, channel_of

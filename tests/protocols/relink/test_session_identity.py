@@ -63,11 +63,11 @@ def connect_to(url: str, context: ssl.SSLContext) -> AbstractAsyncContextManager
 async def ask(stream: trio.abc.Stream, link: Link, *, require: bool = False) -> int:
     """Ask for a link by its epoch and id; return the id that the listener answers."""
     config = Config(endpoint="jobs")
-    request = relink.encode_request(
+    request = relink.handshake.encode_request(
         config, epoch=connection_of(link).link.epoch, link_id=connection_of(link).link.link_id, require_link=require
     )
-    await stream.send_all(relink.encode_version(0))
-    assert await receive(stream, 8) == relink.encode_version(0)
+    await stream.send_all(relink.handshake.encode_version(0))
+    assert await receive(stream, 8) == relink.handshake.encode_version(0)
     await stream.send_all(request)
     answer = await receive(stream, 16)
     return int.from_bytes(answer[8:16], "little")

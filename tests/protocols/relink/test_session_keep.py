@@ -110,9 +110,9 @@ async def test_a_link_whose_connector_never_heard_of_it_counts_as_absent(autojum
     """The listener cannot know whether its answer arrived: the link may be asked for again, until it is too old."""
     async with world(keep=Keep(age=10)) as made:
         async with made.dial() as stream:
-            await stream.send_all(relink.encode_version(0))
+            await stream.send_all(relink.handshake.encode_version(0))
             await stream.receive_some()
-            await stream.send_all(relink.encode_request(QUIET))
+            await stream.send_all(relink.handshake.encode_request(QUIET))
             await at_rest()
         orphan = await made.other()
         await at_rest()
@@ -146,7 +146,7 @@ async def test_a_link_that_came_back_does_not_count(autojump_clock: MockClock) -
 @pytest.mark.requirement("R-13", "R-29")
 async def test_a_handshake_that_dribbles_is_dropped_in_time(autojump_clock: MockClock) -> None:
     async def dribble(stream: trio.abc.Stream) -> None:
-        for byte in relink.encode_version(0) + relink.encode_request(QUIET):
+        for byte in relink.handshake.encode_version(0) + relink.handshake.encode_request(QUIET):
             await stream.send_all(bytes((byte,)))
             await trio.sleep(1)
 
@@ -170,7 +170,7 @@ async def test_a_handshake_that_never_ends_is_dropped_at_a_kibibyte(autojump_clo
             await at_rest()
 
     async with world() as made, made.dial() as stream:
-        await stream.send_all(relink.encode_version(0) + bytes((255,)))
+        await stream.send_all(relink.handshake.encode_version(0) + bytes((255,)))
         with trio.fail_after(5), pytest.raises(trio.BrokenResourceError):
             await push(stream)
         assert sent < 1500
@@ -184,8 +184,8 @@ async def test_silent_connections_keep_nobody_out(autojump_clock: MockClock) -> 
             async with made.link() as one:
                 with trio.fail_after(3):
                     await one.connected()
-                await last.send_all(relink.encode_version(0))
-                assert await last.receive_some() == relink.encode_version(0)
+                await last.send_all(relink.handshake.encode_version(0))
+                assert await last.receive_some() == relink.handshake.encode_version(0)
             made.let_go()
 
 
@@ -235,7 +235,7 @@ async def test_a_listener_that_says_nothing_in_the_handshake_is_dialled_again(
                 return
             silent = False
             here, there = memory.pair()
-            await there.send_all(relink.encode_version(0)[:reads])
+            await there.send_all(relink.handshake.encode_version(0)[:reads])
             async with here:
                 yield here
 

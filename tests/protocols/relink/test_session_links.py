@@ -193,10 +193,10 @@ async def test_link_ids_are_random_numbers_of_63_bits(autojump_clock: MockClock)
 
 async def ask(made: World, *, epoch: int, link_id: int, require: bool = False) -> tuple[int, int]:
     """Return the listener's answer to a connector that asks for this link."""
-    request = relink.encode_request(QUIET, epoch=epoch, link_id=link_id, require_link=require)
+    request = relink.handshake.encode_request(QUIET, epoch=epoch, link_id=link_id, require_link=require)
     async with made.dial() as stream:
-        await stream.send_all(relink.encode_version(0))
-        assert await stream.receive_some() == relink.encode_version(0)
+        await stream.send_all(relink.handshake.encode_version(0))
+        assert await stream.receive_some() == relink.handshake.encode_version(0)
         await stream.send_all(request)
         answer = await stream.receive_some()
     return int.from_bytes(answer[:8], "little"), int.from_bytes(answer[8:16], "little")

@@ -151,7 +151,7 @@ async def test_a_connector_that_hangs_up_at_once_is_answered_later_each_time_and
             async with here:
                 await here.send_all(bytes(8))
                 await _exactly(here, 8)
-                request = relink.encode_request(QUIET, epoch=known[0], link_id=known[1])
+                request = relink.handshake.encode_request(QUIET, epoch=known[0], link_id=known[1])
                 await here.send_all(request)
                 answer = await _exactly(here, 16)
             known = int.from_bytes(answer[:8], "little"), int.from_bytes(answer[8:], "little")
@@ -173,7 +173,7 @@ async def test_a_connection_that_was_made_to_wait_does_not_end_the_one_that_came
             made.nursery.start_soon(made.listener.handle, there)
             await here.send_all(bytes(8))
             await _exactly(here, 8)
-            await here.send_all(relink.encode_request(QUIET, epoch=known[0], link_id=known[1]))
+            await here.send_all(relink.handshake.encode_request(QUIET, epoch=known[0], link_id=known[1]))
             return here
 
         known, answer = (0, 0), b""

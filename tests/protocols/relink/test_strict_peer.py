@@ -8,7 +8,9 @@ from collections import defaultdict
 import attrs
 import pytest
 
-from muxkit.protocols.relink import Arrived, ChannelClosed, ChannelOpened, Failed, Parts
+from muxkit.core.events import Failed
+from muxkit.protocols.relink.events import Arrived, ChannelClosed, ChannelOpened
+from muxkit.protocols.relink.frames import Parts
 from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import EPOCH, LINK, quiet
 from tests.protocols.relink._numbered import NumberedEngine, channel_of

@@ -10,25 +10,26 @@ import pytest
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Cursor, NeedMore
-from muxkit.protocols.relink import (
+from muxkit.protocols.relink import Config
+from muxkit.protocols.relink.events import Refused, Requested
+from muxkit.protocols.relink.frames import (
     Ack,
     AckPacket,
     Bounds,
-    Config,
-    ConnectorHandshake,
     General,
-    ListenerHandshake,
     MessagePacket,
     Operation,
     OperationPacket,
     Packet,
-    Refused,
-    Requested,
-    encode_answer,
     encode_packet,
+    parse_packet,
+)
+from muxkit.protocols.relink.handshake import (
+    ConnectorHandshake,
+    ListenerHandshake,
+    encode_answer,
     encode_request,
     encode_version,
-    parse_packet,
 )
 from muxkit.testing._pair import drain, feed
 from tests.protocols import _vectors as vectors

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from muxkit._limits import Limits
-from muxkit.protocols.relink import Failed
+from muxkit.core.events import Failed
 from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import connector, fed, listener, quiet, state_of, taken, transactional, violation
 from tests.protocols.relink._numbered import NumberedEngine

@@ -13,7 +13,7 @@ from muxkit.core import Cursor
 from muxkit.pipeline.capture.decoding.decoder import LARGEST, OTHER, Decoder
 from muxkit.pipeline.capture.files import Found, row
 from muxkit.protocols import relink
-from muxkit.protocols.relink import Ack, AckPacket, General, MessagePacket, OperationPacket
+from muxkit.protocols.relink.frames import Ack, AckPacket, General, MessagePacket, OperationPacket
 
 HALF_WAY: Final = 2**31
 
@@ -98,7 +98,7 @@ class RelinkDecoder(Decoder):
 
     def parse(self, direction: Direction, found: list[Found], cursor: Cursor) -> None:
         bounds = _bounds(self.side, direction, self.connector_id_size, self.listener_id_size)
-        packet = relink.parse_packet(cursor, bounds)
+        packet = relink.frames.parse_packet(cursor, bounds)
         ours = self.numbers[direction]
         # A channel is named by the direction of its messages: `out 5` goes out, and its acknowledgements come in.
         about = direction if not isinstance(packet, AckPacket) else OTHER[direction]
@@ -131,9 +131,9 @@ class RelinkDecoder(Decoder):
 
 
 @lru_cache
-def _bounds(side: str, direction: Direction, connector_id_size: int, listener_id_size: int) -> relink.Bounds:
+def _bounds(side: str, direction: Direction, connector_id_size: int, listener_id_size: int) -> relink.frames.Bounds:
     """Return the bounds of packets in this direction, as the end of this side recorded them."""
     config = relink.Config(connector_id_size=connector_id_size, listener_id_size=listener_id_size)
     comes_to_connector = (side == "connector") == (direction == "in")
-    bounds = relink.bounds_of(config, is_connector=comes_to_connector, message=Limits().message)
+    bounds = relink.frames.bounds_of(config, is_connector=comes_to_connector, message=Limits().message)
     return attrs.evolve(bounds, targets=2**32, parts=2**32, message=LARGEST)
