@@ -61,33 +61,6 @@ LAST_WORDS: Final = 64 * 1024  # bytes to pull at a time until the reason for th
 LAST_PULLS: Final = 64  # buffers that may stand before it
 
 
-# --- events that only common channels have
-
-
-@attrs.define(eq=False)
-class OpeningRefused:
-    """The peer opened a channel in a way that is not allowed. The session gives it up."""
-
-    channel: CommonChannel
-    reason: Reason
-
-
-@attrs.define(eq=False)
-class ChannelOver:
-    """Both sides are done with a channel, so its number is free."""
-
-    channel: CommonChannel
-
-
-@attrs.define(eq=False)
-class GoodbyeCame:
-    """The peer ends the link, and says why."""
-
-    reason: Reason
-    channel: CommonChannel | None
-    """The channel on which it said so, if that was taken for one of the application's."""
-
-
 # --- one channel
 
 
@@ -490,6 +463,33 @@ def _is_end(marker: Parts) -> bool:
 def goodbye_in(parts: Parts) -> Reason | None:
     """Return why the peer ends the link, if this message says so."""
     return Reason.decode(bytes(parts[1])) if len(parts) == 2 and parts[0] == GOODBYE else None
+
+
+# --- events that only common channels have
+
+
+@attrs.define(eq=False)
+class OpeningRefused:
+    """The peer opened a channel in a way that is not allowed. The session gives it up."""
+
+    channel: CommonChannel
+    reason: Reason
+
+
+@attrs.define(eq=False)
+class ChannelOver:
+    """Both sides are done with a channel, so its number is free."""
+
+    channel: CommonChannel
+
+
+@attrs.define(eq=False)
+class GoodbyeCame:
+    """The peer ends the link, and says why."""
+
+    reason: Reason
+    channel: CommonChannel | None
+    """The channel on which it said so, if that was taken for one of the application's."""
 
 
 # --- all channels

@@ -9,16 +9,15 @@ A channel appears in an event as the engine's half of it, whose `channel` is its
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 
 from muxkit.core.events import Failed, GoingAway, HungUp, Pong, Silent, Writable
 from muxkit.protocols.relink.frames import Parts
 
-if TYPE_CHECKING:
-    from muxkit.protocols.relink.receive import ChannelReceiver
-    from muxkit.protocols.relink.send import ChannelSender
+# These two import this module in turn. That works because the package imports this module before all others, and it
+# cannot be left to the type checkers: compiled classes of attrs need the types of their fields.
+from muxkit.protocols.relink.receive import ChannelReceiver
+from muxkit.protocols.relink.send import ChannelSender
 
 # --- the handshake
 

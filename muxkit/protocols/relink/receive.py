@@ -16,8 +16,7 @@ from typing import Any, Final
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.core import NO_QUEUE, Buffer, Ranges, Reason, counted
 from muxkit.core.halves import Receiver
-from muxkit.protocols.relink import frames
-from muxkit.protocols.relink.events import Arrived, ChannelOpened, Ended, RolledBack
+from muxkit.protocols.relink import events, frames
 from muxkit.protocols.relink.numbers import Run, advance, extend, resolve
 from muxkit.protocols.relink.state import ReceiveTable, State
 
@@ -126,7 +125,7 @@ class ChannelReceiver(Receiver[Any]):
         self.table.expected.pop(self.channel, None)
         self.table.live[self.channel] = self
         self.state.observe_state(f"in {self.channel}", "open")
-        self.state.report(ChannelOpened(self))
+        self.state.report(events.ChannelOpened(self))
 
     def came(self, messages: list[frames.Parts], weight: int) -> None:
         """Store complete messages, which cost `weight` bytes of window together, and owe an acknowledgement."""
@@ -151,17 +150,17 @@ class ChannelReceiver(Receiver[Any]):
 
     def give(self, first: int, messages: list[frames.Parts]) -> None:
         """Report messages. They are added to the last event if that is about the messages in front of them."""
-        events = self.state.events
-        last = events[-1] if events else None
-        if isinstance(last, Arrived) and last.receiver is self and last.first + len(last.messages) == first:
+        happened = self.state.events
+        last = happened[-1] if happened else None
+        if isinstance(last, events.Arrived) and last.receiver is self and last.first + len(last.messages) == first:
             last.messages += messages
         else:
-            events.append(Arrived(self, first, messages))
+            happened.append(events.Arrived(self, first, messages))
 
     def rewind(self) -> None:
         """Report everything again that is not consumed."""
-        events = self.state.events
-        events[:] = [event for event in events if not (isinstance(event, Arrived) and event.receiver is self)]
+        happened = self.state.events
+        happened[:] = [one for one in happened if not (isinstance(one, events.Arrived) and one.receiver is self)]
         for number, parts in enumerate(self.kept, self.consumed_through + 1):
             if not isinstance(parts, int):
                 self.give(number, [parts])
@@ -193,7 +192,7 @@ class ChannelReceiver(Receiver[Any]):
         messages = [self.undecided.popleft() for _ in range(through + 1 - first)]
         if operation is frames.Operation.ROLLBACK:
             self.kept.extend(map(self.weigh, messages))
-            self.state.report(RolledBack(self, through))
+            self.state.report(events.RolledBack(self, through))
             self._pass_rolled_back()
             return
         self.kept.extend(messages)
@@ -218,7 +217,7 @@ class ChannelReceiver(Receiver[Any]):
         if not self.ended:  # it may have come before, on an earlier connection
             self.ended = True
             self.direct = False
-            self.state.report(Ended(self))
+            self.state.report(events.Ended(self))
         self.confirm_end()
 
     # --- what the application does

@@ -70,12 +70,12 @@ from muxkit.core import Buffer, Deadlines, Outbox, Scheduler
 from muxkit.core.events import Writable
 from muxkit.protocols.relink import frames
 from muxkit.protocols.relink.config import Config
-from muxkit.protocols.relink.events import Event
 from muxkit.protocols.relink.probes import Probes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from muxkit.protocols.relink.events import Event
     from muxkit.protocols.relink.receive import ChannelReceiver
     from muxkit.protocols.relink.send import ChannelSender
 
