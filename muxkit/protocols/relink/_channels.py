@@ -89,7 +89,6 @@ class Channel(MuxChannel):
 
     def close(self) -> None:
         """`aclose` without the checkpoint."""
-        self._connection.budget.owner.check()
         with self._connection.written_together():
             self.common.leave()
             super().close()

@@ -302,7 +302,7 @@ class CommonChannel(Receiver[bytes]):
         if not unread:
             self._unread_markers = 0
         through = self._came - unread - self._unread_markers
-        if through <= self._done or self._is_gone or not self.incoming.is_open:
+        if through <= self._done or self._is_gone:
             return False
         self._done = through
         common = self._common

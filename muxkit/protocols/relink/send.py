@@ -180,7 +180,8 @@ class ChannelSender(Sender):
         spent. If the budget is spent, each channel still has its floor. A sender for the next life of a channel has no
         room before the present life is over.
         """
-        return self.table.is_free_for(self) and self.has_room_for(self._cost(size, parts))
+        is_mine = self.next > self.first or self.table.is_free_for(self)
+        return is_mine and self.has_room_for(self._cost(size, parts))
 
     def notify_when_room(self, size: int) -> None:
         self.watch(size)
@@ -227,7 +228,8 @@ class ChannelSender(Sender):
         `overdraw` admits a message over the link's budget, for a caller that was told of room which other channels have
         used since. A peer with our limits accepts up to `Limits.outbox` of that.
         """
-        self.check_sending()
+        if self.next == self.first or self.closing or self.state.over:  # an open channel needs no further checks
+            self.check_sending()
         self.state.check_parts(parts)
         item = self._pack(parts)
         cost = len(item) + frames.OVERHEAD if isinstance(item, bytes) else item.cost
