@@ -187,7 +187,7 @@ def state_of(engine: NumberedEngine) -> object:
 def _fields(one: ChannelSender | ChannelReceiver) -> dict[str, object]:
     skipped = {"owner", "state", "table", "head", "head_size"}
     names: tuple[str, ...] = getattr(type(one), "__slots__", ()) or vars(type(one))["__mypyc_attrs__"]  # if compiled
-    return {name: _copy(getattr(one, name)) for name in names if name not in skipped}
+    return {name: _copy(getattr(one, name)) for name in names if name not in skipped and name[:2] != "__"}
 
 
 def _copy(value: object) -> object:
