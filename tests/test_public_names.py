@@ -93,8 +93,8 @@ def assigned(kind: type) -> set[str]:
 
 
 def machinery(kind: type) -> set[str]:
-    """Return the names that Relink and Aqueduct show because their machinery is still the same object as its face."""
-    bases = (PumpOwner, SendTurn) if {"aqueduct", "relink"} & {*kind.__module__.split(".")} else ()
+    """Return the names that Aqueduct shows because its machinery is still the same object as its face."""
+    bases = (PumpOwner, SendTurn) if "aqueduct" in kind.__module__.split(".") else ()
     return {name for base in bases if issubclass(kind, base) for name in {*dir(base), *assigned(base)}} - SENDING
 
 

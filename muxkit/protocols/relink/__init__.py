@@ -1,6 +1,17 @@
 """Relink: messages, transactions and multicast over a link that outlives its connections.
 
-Its public specification is the document "Relink" in `docs/reference/relink.md`, which links the original.
+The specification is the document "Relink Protocol", version 0 (draft). `docs/conformance.md` lists its clauses with the
+tests for each. The document knows channels in one direction, which begin with a message. The two-way channels of muxkit
+are built from these, with a few messages of muxkit's own.
+
+    application    _session, _channels          links, channels, senders and receivers: the Trio side
+                   _connection, dial            the machinery below a link, and where its connections come from
+    channels       common                       two-way channels, as an engine on top of the link's
+    halves         send, receive                what one channel may send, and what the peer learns of what came
+    engine         engine, state                the face without I/O, the tables of channels and how they live
+                   reader                       packets from bytes, checked and applied
+                   probes, numbers              what pongs prove, and which message a number means
+    grammar        frames, handshake, events, config
 """
 
 from __future__ import annotations

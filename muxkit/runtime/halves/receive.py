@@ -1,4 +1,4 @@
-"""The receiving half of a channel as Aqueduct and Relink still have it; `receiving` is the form that replaces it."""
+"""The receiving half of a channel as Aqueduct still has it; `receiving` is the form that replaces it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sending half of a channel as Aqueduct and Relink still have it; `sending` is the form that replaces it.
+"""The sending half of a channel as Aqueduct still has it; `sending` is the form that replaces it.
 
 A sender sleeps until a grant, a drained queue or a write lets the first in the line of its half send; later senders go
 behind. Between the wake-up and the sender's next step its bytes are reserved.
