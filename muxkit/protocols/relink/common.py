@@ -54,6 +54,7 @@ CANCEL: Final[Parts] = (b"cancel", b"")
 STOP: Final[Parts] = (b"stop", b"")
 GOODBYE: Final = b"muxkit.goodbye"
 
+ONE_PART: Final = {1}  # the number of parts of the application's messages
 MARKER: Final = 16  # bytes of payload that a marker without a reason has at most
 RESERVE: Final = 3 * (OVERHEAD + PART_OVERHEAD + 48)  # bytes of each window, enough for three markers
 LAG: Final = 16 * 1024  # bytes that the application may take before the engine hears of them
@@ -340,20 +341,23 @@ class CommonChannel(Receiver[bytes]):
         """The first message of the peer came."""
         self._is_open_there = True
 
-    def arrived(self, first: int, messages: list[Parts]) -> None:
-        """Messages came, the application's and markers."""
+    def arrived(self, first: int, messages: list[Parts]) -> list[bytes]:
+        """Take messages that came, and return them if all are the application's, as usual.
+
+        Otherwise the application's messages are in `events`, with what the markers between them mean.
+        """
         if first <= self._came:
-            return  # a channel that was accepted late has asked for everything, and got this before the event came
+            return []  # a channel that was accepted late has asked for everything, and got this before the event came
         self._came = first - 1 + len(messages)
-        if set(map(len, messages)) == {1}:  # no marker is among them
+        if not self._peer_is_done and set(map(len, messages)) == ONE_PART:
             self._unread += len(messages)
-            self._common.events.append(Received(self, [message for (message,) in messages]))
-        else:
-            self._sort(messages)
-            self._consume()
-            self.close_if_done()
+            return [message for (message,) in messages]
+        self._sort(messages)
+        self._consume()
+        self.close_if_done()
         if self._peer_is_done:
             self._absorb_if_shut_down()
+        return []
 
     def _sort(self, messages: list[Parts]) -> None:
         """Report the application's messages, and act on the markers between them."""

@@ -307,7 +307,7 @@ class ChannelReceiver(Receiver[Any]):
         self.confirm_end()
 
     def _check_live(self) -> None:
-        if not self.is_open:
+        if self.table.live.get(self.channel) is not self:
             raise LocalProtocolError(f"the peer has no channel {self.channel}")
 
     def _forget_outcomes(self, through: int) -> None:
