@@ -701,6 +701,8 @@ class Receiver(trio.abc.ReceiveChannel[Message]):
                     raise
                 # A message may hold what a peer sent, so it is for debugging only.
                 if may_log("messages that could not be processed"):
+                    # log: A receiver of transactions left its block by an error: the sender learns that nothing was
+                    # committed.
                     _log.info("channel %d: %s, answered with uncommitted", self.channel, type(error).__name__)
                 _log.debug("in full", exc_info=error)
 

@@ -279,6 +279,8 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             return LinkRefused(count, last, peer=peer, unsent=link.outbox)
 
         if may_log("links that were given up after refusals"):
+            # log "PEER: N connections in a row were ended at once and brought nothing forward: …": Connections are over
+            # as soon as they begin, and nothing comes forward: the link is given up.
             _log.warning("%s", error())
         self.end(error)
 
@@ -627,6 +629,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
 
     def _handle_failed(self, event: Failed) -> None:
         if may_log("peers that broke a rule"):
+            # log: As of the other protocols; a link is not resumed after that.
             _log.warning("%s broke a rule, the link was given up: %s", self._peer or "a peer", event.error)
         self._say_goodbye(Reason(str(event.error), PEER_BROKE_A_RULE))
         self._is_violated = self.error is None
