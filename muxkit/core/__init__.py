@@ -17,7 +17,9 @@ from muxkit.core._channels import counted as counted
 from muxkit.core._channels import decode_name as decode_name
 from muxkit.core._channels import draw as draw
 from muxkit.core._channels import encode_name as encode_name
+from muxkit.core._channels import join_opening as join_opening
 from muxkit.core._channels import printable as printable
+from muxkit.core._channels import split_opening as split_opening
 from muxkit.core._channels import with_name as with_name
 from muxkit.core._channels import without_name as without_name
 from muxkit.core._channels import without_secrets as without_secrets

@@ -368,11 +368,16 @@ def with_name(name: str, payload: bytes, headers: bytes = b"") -> bytes:
     takes the headers as the beginning of the payload. A payload that begins like a name or like headers gets an empty
     one in front of it, so that every payload arrives as it was.
     """
+    return join_opening(encode_name(name) if name else b"", payload, headers)
+
+
+def join_opening(name: bytes, payload: bytes, headers: bytes = b"") -> bytes:
+    """Put the encoded parts of an opening together, as `with_name` does."""
     if headers or payload.startswith(_HEADED):
         payload = b"%b%b%b%b" % (_HEADED, len(headers).to_bytes(2, "big"), headers, payload)
     if not name and not payload.startswith(_NAMED):
         return payload
-    return b"%b%b\0%b" % (_NAMED, encode_name(name), payload)
+    return b"%b%b\0%b" % (_NAMED, name, payload)
 
 
 def without_name(opening: bytes) -> Opened:
@@ -380,17 +385,26 @@ def without_name(opening: bytes) -> Opened:
 
     A payload of other programs has no name and no headers.
     """
+    name, payload, headers = split_opening(opening)
+    return Opened(decode_name(name) if name else "", payload, headers)
+
+
+def split_opening(opening: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return the name, the payload and the headers of an opening, encoded as they are.
+
+    This is for protocols that have a place of their own for names or headers.
+    """
     name, payload = b"", opening
     if opening.startswith(_NAMED):
         name, end, payload = opening[len(_NAMED) :].partition(b"\0")
         if not end:
-            return Opened("", opening, b"")
+            return b"", opening, b""
     headers = b""
     if payload.startswith(_HEADED):
         end_of_headers = _HEADERS_AT + int.from_bytes(payload[len(_HEADED) : _HEADERS_AT], "big")
         if len(payload) >= end_of_headers:
             headers, payload = payload[_HEADERS_AT:end_of_headers], payload[end_of_headers:]
-    return Opened(decode_name(name) if name else "", payload, headers)
+    return name, payload, headers
 
 
 def encode_name(name: str) -> bytes:
