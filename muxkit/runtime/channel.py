@@ -28,16 +28,12 @@ class MuxChannel(Channel):
     __slots__ = ("_connection", "_opening", "receiving", "sending")
 
     def __init__(
-        self,
-        connection: MuxConnection[Any, Any],
-        sending: SendHalf,
-        receiving: ReceiveHalf[bytes],
-        opening: bytes = b"",
+        self, connection: MuxConnection[Any, Any], sending: SendHalf, receiving: ReceiveHalf[Any], opening: bytes = b""
     ) -> None:
         self._connection = connection
         self._opening = opening
         self.sending: SendHalf = sending
-        self.receiving: ReceiveHalf[bytes] = receiving
+        self.receiving: ReceiveHalf[Any] = receiving  # of messages, or of more if the subclass makes messages of it
         sending.channel = receiving.channel = self
 
     @property

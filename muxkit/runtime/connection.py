@@ -75,6 +75,7 @@ from muxkit.runtime.pumps.stream import StreamPump
 from muxkit.runtime.pumps.turns import turns
 
 MAX_REASON: Final = 4096  # bytes of the peer's reason that are kept for the errors that hold it
+LEFT_BY_ERROR: Final = Reason("the other side left the session by an error", 500)
 CLOSING: Final = Reason("no channel can be opened any more: the other side is closing the session", 503)
 TOO_MANY_WAIT: Final = Reason("too many channels wait here", 503)
 PEER_BROKE_A_RULE: Final = 400  # the code of a connection that ends because its peer broke a rule
@@ -92,6 +93,8 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
     session: Session
     """What applications hold of it."""
 
+    reason_of_error: ClassVar[Reason] = LEFT_BY_ERROR
+    """What the peer is told if the session is left by an error."""
     refusal_while_closing: ClassVar[Reason] = CLOSING
     """What the peer is told of a channel that it opens while this side takes no new ones."""
     refusal_of_too_many: ClassVar[Reason] = TOO_MANY_WAIT
@@ -280,6 +283,8 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
                 items = event.items
                 self.messages_received += len(items)
                 if not isinstance(half, ReceiveHalf):
+                    half = self.receiver_half(event.receiver)
+                if half is None:
                     event.receiver.consumed(items, sum(map(len, items)))
                 elif len(items) == 1:
                     half.deliver(items[0])
@@ -287,6 +292,13 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
                     half.deliver_all(items)
             else:
                 self.handle_event(event)
+
+    def receiver_half(self, receiver: Receiver[Any]) -> ReceiveHalf[Any] | None:
+        """Return a half for messages on a receiver that has none, or None, the usual answer, to drop the messages.
+
+        A protocol makes one if messages of a channel may come before the message that brings the channel itself.
+        """
+        return None
 
     def handle_event(self, event: object) -> None:
         """Act on any other event than `Received`."""

@@ -15,7 +15,7 @@ from muxkit._info import SessionInfo
 from muxkit._limits import Limits
 from muxkit._observer import measured
 from muxkit.codecs import Codec, announced
-from muxkit.core import Headers, Reason, encode_headers, with_name
+from muxkit.core import Headers, encode_headers, with_name
 from muxkit.runtime._scope import background, protected_manager, reason_for_leaving
 from muxkit.runtime._session import Session, SessionStats, TypedChannel, ValueT, typed
 from muxkit.runtime.channel import MuxChannel
@@ -23,7 +23,6 @@ from muxkit.runtime.connection import MuxConnection
 from muxkit.runtime.halves.opening import ChannelOpening
 
 LINGER: Final = 5.0  # seconds that leaving in order may take
-LEFT_BY_ERROR: Final = Reason("the other side left the session by an error", 500)
 
 ChannelT = TypeVar("ChannelT", bound=MuxChannel)
 ConnectionT = TypeVar("ConnectionT", bound=MuxConnection[Any, Any])
@@ -45,7 +44,7 @@ async def running(make: Callable[[], SessionT], linger: float) -> AsyncGenerator
             try:
                 yield session
             except Exception as error:
-                told = reason_for_leaving(error, LEFT_BY_ERROR)
+                told = reason_for_leaving(error, connection.reason_of_error)
                 connection.lose("the session was left by an error", by="local", told=told)
                 raise
             except BaseException:
