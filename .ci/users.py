@@ -174,7 +174,7 @@ def compiled(reader: Reader) -> None:
         "protocols.bpmux.engine",
         "protocols.relink.engine.engine",
         "protocols.e3x.engine",
-        "protocols.aqueduct.engine.engine",
+        "protocols.aqueduct.engine",
     ):
         print(reader.runs(python, "-c", where.format(module), folder=reader.folder).strip())
     reader.runs(python, "-m", "pip", "install", "--quiet", "click", "rich")  # what the extra `cli` asks for

@@ -23,7 +23,12 @@ MEANT: dict[str, str] = dict.fromkeys(
         # A half refers to the table that it stands in, and events name halves.
         "circle: muxkit.protocols.relink.events muxkit.protocols.relink.receive muxkit.protocols.relink.send "
         "muxkit.protocols.relink.state",
+        # A half has the state that all share, and that has the halves and the streams of the peer.
+        "circle: muxkit.protocols.aqueduct.events muxkit.protocols.aqueduct.half muxkit.protocols.aqueduct.handshake "
+        "muxkit.protocols.aqueduct.reader muxkit.protocols.aqueduct.receive muxkit.protocols.aqueduct.rules "
+        "muxkit.protocols.aqueduct.send muxkit.protocols.aqueduct.state muxkit.protocols.aqueduct.unread",
         # A channel has its connection, and that opens channels.
+        "circle: muxkit.protocols.aqueduct._channels muxkit.protocols.aqueduct._connection",
         "circle: muxkit.protocols.e3x._channels muxkit.protocols.e3x._connection",
         "circle: muxkit.protocols.relink._channels muxkit.protocols.relink._connection",
         "circle: muxkit.runtime.channel muxkit.runtime.connection muxkit.runtime.halves.receiving "

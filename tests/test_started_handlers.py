@@ -13,6 +13,7 @@ import muxkit
 from muxkit.protocols import aqueduct
 from muxkit.runtime import StartPace
 from muxkit.runtime.halves.opening import YIELD_ITEMS
+from muxkit.runtime.mux_session import connection_of
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -121,12 +122,12 @@ async def test_aqueduct_gives_nothing_back_for_a_channel_that_is_forgotten_befor
         first = await session.open("first")
         second = await session.open("second")
         await settle()
-        engine = sessions[0]._core.engine
+        engine = connection_of(sessions[0]).engine
         engine.charge_failure()
         assert isinstance(first, aqueduct.Channel)
         assert isinstance(second, aqueduct.Channel)
-        ids = [one.sender._machine.id or 0 for one in (first, second)]
-        engine._registry.forgotten(2 * ids[1] - ids[0])
+        ids = [one.sending.machine.id or 0 for one in (first, second)]
+        engine.state.forgotten(2 * ids[1] - ids[0])
         await session.open("third")
         await settle()
         assert not engine.starts.is_full()

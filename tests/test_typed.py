@@ -54,7 +54,7 @@ async def test_relink_aqueduct_and_e3x_have_the_same_face() -> None:
             assert_type(link, relink.Link)
             await echoes(link)
         async with aqueduct.open_server(echo, "mem://a") as server, aqueduct.connect(server.url) as connection:
-            assert_type(connection, aqueduct.Connection)
+            assert_type(connection, aqueduct.Session)
             await echoes(connection)
         async with e3x.open_server(echo, "mem://e") as server, e3x.connect(server.url) as session:
             assert_type(session, e3x.Session)

@@ -314,7 +314,7 @@ async def test_a_session_handler_that_takes_nothing_declines_the_channels_of_its
 
 
 async def test_a_native_application_of_aqueduct_may_take_its_time(autojump_clock: MockClock) -> None:
-    async def handler(session: aqueduct.Connection) -> None:
+    async def handler(session: aqueduct.Session) -> None:
         assert isinstance(session, aqueduct.Server)
         await trio.sleep(PATIENCE)
         async with await session.entrypoint.receive() as message:

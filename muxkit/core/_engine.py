@@ -113,7 +113,8 @@ StreamControl = Reset | Stop | Consumed | Lent
 class MultistreamEngine(Engine[EventT_co], Protocol[EventT_co]):
     """Speaks over unidirectional streams and datagrams: QUIC, or a byte stream through a carrier.
 
-    `receive_*` never raises. Output is pulled, a stream at a time, by a writer that knows the room of each.
+    `receive_*` never raises, and returns what happened. Output is pulled, a stream at a time, by a writer that knows
+    the room of each.
     """
 
     @property
@@ -126,19 +127,19 @@ class MultistreamEngine(Engine[EventT_co], Protocol[EventT_co]):
     def set_rtt(self, seconds: float) -> None:
         """A round trip of the link takes so long."""
 
-    def receive_closed(self, now: float, *, clean: bool = True) -> None:
+    def receive_closed(self, now: float, *, clean: bool = True) -> Sequence[EventT_co]:
         """Nothing more can come, nor be sent; with `clean` the peer ended the connection in order."""
 
-    def receive_stream(self, stream: StreamId, data: bytes, fin: bool, now: float) -> None:
+    def receive_stream(self, stream: StreamId, data: bytes, fin: bool, now: float) -> Sequence[EventT_co]:
         """The next bytes of a stream that the peer writes; with `fin` the last ones."""
 
-    def receive_reset(self, stream: StreamId, now: float) -> None:
+    def receive_reset(self, stream: StreamId, now: float) -> Sequence[EventT_co]:
         """The peer gave up a stream that it writes."""
 
-    def receive_stopped(self, stream: StreamId, now: float) -> None:
+    def receive_stopped(self, stream: StreamId, now: float) -> Sequence[EventT_co]:
         """The peer wants no more of a stream that we write."""
 
-    def receive_datagram(self, data: bytes, now: float) -> None:
+    def receive_datagram(self, data: bytes, now: float) -> Sequence[EventT_co]:
         """Take in one datagram."""
 
     def has_output(self, may_open: bool) -> bool:

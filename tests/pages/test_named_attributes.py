@@ -31,7 +31,7 @@ NAMED = re.compile(r"(?<![\w./\"'@-])(session|channel|link|server|muxkit)((?:\.[
 FILES = re.compile(r"\.(py|log|toml|service|socket|local|example|sock|key|pem|db|md|json|txt|conf)$")
 PROTOCOLS: dict[str, ModuleType] = {"aqueduct": aqueduct, "bpmux": bpmux, "e3x": e3x, "relink": relink, "yamux": yamux}
 SESSIONS: dict[str, tuple[type, ...]] = {
-    "aqueduct": (aqueduct.Connection,),
+    "aqueduct": (aqueduct.Session,),
     "bpmux": (bpmux.Session,),
     "e3x": (e3x.Session,),
     "relink": (relink.Link,),

@@ -196,25 +196,30 @@ class Streams:
         if stream not in self.turns and stream not in self.parked:
             self.turns.append(stream)
 
-    def receive_stream(self, stream: int, data: bytes, fin: bool, now: float) -> None:
+    def receive_stream(self, stream: int, data: bytes, fin: bool, now: float) -> Sequence[object]:
         self.frames += len(data)
         self.pending.append((stream, data, fin))
         self.on_receive()
+        return self.events()
 
     def missing(self, stream: int) -> int:
         return self.wanted
 
-    def receive_reset(self, stream: int, now: float) -> None:
+    def receive_reset(self, stream: int, now: float) -> Sequence[object]:
         self.pending.append(("reset", stream))
+        return self.events()
 
-    def receive_stopped(self, stream: int, now: float) -> None:
+    def receive_stopped(self, stream: int, now: float) -> Sequence[object]:
         self.pending.append(("stopped", stream))
+        return self.events()
 
-    def receive_datagram(self, data: bytes, now: float) -> None:
+    def receive_datagram(self, data: bytes, now: float) -> Sequence[object]:
         self.pending.append(data)
+        return self.events()
 
-    def receive_closed(self, now: float, *, clean: bool = True) -> None:
+    def receive_closed(self, now: float, *, clean: bool = True) -> Sequence[object]:
         self.pending.append("closed")
+        return self.events()
 
     def set_rtt(self, seconds: float) -> None:
         self.rtt = seconds

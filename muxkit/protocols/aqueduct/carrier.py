@@ -1,12 +1,14 @@
 """Aqueduct over one byte stream: frames that carry streams with their own credit, resets, stops and datagrams.
 
-docs/reference/aqueduct-carrier.md describes the framing.
+Aqueduct is made for QUIC. Over a byte stream the carrier does what QUIC does otherwise: it numbers streams, limits how
+many of them and how many bytes on each may be sent, and says why a connection ends. It is a `StreamEngine` around an
+`Engine`. docs/reference/aqueduct-carrier.md describes the framing.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import attrs
@@ -27,7 +29,8 @@ from muxkit.core import (
     StreamId,
     encode_varint,
 )
-from muxkit.protocols.aqueduct.engine.engine import Engine
+from muxkit.protocols.aqueduct.engine import Engine
+from muxkit.protocols.aqueduct.events import Event
 
 HELLO: Final = b"AQUEDUX1"
 DATA: Final = 0
@@ -63,6 +66,7 @@ class Carrier:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._state = engine.state
         engine.keeps_order()
         self.frames_at_once: int = sys.maxsize
         self.offset: int = 0  # bytes received and understood
@@ -91,22 +95,24 @@ class Carrier:
         self._chunk_left = 0  # bytes of the chunk that is being received
         self._chunk_stream: StreamId = 0
         self._chunk_is_last = False
-        # Parts of a `StreamEngine` that the engine itself does
-        self.events: Final = engine.events
-        self.next_deadline: Final = engine.next_deadline
 
     # --- the stream
 
     @property
     def unparsed(self) -> int:
-        """Bytes kept because of `frames_at_once`; they may hold more frames."""
+        """Bytes that were kept because of `frames_at_once`; they may hold more frames."""
         return len(self._held) - self._held_from if self._is_bounded else 0
 
-    def receive_bytes(self, data: bytes, now: float) -> None:
+    def events(self) -> Sequence[Event]:
+        """Take the events that commands and writing have caused, oldest first."""
+        return self.engine.events()
+
+    def receive_bytes(self, data: bytes, now: float) -> Sequence[Event]:
+        """Parse and apply received bytes, and return what happened; never raises."""
         if self.engine.observer is not None and data:
             self.engine.observer.transport("in", data)
-        if self.engine.over:
-            return
+        if self._state.over:
+            return ()
         self._now = now
         start = 0
         if self._held:
@@ -115,15 +121,17 @@ class Carrier:
             else:  # keep the position: each step of a turn would copy the rest otherwise
                 data, start = self._held, self._held_from
         cursor = Cursor(data, start)
+        happened: list[Event] = []
         self._is_bounded = False
-        most, pieces = self.frames_at_once + self.engine.frames, PIECES_A_FRAME * self.frames_at_once
+        state, reader = self._state, self.engine.reader
+        most, pieces = self.frames_at_once + reader.frames, PIECES_A_FRAME * self.frames_at_once
         try:
-            while cursor.remaining and not self.engine.over:
-                if self.engine.frames >= most or not pieces:
+            while cursor.remaining and not state.over:
+                if reader.frames >= most or not pieces:
                     self._is_bounded = True
                     break
                 start = cursor.position
-                self._take(cursor)
+                happened += self._take(cursor)
                 pieces -= 1
                 self.offset += cursor.position - start
         except NeedMore:
@@ -135,16 +143,24 @@ class Carrier:
             self._held, self._held_from = data, cursor.position
         else:
             self._held, self._held_from = b"", 0
+        happened += self.engine.events()
+        return happened
 
-    def receive_eof(self, now: float) -> None:
-        self.engine.receive_closed(now, clean=not self._held and not self._chunk_left)
+    def receive_eof(self, now: float) -> Sequence[Event]:
+        """The peer ended its direction of the byte stream, and with it the connection."""
+        return self.engine.receive_closed(now, clean=not self._held and not self._chunk_left)
 
-    def handle_deadline(self, now: float) -> None:
+    def next_deadline(self) -> float | None:
+        """Return when to call `handle_deadline`."""
+        return self.engine.next_deadline()
+
+    def handle_deadline(self, now: float) -> Sequence[Event]:
+        """Act on the timers that are due, and return what happened."""
         self._now = now
-        self.engine.handle_deadline(now)
+        return self.engine.handle_deadline(now)
 
     def has_output(self) -> bool:
-        if self.engine.over:
+        if self._state.over:
             return False
         self._run_control()
         return (
@@ -155,9 +171,9 @@ class Carrier:
         )
 
     def buffers_to_send(self, limit: int) -> list[Buffer]:
-        """Give control frames first, then datagrams up to half of the limit, then the streams in turn."""
+        """Return control frames first, then datagrams up to half of the limit, then the streams in turn."""
         out: list[Buffer] = []
-        if self.engine.over:
+        if self._state.over:
             return out
         self._run_control()
         size = 0
@@ -255,59 +271,60 @@ class Carrier:
 
     # --- reading
 
-    def _take(self, cursor: Cursor) -> None:
-        """Parse one frame, or one piece of a chunk."""
+    def _take(self, cursor: Cursor) -> Sequence[Event]:
+        """Parse one frame, or one piece of a chunk, and return what happened."""
+        engine = self.engine
         if self._chunk_left:
             most = self._chunk_left
             if self.frames_at_once < sys.maxsize:
-                most = min(most, max(SLICE, self.engine.missing(self._chunk_stream)))
+                most = min(most, max(SLICE, engine.missing(self._chunk_stream)))
             data = cursor.exact(min(most, cursor.remaining))
             self._chunk_left -= len(data)
             is_last = self._chunk_is_last and not self._chunk_left
             if is_last:
                 self._end_stream(self._chunk_stream)
-            self.engine.receive_stream(self._chunk_stream, data, is_last, self._now)
-            return
+            return engine.receive_stream(self._chunk_stream, data, is_last, self._now)
         if not self._hello_received:
             hello = cursor.data[cursor.position : cursor.position + len(HELLO)]
-            if not HELLO.startswith(hello):  # at once: a peer of another protocol may not send that many
+            if not HELLO.startswith(hello):  # checked early: a peer of another protocol may send fewer bytes
                 raise RemoteProtocolError(f"the stream begins with {hello!r}, not with {HELLO!r}")
             cursor.exact(len(HELLO))
             self._hello_received = True
-            return
+            return ()
         tag = cursor.byte()
         if tag == DATAGRAM:
             size = cursor.varint()
             if size > LARGEST_DATAGRAM:
                 raise RemoteProtocolError(f"a datagram of {size} bytes against {LARGEST_DATAGRAM}")
-            self.engine.receive_datagram(cursor.exact(size), self._now)
-        elif tag == GOODBYE:
+            return engine.receive_datagram(cursor.exact(size), self._now)
+        if tag == GOODBYE:
             size = cursor.varint()
             if size > LARGEST_GOODBYE:
                 raise RemoteProtocolError(f"a goodbye of {size} bytes against {LARGEST_GOODBYE}")
-            self.engine.receive_reason(Reason.decode(bytes(cursor.exact(size))))
-        elif tag == STREAMS:
+            return engine.receive_reason(Reason.decode(bytes(cursor.exact(size))))
+        if tag in (DATA, LAST):
+            index, size = cursor.varint(), cursor.varint()
+            return self._begin_chunk(index, size, last=tag == LAST)
+        if tag == RESET:
+            stream = self._theirs(cursor.varint())
+            self._end_stream(stream)
+            return engine.receive_reset(stream, self._now)
+        if tag == STOP:
+            return engine.receive_stopped(self._ours(cursor.varint()), self._now)
+        if tag == STREAMS:
             more = cursor.varint()
             if self._may_open + more > MOST_STREAMS:
                 raise RemoteProtocolError(f"{more} streams on top of {self._may_open}, more than {MOST_STREAMS}")
             self._may_open += more
-        elif tag in (DATA, LAST):
-            index, size = cursor.varint(), cursor.varint()
-            self._begin_chunk(index, size, last=tag == LAST)
-        elif tag == RESET:
-            stream = self._theirs(cursor.varint())
-            self._end_stream(stream)
-            self.engine.receive_reset(stream, self._now)
-        elif tag == STOP:
-            self.engine.receive_stopped(self._ours(cursor.varint()), self._now)
         elif tag == CREDIT:
             stream, amount = self._ours(cursor.varint()), cursor.varint()
             credit = self._credit.get(stream)
             if credit is not None:
                 credit.grant(amount)
-                self.engine.stream_writable(stream)
+                engine.stream_writable(stream)
         else:
             raise RemoteProtocolError(f"no frame of the carrier begins with {tag:#04x}")
+        return ()
 
     def _ours(self, index: int) -> StreamId:
         if index >= self._opened:
@@ -315,7 +332,7 @@ class Carrier:
         return index << 2 | 2 | self.engine.role
 
     def _theirs(self, index: int) -> StreamId:
-        """Give the id of a stream that the peer has opened and not ended."""
+        """Return the id of a stream that the peer has opened and not ended."""
         stream = index << 2 | 2 | self.engine.role.peer
         if index >= self._peer_opened:
             raise RemoteProtocolError(f"stream {index} of the peer, {self._peer_opened} were opened")
@@ -324,7 +341,7 @@ class Carrier:
             raise RemoteProtocolError(f"stream {index} has ended")
         return stream
 
-    def _begin_chunk(self, index: int, size: int, *, last: bool) -> None:
+    def _begin_chunk(self, index: int, size: int, *, last: bool) -> Sequence[Event]:
         if not size and not last:
             raise RemoteProtocolError(f"an empty chunk on stream {index}")
         if index == self._peer_opened:
@@ -340,9 +357,10 @@ class Carrier:
         stream = self._theirs(index)
         self._incoming[stream].window.arrived(size)
         self._chunk_stream, self._chunk_left, self._chunk_is_last = stream, size, last
-        if not size:
-            self._end_stream(stream)
-            self.engine.receive_stream(stream, b"", True, self._now)
+        if size:
+            return ()
+        self._end_stream(stream)
+        return self.engine.receive_stream(stream, b"", True, self._now)
 
     def _end_stream(self, stream: StreamId) -> None:
         """End a stream; what came of it counts until it is consumed."""

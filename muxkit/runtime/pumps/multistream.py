@@ -216,8 +216,7 @@ class MultistreamPump(Pump[EventT]):
             self.lose(what, by=by, cause=error)
 
     def _end(self) -> None:
-        self._engine.receive_closed(trio.current_time())
-        self._dispatch()
+        self._dispatch(self._engine.receive_closed(trio.current_time()))
         self.lose("the peer hung up", by="peer")
 
     async def _feed(self, arrivals: Sequence[Arrival]) -> None:
@@ -228,22 +227,25 @@ class MultistreamPump(Pump[EventT]):
         began = clock()
         size = count = 0
         frames = handed_out = self._engine.frames
+        events: list[EventT] = []  # that the engine returned and that were not handled yet
         for arrival in arrivals:
             if self.is_lost:
                 return
             for part in self._slices(arrival):
-                size += self._feed_one(part)
+                size += self._feed_one(part, events)
                 counted = self._engine.frames
                 if counted - handed_out >= STEP_FRAMES:  # the time of a turn counts what is done about its events
                     handed_out = counted
-                    self.dispatch_events()
+                    self._handle(events)
+                    events = []
                 if (
                     size >= TURN_BYTES
                     or count >= TURN_ARRIVALS
                     or counted - frames >= TURN_FRAMES
                     or clock() - began >= self._turns.allowance
                 ):
-                    self._dispatch()
+                    self._dispatch(events)
+                    events = []
                     await self._turns.wait()
                     if self.is_lost:
                         return
@@ -251,26 +253,27 @@ class MultistreamPump(Pump[EventT]):
                     size = count = 0
                     frames = handed_out = self._engine.frames
             count += 1
-        self._dispatch()
+        self._dispatch(events)
         self._is_heavy = clock() - began > LONG_TURN
 
-    def _feed_one(self, arrival: Arrival) -> int:
+    def _feed_one(self, arrival: Arrival, events: list[EventT]) -> int:
+        """Give the engine what came, add the events that it returns, and return how many bytes it was."""
         now = trio.current_time()
         match arrival:
             case StreamData(stream, data, is_last):
                 self._count(data)
-                self._engine.receive_stream(stream, data, is_last, now)
+                events += self._engine.receive_stream(stream, data, is_last, now)
                 return len(data)
             case Datagram(data):
                 self._count(data)
-                self._engine.receive_datagram(data, now)
+                events += self._engine.receive_datagram(data, now)
                 return len(data)
             case StreamReset(stream):
-                self._engine.receive_reset(stream, now)
+                events += self._engine.receive_reset(stream, now)
             case StreamStopped(stream):
                 self._parked.discard(stream)
                 self._idle.unpark_all()
-                self._engine.receive_stopped(stream, now)
+                events += self._engine.receive_stopped(stream, now)
         return 0
 
     def _count(self, data: bytes) -> None:

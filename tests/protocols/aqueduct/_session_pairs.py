@@ -15,6 +15,7 @@ import trio.testing
 from muxkit import Limits, LinkLost
 from muxkit.protocols import aqueduct
 from muxkit.runtime import background
+from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import SessionPair
 from muxkit_adapters import memory, quic, tcp, tls, unix, websocket
 from tests.adapters._links import Certificates, port_of
@@ -174,7 +175,7 @@ async def rough(
 
 def cut(pair: Pair) -> None:
     for side in (pair.client, pair.server):
-        side._core.pump.lose("the test cut it", by="network")
+        connection_of(side).pump.lose("the test cut it", by="network")
 
 
 @asynccontextmanager
@@ -235,16 +236,16 @@ def leftovers(pair: Pair) -> list[object]:
     """Give what is left on either side of the application's channels and their messages."""
     left: list[object] = []
     for side in (pair.client, pair.server):
-        engine = side._core.engine
-        registry = engine._registry
-        left += [half for half in engine.halves if half not in side._core.reserved]
+        connection = connection_of(side)
+        state = connection.engine.state
+        left += [half for half in connection.engine.halves if half not in connection.reserved]
         left += [
             f"{name} {value}"
             for name, value in (
-                ("outbox", registry.connection.outbox),
-                ("unread", registry.unread_limit.unread),
-                ("closing", len(registry.closing)),
-                ("waiting", registry.table.census.waiting),
+                ("outbox", state.outbox),
+                ("unread", state.unread_limit.unread),
+                ("closing", len(state.closing)),
+                ("waiting", state.table.census.waiting),
             )
             if value
         ]

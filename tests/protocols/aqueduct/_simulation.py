@@ -10,27 +10,25 @@ import attrs
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit.core import Consumed, Lent, Reset, Sending, Stop
-from muxkit.protocols.aqueduct import (
-    Arrived,
-    Carrier,
-    Config,
-    Ended,
-    Engine,
-    Event,
-    Failed,
-    Mode,
-    Outcome,
-    Promise,
-    ReceiverMachine,
-    Role,
-    SenderMachine,
-    Ticket,
+from muxkit.core import Consumed, Lent, Reason, Reset, Sending, Stop
+from muxkit.core.events import Failed
+from muxkit.protocols.aqueduct import Carrier, Config, Engine, Mode, Role, Ticket
+from muxkit.protocols.aqueduct.events import Arrived, Event
+from muxkit.protocols.aqueduct.half import EngineHalf, Outcome
+from muxkit.protocols.aqueduct.receive import EngineReceiver
+from muxkit.protocols.aqueduct.send import EngineSender, Promise
+from tests.protocols.aqueduct._helpers import (
+    ended_half,
+    flat,
+    receivers_of,
+    senders_of,
+    statistics_of,
+    summary_of,
+    taken,
 )
-from tests.protocols.aqueduct._helpers import summary_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 # --- links
 
@@ -60,7 +58,7 @@ class SimLink:
         self,
         one: Engine,
         other: Engine,
-        listener: Callable[[int, Event], None],
+        listener: Callable[[int, Event | Arrived], None],
         *,
         weather: random.Random | None = None,
         loss: float = 0.2,
@@ -68,6 +66,7 @@ class SimLink:
     ) -> None:
         self.engines = (one, other)
         self.now = 0.0
+        one.state.clock = other.state.clock = self
         self._listener = listener
         self._dice = weather
         self._loss, self._late = loss, late
@@ -87,6 +86,10 @@ class SimLink:
             moved |= self._deliver(side)
         return moved
 
+    def current_time(self) -> float:
+        """The clock of both engines."""
+        return self.now
+
     def run_until_quiet(self) -> None:
         for _ in range(100_000):
             if not self.step():
@@ -105,8 +108,7 @@ class SimLink:
             for side, engine in enumerate(self.engines):
                 deadline = engine.next_deadline()
                 if deadline is not None and deadline <= self.now:
-                    engine.handle_deadline(self.now)
-                    self._collect(side)
+                    self._report(side, engine.handle_deadline(self.now))
             if self.now >= end and not self.step():
                 return
         raise AssertionError("the engines are busy for ever")
@@ -176,7 +178,7 @@ class SimLink:
         flying = self._flying[side]
         for thrown in [thrown for thrown in flying if thrown[0] <= self.now]:
             flying.remove(thrown)
-            engine.receive_datagram(thrown[1], self.now)
+            self._report(side, engine.receive_datagram(thrown[1], self.now))
             moved = True
         ready = [stream for stream, pipe in pipes.items() if pipe.waiting or pipe.fin or pipe.reset]
         if self._dice is not None:
@@ -184,15 +186,15 @@ class SimLink:
             ready = ready[: self._dice.randrange(1, 4)]
         for stream in ready:
             moved = True
-            self._advance(engine, stream, pipes)
+            self._advance(side, stream, pipes)
         self._collect(side)
         return moved
 
-    def _advance(self, engine: Engine, stream: int, pipes: dict[int, Pipe]) -> None:
-        pipe = pipes[stream]
+    def _advance(self, side: int, stream: int, pipes: dict[int, Pipe]) -> None:
+        engine, pipe = self.engines[side], pipes[stream]
         if pipe.reset and (self._dice is None or self._dice.random() < 0.7):
             del pipes[stream]
-            engine.receive_reset(stream, self.now)
+            self._report(side, engine.receive_reset(stream, self.now))
             return
         size = len(pipe.waiting)
         if self._dice is not None and size:
@@ -202,10 +204,13 @@ class SimLink:
         fin = pipe.fin and not pipe.waiting
         if fin:
             del pipes[stream]
-        engine.receive_stream(stream, data, fin, self.now)
+        self._report(side, engine.receive_stream(stream, data, fin, self.now))
 
     def _collect(self, side: int) -> None:
-        for event in self.engines[side].events():
+        self._report(side, self.engines[side].events())
+
+    def _report(self, side: int, events: Iterable[Event]) -> None:
+        for event in flat(events):
             assert not isinstance(event, Failed), f"a correct peer was blamed: {event.error}"
             self._listener(side, event)
 
@@ -217,13 +222,14 @@ class CarrierLink:
         self,
         one: Engine,
         other: Engine,
-        listener: Callable[[int, Event], None],
+        listener: Callable[[int, Event | Arrived], None],
         *,
         weather: random.Random | None = None,
     ) -> None:
         self.engines = (one, other)
         self.carriers = (Carrier(one), Carrier(other))
         self.now = 0.0
+        one.state.clock = other.state.clock = self
         self._listener = listener
         self._dice = weather
         self._pipes = (bytearray(), bytearray())  # by the side that they go to
@@ -244,10 +250,14 @@ class CarrierLink:
                 size = len(pipe) if self._dice is None else self._dice.randrange(1, len(pipe) + 1)
                 data = bytes(pipe[:size])
                 del pipe[:size]
-                carrier.receive_bytes(data, self.now)
+                self._report(side, carrier.receive_bytes(data, self.now))
                 moved = True
             self._collect(side)
         return moved
+
+    def current_time(self) -> float:
+        """The clock of both engines."""
+        return self.now
 
     def run_until_quiet(self) -> None:
         for _ in range(100_000):
@@ -264,21 +274,23 @@ class CarrierLink:
             for side, carrier in enumerate(self.carriers):
                 deadline = carrier.next_deadline()
                 if deadline is not None and deadline <= self.now:
-                    carrier.handle_deadline(self.now)
-                    self._collect(side)
+                    self._report(side, carrier.handle_deadline(self.now))
             if self.now >= end:
                 self.run_until_quiet()
                 return
 
     def _collect(self, side: int) -> None:
-        for event in self.engines[side].events():
+        self._report(side, self.engines[side].events())
+
+    def _report(self, side: int, events: Iterable[Event]) -> None:
+        for event in flat(events):
             assert not isinstance(event, Failed), f"a correct peer was blamed: {event.error}"
             self._listener(side, event)
 
 
 # --- applications
 
-Half = SenderMachine | ReceiverMachine
+Half = EngineHalf
 LIMITS = Limits(resets_per_second=100_000, resets_burst=100_000, message=20_000, reassembly=30_000, channels=400)
 CONFIG = Config(in_flight=20, unreliable_queue=5)
 SIZES = (4, 4, 5, 20, 300, 3000, 9000)
@@ -310,7 +322,9 @@ class World:
     def __init__(
         self,
         seed: int,
-        make_link: Callable[[Engine, Engine, Callable[[int, Event], None], random.Random], SimLink | CarrierLink],
+        make_link: Callable[
+            [Engine, Engine, Callable[[int, Event | Arrived], None], random.Random], SimLink | CarrierLink
+        ],
     ) -> None:
         self.dice = random.Random(seed)
         self.engines = Engine(Role.CLIENT, CONFIG, limits=LIMITS), Engine(Role.SERVER, CONFIG, limits=LIMITS)
@@ -318,7 +332,7 @@ class World:
         self.halves: tuple[list[Half], ...] = tuple([engine.entrypoint] for engine in self.engines)
         self.made: list[Half] = [engine.entrypoint for engine in self.engines]
         self.sent: dict[int, Sent] = {}
-        self.inboxes: tuple[dict[ReceiverMachine, Inbox], ...] = (defaultdict(Inbox), defaultdict(Inbox))
+        self.inboxes: tuple[dict[EngineReceiver, Inbox], ...] = (defaultdict(Inbox), defaultdict(Inbox))
         self.outcomes: dict[Half, str] = {}
         self.serial = 0
         self.calm = False
@@ -326,13 +340,14 @@ class World:
 
     # --- events
 
-    def _hear(self, side: int, event: Event) -> None:
+    def _hear(self, side: int, event: Event | Arrived) -> None:
         self.done[str(summary_of(event)[0])] += 1
         if isinstance(event, Arrived):
             self._hear_message(side, event)
-        elif isinstance(event, Ended):
-            assert event.half not in self.outcomes, f"{event.half.id} ended twice"
-            self.outcomes[event.half] = str(summary_of(event)[0])
+        elif (half := ended_half(event)) is not None:
+            assert isinstance(half, Half)
+            assert half not in self.outcomes, f"{half.id} ended twice"
+            self.outcomes[half] = str(summary_of(event)[0])
 
     def _hear_message(self, side: int, message: Arrived) -> None:
         serial = int.from_bytes(message.payload[:4])
@@ -375,12 +390,12 @@ class World:
         return self.dice.choice(alive)
 
     def _send(self, side: int) -> None:
-        sender = self._pick(side, SenderMachine)
-        assert isinstance(sender, SenderMachine)
+        sender = self._pick(side, EngineSender)
+        assert isinstance(sender, EngineSender)
         self.send(side, sender, self.dice.choice(list(Mode)), self.dice.choice((0, 0, 1, 2)), self.dice.choice(SIZES))
 
-    def send(self, side: int, sender: SenderMachine, mode: Mode, attached: int, size: int) -> None:
-        engine, tickets, kept = self.engines[side], [], []
+    def send(self, side: int, sender: EngineSender, mode: Mode, attached: int, size: int) -> None:
+        tickets, kept = [], []
         for _ in range(attached):
             half, ticket = self._channel(side)
             tickets.append(ticket)
@@ -388,8 +403,8 @@ class World:
         wants = self.dice.random() < 0.5
         serial = self.serial + 1
         # The events about a call come with the next poll, so the model may be updated after the call.
-        receipt = engine.send(
-            sender, payload_of(serial, size), attachments=tickets, mode=mode, receipt=wants, headers=[(b"k", b"v")]
+        receipt = sender.transmit(
+            payload_of(serial, size), attachments=tickets, mode=mode, receipt=wants, headers=[(b"k", b"v")]
         )
         self.serial = serial
         assert sender.id is not None
@@ -404,40 +419,40 @@ class World:
         return self.engines[side].channel(sends=False, oneshot=oneshot)
 
     def _finish(self, side: int) -> None:
-        sender = self._pick(side, SenderMachine)
-        assert isinstance(sender, SenderMachine)
+        sender = self._pick(side, EngineSender)
+        assert isinstance(sender, EngineSender)
         if sender.id != 0 or self.dice.random() < 0.05:
-            self.engines[side].finish(sender)
+            sender.finish()
 
     def _cancel(self, side: int) -> None:
-        sender = self._pick(side, SenderMachine)
-        assert isinstance(sender, SenderMachine)
+        sender = self._pick(side, EngineSender)
+        assert isinstance(sender, EngineSender)
         if sender.id != 0 or self.dice.random() < 0.05:
-            self.engines[side].cancel(sender, self.link.now)
+            sender.cancel(Reason())
 
     def _close(self, side: int) -> None:
-        receiver = self._pick(side, ReceiverMachine)
+        receiver = self._pick(side, EngineReceiver)
         if receiver.id != 0 or self.dice.random() < 0.05:
             self._drop(side, receiver)
 
     def _forget(self, side: int) -> None:
         if self.dice.random() < 0.2:
-            half = self._pick(side, self.dice.choice((SenderMachine, ReceiverMachine)))
+            half = self._pick(side, self.dice.choice((EngineSender, EngineReceiver)))
             if half.id != 0:
-                self.engines[side].forget(half, self.link.now)
+                self.engines[side].forget(half)
 
     def _drop(self, side: int, half: Half) -> None:
-        if isinstance(half, ReceiverMachine):
-            self.engines[side].close(half, self.link.now)
+        if isinstance(half, EngineReceiver):
+            half.stop(Reason())
             self.outcomes[half] = "closed"
-        elif half.state is Sending.OPEN:
-            self.engines[side].cancel(half, self.link.now)
+        elif isinstance(half, EngineSender) and half.phase is Sending.OPEN:
+            half.cancel(Reason())
 
     def _consume(self, side: int) -> None:
         boxes = [inbox for inbox in self.inboxes[side].values() if inbox.unread]
         if boxes:
             inbox = self.dice.choice(boxes)
-            self.engines[side].consumed(inbox.unread.pop(0))
+            taken(inbox.unread.pop(0))
 
     def _move(self, side: int) -> None:
         for _ in range(self.dice.randrange(1, 6)):
@@ -460,44 +475,44 @@ class World:
             for side in (0, 1):
                 for inbox in self.inboxes[side].values():
                     while inbox.unread:
-                        self.engines[side].consumed(inbox.unread.pop(0))
+                        taken(inbox.unread.pop(0))
         self.link.run_for(1.0)
 
     def check_agreement(self) -> None:
         """Check on an idle link that each sender has its receiver on the other side."""
         one, other = self.engines
-        assert set(one.senders) == set(other.receivers), (set(one.senders), set(other.receivers))
-        assert set(other.senders) == set(one.receivers), (set(other.senders), set(one.receivers))
+        assert set(senders_of(one)) == set(receivers_of(other)), (set(senders_of(one)), set(receivers_of(other)))
+        assert set(senders_of(other)) == set(receivers_of(one)), (set(senders_of(other)), set(receivers_of(one)))
         for engine, peer in ((one, other), (other, one)):
-            for id, sender in engine.senders.items():
-                receiver = peer.receivers[id]
+            for id, sender in senders_of(engine).items():
+                receiver = receivers_of(peer)[id]
                 assert receiver.attached, f"{id} is open, and its receiver was not taken"
-                assert sender.state is Sending.OPEN, f"{id} has ended, and the receiver does not know"
+                assert sender.phase is Sending.OPEN, f"{id} has ended, and the receiver does not know"
                 assert sender.sent_unreliable == sender.counted == sender.reported == receiver.unreliable.reported
                 assert len(sender.reliable) == 0
 
     def end(self) -> None:
         """Finish all senders and check that nothing is left."""
         self.calm = True
-        for side, engine in enumerate(self.engines):
+        for side in (0, 1):
             for half in self.halves[side]:
                 if (
-                    isinstance(half, SenderMachine)
+                    isinstance(half, EngineSender)
                     and not half.gone
-                    and half.state is Sending.OPEN
+                    and half.phase is Sending.OPEN
                     and half.id is not None
                 ):
-                    engine.finish(half)
+                    half.finish()
         self.run_until_idle()
         for engine in self.engines:
-            statistics = engine.statistics()
-            assert statistics.channels == 0, [*engine.senders, *engine.receivers]
+            statistics = statistics_of(engine)
+            assert statistics.channels == 0, [*senders_of(engine), *receivers_of(engine)]
             assert (statistics.streams_in, statistics.streams_out, statistics.outbox) == (0, 0, 0), statistics
-            registry = engine._registry
-            assert (registry.closing, registry._forgets, registry.connection.unread_datagrams) == ({}, {}, 0)
-            assert engine._incoming.reassembly.left == engine._incoming.reassembly.total
-            assert registry.table.census.waiting == 0
-            assert not registry._flushing
+            state = engine.state
+            assert (state.closing, state.forgets, state.unread_datagrams) == ({}, {}, 0)
+            assert engine.reader.reassembly.left == engine.reader.reassembly.total
+            assert state.table.census.waiting == 0
+            assert not state.flushing
             assert engine.next_deadline() is None
         for half in self.made:
             assert half.outcome is not None, f"{half.id} never ended"
@@ -509,7 +524,7 @@ class World:
             (side, half.id)
             for half, outcome in self.outcomes.items()
             for side in (0, 1)
-            if outcome == "Finished" and half in self.halves[side] and isinstance(half, SenderMachine)
+            if outcome == "Finished" and half in self.halves[side] and isinstance(half, EngineSender)
         }
         for sent in self.sent.values():
             if (sent.side, sent.channel) in finished and sent.mode is not Mode.UNRELIABLE:

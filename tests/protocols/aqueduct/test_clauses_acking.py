@@ -6,9 +6,21 @@ import time
 
 import pytest
 
-from muxkit.protocols.aqueduct import AckReliable, Arrived, Config, Mode, encode_frame
-from muxkit.protocols.aqueduct.engine.halves import ReliableNumbers, ack_varints, acked_ranges
-from tests.protocols.aqueduct._helpers import EMPTY, ScriptedPeer, client, entry, hexed, receiver_of, server
+from muxkit.protocols.aqueduct import Config, Mode
+from muxkit.protocols.aqueduct.events import Arrived
+from muxkit.protocols.aqueduct.frames import AckReliable, encode_frame
+from muxkit.protocols.aqueduct.numbers import ReliableNumbers, ack_varints, acked_ranges
+from tests.protocols.aqueduct._helpers import (
+    EMPTY,
+    ScriptedPeer,
+    client,
+    entry,
+    hexed,
+    receiver_of,
+    server,
+    statistics_of,
+    taken,
+)
 
 clause = pytest.mark.clause
 
@@ -19,7 +31,7 @@ def message(number: int) -> str:
 
 def receipts(peer: ScriptedPeer, count: int, mode: Mode) -> None:
     for _ in range(count):
-        peer.engine.send(entry(peer), b"", mode=mode, receipt=True)
+        entry(peer).transmit(b"", mode=mode, receipt=True)
     peer.written()
     peer.datagrams()
 
@@ -77,10 +89,10 @@ def test_even_a_new_channel_may_not_ack_what_was_never_sent() -> None:
 @pytest.mark.requirement("R-18")
 def test_the_receipt_deadline_is_a_second_or_twice_the_round_trip() -> None:
     engine = server().engine
-    assert engine.receipt_deadline == 1.0
+    assert engine.state.receipt_deadline == 1.0
     engine.set_rtt(0.2)
-    assert engine.receipt_deadline == 0.4
-    assert server(config=Config(receipt_deadline=3.0)).engine.receipt_deadline == 3.0
+    assert engine.state.receipt_deadline == 0.4
+    assert server(config=Config(receipt_deadline=3.0)).engine.state.receipt_deadline == 3.0
 
 
 @clause("aqueduct-A06")
@@ -188,7 +200,7 @@ def test_a_datagram_that_repeats_is_dropped_in_silence() -> None:
     peer = server()
     assert peer.datagram("03 00" + message(0)) == [("Arrived", 0, 0, b"")]
     assert peer.datagram("03 00" + message(0)) == []
-    assert peer.engine.statistics().dropped_datagrams == 1
+    assert statistics_of(peer.engine).dropped_datagrams == 1
 
 
 @pytest.mark.requirement("R-06")
@@ -202,7 +214,7 @@ def test_many_counts_make_few_deadlines_and_none_comes_early() -> None:
     reported_at: list[float] = []
     while (due := peer.engine.next_deadline()) is not None:
         peer.now = due
-        peer.engine.handle_deadline(due)
+        peer.handle_deadline(due)
         reported_at += [receiver_of(peer, 0).unreliable.due - due * 10_000] if peer.written() else []
     assert receiver_of(peer, 0).unreliable.reported == 10_000
     # Number n was announced at n/10000 s: none is reported less than a second later.
@@ -248,7 +260,7 @@ def test_acks_are_merged_while_they_are_not_written() -> None:
     peer.send("03 00", stream=2)
     for number in range(5000):
         (message,) = peer.messages(encode(number), stream=2)
-        peer.engine.consumed(message)
+        taken(message)
         peer.later(0.01)
     (text,) = peer.bytes_written()
     assert text == hexed("03 00 08 03 00 88 27")
@@ -263,7 +275,7 @@ def test_numbers_with_too_many_holes_end_the_connection_and_in_datagrams_are_not
     peer = server(config=Config(gaps=3))
     for number in (0, 2, 4, 6, 8):
         peer.datagram("03 00" + message(number))
-    assert peer.engine.statistics().dropped_datagrams == 2
+    assert statistics_of(peer.engine).dropped_datagrams == 2
     peer.send("03 00" + message(0) + message(2) + message(4), stream=2)
     assert "range 4 of 3 allowed" in str(peer.violation(message(6), stream=2))
 
@@ -284,10 +296,10 @@ def test_a_full_mailbox_takes_no_datagram_and_it_is_nacked() -> None:
     room = peer.engine.limits.channel_bytes // (1000 + 256 + 6)
     messages: list[Arrived] = []
     for number in range(room + 3):
-        peer.engine.receive_datagram(bytes.fromhex("03 00") + encode_large(number), 0.0)
-        messages += [event for event in peer.engine.events() if isinstance(event, Arrived)]
+        peer.receive_datagram(bytes.fromhex("03 00") + encode_large(number), 0.0)
+        messages += [event for event in peer.full_events() if isinstance(event, Arrived)]
     assert len(messages) == room
-    peer.engine.consumed(messages[0])
+    taken(messages[0])
     assert peer.datagram("03 00" + encode_large(room + 3).hex()) == [("Arrived", 0, room + 3, b"x" * 1000)]
 
 

@@ -5,27 +5,37 @@ from __future__ import annotations
 import pytest
 
 from muxkit.core import Cursor
-from muxkit.protocols.aqueduct import (
+from muxkit.protocols.aqueduct import Config, Mode, Role
+from muxkit.protocols.aqueduct.frames import (
     AckNackUnreliable,
     AckReliable,
     AckVersion,
     CancelSender,
     CloseReceiver,
-    Config,
     ConnectionHeaders,
     FinishSender,
     ForgetChannel,
     Frame,
     MessageFrame,
-    Mode,
-    Role,
     RouteTo,
     SentUnreliable,
     Version,
     encode_frame,
     parse_frame,
 )
-from tests.protocols.aqueduct._helpers import EMPTY, V, client, fresh, hexed, opened, server
+from tests.protocols.aqueduct._helpers import (
+    EMPTY,
+    V,
+    client,
+    fresh,
+    hexed,
+    opened,
+    receivers_of,
+    senders_of,
+    server,
+    statistics_of,
+    taken,
+)
 
 clause = pytest.mark.clause
 VERSION = "EF 50 5F A6 60 0F 40 8E 41 51 55 45 44 55 43 54 0B 30 2E 30 2E 30 2D 41 46 54 45 52"
@@ -89,7 +99,7 @@ def test_an_empty_sequence_and_one_without_frames_of_its_channel_are_fine() -> N
     peer.send("01 03 00", fin=True)
     peer.send("", fin=True)
     assert not peer.engine.over
-    assert peer.engine.statistics().streams_in == 0
+    assert statistics_of(peer.engine).streams_in == 0
 
 
 @clause("aqueduct-F07")
@@ -109,15 +119,15 @@ def test_of_a_frame_that_a_reset_cut_short_nothing_is_left() -> None:
     assert peer.reset(2) == []
     assert peer.later(1) == []
     assert peer.bytes_written() == [hexed("03 00 08 02 00 01")]
-    peer.engine.consumed(whole[0])
-    assert peer.engine.statistics().streams_in == 0
+    taken(whole[0])
+    assert statistics_of(peer.engine).streams_in == 0
 
 
 @clause("aqueduct-F03")
 def test_frames_before_a_break_of_the_pattern_stay_applied() -> None:
     peer = server()
-    peer.engine.receive_stream(2, bytes.fromhex("03 00" + EMPTY + "03 00"), False, 0.0)
-    message, failed = peer.engine.events()
+    peer.receive_stream(2, bytes.fromhex("03 00" + EMPTY + "03 00"), False, 0.0)
+    message, failed = peer.full_events()
     assert type(message).__name__ == "Arrived"
     assert type(failed).__name__ == "Failed"
 
@@ -171,8 +181,8 @@ def test_the_field_of_a_report_can_be_left_out() -> None:
     peer.later(1)
     assert peer.bytes_written() == [hexed("03 00 09 01 01")]
     other = opened(Role.CLIENT, config=config)
-    entry = other.engine.senders[0]
-    other.engine.send(entry, b"", mode=Mode.UNRELIABLE, receipt=True)
+    entry = senders_of(other.engine)[0]
+    entry.transmit(b"", mode=Mode.UNRELIABLE, receipt=True)
     other.datagrams()
     assert other.send("03 00 09 01 01") == [("Acked", 0)]
 
@@ -182,4 +192,4 @@ def test_the_creator_of_a_channel_may_forget_it() -> None:
     peer = client()
     peer.send("03 03" + EMPTY)
     assert peer.send("03 03 0B") == [("Forgotten", 3)]
-    assert peer.engine.receivers == {}
+    assert receivers_of(peer.engine) == {}

@@ -7,8 +7,24 @@ from typing import TYPE_CHECKING
 import pytest
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.aqueduct import Mode, Outcome, ReceiverMachine, SenderMachine
-from tests.protocols.aqueduct._helpers import EMPTY, ScriptedPeer, client, entry, hexed, receiver_of, sender_of, server
+from muxkit.core import Reason
+from muxkit.protocols.aqueduct import Mode
+from muxkit.protocols.aqueduct.half import Outcome
+from muxkit.protocols.aqueduct.receive import EngineReceiver
+from muxkit.protocols.aqueduct.send import EngineSender
+from tests.protocols.aqueduct._helpers import (
+    EMPTY,
+    ScriptedPeer,
+    client,
+    entry,
+    hexed,
+    receiver_of,
+    receivers_of,
+    sender_of,
+    senders_of,
+    server,
+    statistics_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,11 +32,11 @@ if TYPE_CHECKING:
 clause = pytest.mark.clause
 
 
-def both(peer: ScriptedPeer, **options: object) -> tuple[SenderMachine, ReceiverMachine]:
+def both(peer: ScriptedPeer, **options: object) -> tuple[EngineSender, EngineReceiver]:
     """Attach two channels of the client to one message: it sends on 8 and receives on 2."""
     sender, one = peer.engine.channel(sends=True)
     receiver, other = peer.engine.channel(sends=False)
-    peer.engine.send(entry(peer), b"", attachments=[one, other], **options)  # type: ignore[arg-type]  # mode, receipt
+    entry(peer).transmit(b"", attachments=[one, other], **options)  # type: ignore[arg-type]  # mode, receipt
     return sender, receiver
 
 
@@ -33,13 +49,10 @@ def test_attaching_makes_the_opposite_halves_on_both_sides() -> None:
     both(peer)
     ((_, data, _),) = peer.written()
     assert data == hexed("03 00 04 00 00 04 08 00 02 00 00")
-    assert (set(peer.engine.senders), set(peer.engine.receivers)) == ({0, 8}, {2})
+    assert (set(senders_of(peer.engine)), set(receivers_of(peer.engine))) == ({0, 8}, {2})
     (message,) = other.messages(data)
-    assert [type(attachment.half).__name__ for attachment in message.attachments] == [
-        "ReceiverMachine",
-        "SenderMachine",
-    ]
-    assert (set(other.engine.senders), set(other.engine.receivers)) == ({2}, {0, 8})
+    assert [type(attachment.half).__name__ for attachment in message.attachments] == ["EngineReceiver", "EngineSender"]
+    assert (set(senders_of(other.engine)), set(receivers_of(other.engine))) == ({2}, {0, 8})
 
 
 @clause("aqueduct-L01", "aqueduct-L10")
@@ -83,7 +96,7 @@ def test_route_to_a_channel_of_ours_that_there_is_not_is_answered_with_forget() 
     peer = client()
     assert peer.send("03 02" + EMPTY + "ff ff ff", fin=True) == []
     assert peer.written() == [(6, hexed("03 02 0B"), True)]
-    assert peer.engine.receivers == {}
+    assert receivers_of(peer.engine) == {}
     other = client()
     assert other.datagram("03 02" + EMPTY) == []
     assert other.bytes_written() == [hexed("03 02 0B")]
@@ -94,27 +107,39 @@ def test_a_half_is_sent_once_and_not_used_before() -> None:
     sender, ticket = peer.engine.channel(sends=True)
     receiver, _ = peer.engine.channel(sends=False)
     commands: list[Callable[[], object]] = [
-        lambda: peer.engine.send(sender, b""),
-        lambda: peer.engine.finish(sender),
-        lambda: peer.engine.close(receiver, 0.0),
-        lambda: peer.engine.forget(receiver, 0.0),
-        lambda: peer.engine.send(entry(peer), b"", attachments=[ticket, ticket]),
+        lambda: sender.transmit(b""),
+        lambda: peer.engine.forget(receiver),
+        lambda: entry(peer).transmit(b"", attachments=[ticket, ticket]),
     ]
     for command in commands:
         with pytest.raises(LocalProtocolError):
             command()
     assert (sender.id, ticket.spent) == (None, False)
-    peer.engine.send(entry(peer), b"", attachments=[ticket])
+    entry(peer).transmit(b"", attachments=[ticket])
     with pytest.raises(LocalProtocolError, match="sent once"):
-        peer.engine.send(entry(peer), b"", attachments=[ticket])
+        entry(peer).transmit(b"", attachments=[ticket])
+
+
+@pytest.mark.parametrize("keeps", ["sender", "receiver"])
+def test_a_channel_that_ends_before_its_other_half_was_sent_cannot_be_sent(keeps: str) -> None:
+    peer = client()
+    if keeps == "sender":
+        sender, ticket = peer.engine.channel(sends=True)
+        sender.finish()
+    else:
+        receiver, ticket = peer.engine.channel(sends=False)
+        receiver.stop(Reason())
+    with pytest.raises(LocalProtocolError, match="sent once"):
+        entry(peer).transmit(b"", attachments=[ticket])
+    assert peer.written() == []
 
 
 def test_a_refused_message_leaves_its_tickets_unspent() -> None:
     peer = client()
     _, ticket = peer.engine.channel(sends=True)
-    peer.engine.finish(entry(peer))
+    entry(peer).finish()
     with pytest.raises(LocalProtocolError):
-        peer.engine.send(entry(peer), b"", attachments=[ticket])
+        entry(peer).transmit(b"", attachments=[ticket])
     assert not ticket.spent
 
 
@@ -129,23 +154,23 @@ def test_a_channel_that_is_forgotten_is_gone_with_all_that_was_on_its_way() -> N
     peer.written()
     peer.send("03 08" + EMPTY)  # an ack for it is owed
     sender = sender_of(peer, 2)
-    peer.engine.send(sender, b"x" * 100)
+    sender.transmit(b"x" * 100)
     assert peer.engine.next_stream(True) == 11
     peer.engine.stream_to_send(11, 10)
-    peer.engine.send(sender, b"", mode=Mode.UNRELIABLE)
+    sender.transmit(b"", mode=Mode.UNRELIABLE)
     assert peer.send("03 08 0B") == [("Forgotten", 8)]
     assert peer.send("03 02 0B") == [("Forgotten", 2)]
     assert peer.resets() == [11]
     peer.later(2)
     assert (peer.written(), peer.datagrams()) == ([], [])
-    assert set(peer.engine.receivers) == {0}
+    assert set(receivers_of(peer.engine)) == {0}
 
 
 @clause("aqueduct-L06", "aqueduct-L22")
 def test_a_close_that_is_not_out_yet_is_dropped_too() -> None:
     peer = server()
     peer.send("03 08 06 00")
-    assert peer.engine.receivers.keys() == {0}
+    assert receivers_of(peer.engine).keys() == {0}
     peer.send("03 08 0B")
     assert peer.written() == []
     peer.send("03 10 06 02", stream=50)
@@ -159,7 +184,7 @@ def test_a_close_that_is_not_out_yet_is_dropped_too() -> None:
 def test_to_forget_what_is_not_known_leaves_nothing_behind() -> None:
     peer = server()
     assert peer.send("03 08 0B", fin=True) == []
-    assert peer.engine.receivers.keys() == {0}
+    assert receivers_of(peer.engine).keys() == {0}
     assert peer.send("03 08" + EMPTY) == []  # counts as just destroyed
 
 
@@ -168,15 +193,15 @@ def test_the_application_may_forget_a_channel_that_it_made() -> None:
     peer = client()
     sender, receiver = both(peer)
     peer.written()
-    peer.engine.forget(sender, 0.0)
-    peer.engine.forget(receiver, 0.0)
+    peer.engine.forget(sender)
+    peer.engine.forget(receiver)
     assert peer.bytes_written() == [hexed("03 08 0B"), hexed("03 02 0B")]
     assert peer.events() == [("Forgotten", 8), ("Forgotten", 2)]
-    assert set(peer.engine.senders) == {0}
+    assert set(senders_of(peer.engine)) == {0}
     other = server()
     other.messages("03 00 04 00 00 02 08 00 00")
-    with pytest.raises(LocalProtocolError, match="made by the peer"):
-        other.engine.forget(receiver_of(other, 8), 0.0)
+    with pytest.raises(LocalProtocolError, match="only the side that made a channel can discard it"):
+        other.engine.forget(receiver_of(other, 8))
 
 
 # ---------------------------------------------------------------------------- closing
@@ -189,8 +214,8 @@ def test_a_receiver_that_is_closed_says_so_behind_its_acks() -> None:
     peer.later(0.025)
     ((stream, first, _),) = peer.written()
     peer.send("04 01 00 00 00", stream=2)
-    peer.engine.close(receiver_of(peer, 0), peer.now)
-    assert peer.engine.receivers == {}
+    receiver_of(peer, 0).stop(Reason())
+    assert receivers_of(peer.engine) == {}
     assert first == hexed("03 00 08 02 00 01")
     assert peer.written() == [(stream, hexed("08 02 01 01 0A"), True)]
     assert peer.events() == []
@@ -199,8 +224,8 @@ def test_a_receiver_that_is_closed_says_so_behind_its_acks() -> None:
 @clause("aqueduct-L13")
 def test_a_close_is_a_nack_for_all_that_was_not_acked() -> None:
     peer = client()
-    receipts = [peer.engine.send(entry(peer), b"", receipt=True) for _ in range(4)]
-    receipts.append(peer.engine.send(entry(peer), b"", receipt=True, mode=Mode.UNRELIABLE))
+    receipts = [entry(peer).transmit(b"", receipt=True) for _ in range(4)]
+    receipts.append(entry(peer).transmit(b"", receipt=True, mode=Mode.UNRELIABLE))
     peer.written()
     peer.datagrams()
     assert peer.send("03 00 08 02 00 02 0A") == [("Acked", 0)] * 2 + [("Nacked", 0)] * 3 + [("NoReceiver", 0)]
@@ -211,7 +236,7 @@ def test_a_close_is_a_nack_for_all_that_was_not_acked() -> None:
 def test_a_close_waits_for_room_and_is_then_written_in_full() -> None:
     peer = server()
     peer.send("03 00" + EMPTY)
-    peer.engine.close(receiver_of(peer, 0), 0.0)
+    receiver_of(peer, 0).stop(Reason())
     assert peer.written(may_open=False) == []
     stream = peer.engine.next_stream(True)
     assert stream is not None
@@ -226,24 +251,24 @@ def test_a_close_waits_for_room_and_is_then_written_in_full() -> None:
 @clause("aqueduct-L16")
 def test_a_sender_whose_receiver_was_closed_is_gone() -> None:
     peer = client()
-    peer.engine.send(entry(peer), b"x" * 100)
+    entry(peer).transmit(b"x" * 100)
     peer.engine.next_stream(True)
     peer.engine.stream_to_send(6, 10)
     sender = entry(peer)
     assert peer.send("03 00 0A") == [("NoReceiver", 0)]
     assert peer.resets() == [6]
-    assert peer.engine.senders == {}
+    assert senders_of(peer.engine) == {}
     with pytest.raises(LocalProtocolError, match="no receiver"):
-        peer.engine.send(sender, b"")
-    assert peer.engine.statistics().outbox == 0
+        sender.transmit(b"")
+    assert statistics_of(peer.engine).outbox == 0
 
 
 @clause("aqueduct-L16")
 @pytest.mark.parametrize(("acks", "event"), [("08 02 00 01", "Finished"), ("", "NoReceiver")])
 def test_after_the_end_a_close_means_that_all_came_if_all_was_acked(acks: str, event: str) -> None:
     peer = client()
-    peer.engine.send(entry(peer), b"")
-    peer.engine.finish(entry(peer))
+    entry(peer).transmit(b"")
+    entry(peer).finish()
     peer.written()
     assert peer.send("03 00" + acks + "0A") == [(event, 0)]
 
@@ -254,7 +279,7 @@ def test_a_cancelled_receiver_closes() -> None:
     peer.send("03 08" + EMPTY, stream=2)
     assert peer.send("03 08 07", fin=True) == [("Cancelled", 8)]
     assert peer.bytes_written() == [hexed("03 08 08 02 00 01 0A")]
-    assert set(peer.engine.receivers) == {0}
+    assert set(receivers_of(peer.engine)) == {0}
 
 
 @clause("aqueduct-L18", "aqueduct-L21")
@@ -283,7 +308,7 @@ def test_the_end_waits_for_the_report_on_datagrams_which_comes_no_earlier() -> N
 def test_an_application_that_closes_first_ends_the_wait() -> None:
     peer = server()
     peer.send("03 08 06 01", fin=True)
-    peer.engine.close(receiver_of(peer, 8), 0.0)
+    receiver_of(peer, 8).stop(Reason())
     assert peer.bytes_written() == [hexed("03 08 0A")]
     assert peer.send("03 08" + EMPTY) == []
     assert peer.later(1) == []
@@ -300,7 +325,7 @@ def test_a_channel_that_ended_is_remembered_for_a_second() -> None:
     peer.written()
     peer.now = 0.9
     assert peer.send("03 08" + EMPTY) == []
-    assert (set(peer.engine.receivers), peer.written()) == ({0}, [])
+    assert (set(receivers_of(peer.engine)), peer.written()) == ({0}, [])
     assert peer.datagram("03 08" + EMPTY) == []
     peer.now = 1.1
     assert peer.send("03 08" + EMPTY) == [("Arrived", 8, 0, b"")]
@@ -311,7 +336,7 @@ def test_while_an_id_is_remembered_the_peer_is_not_told_to_forget_it() -> None:
     peer = client()
     _, receiver = both(peer)
     peer.written()
-    peer.engine.close(receiver, 0.0)
+    receiver.stop(Reason())
     peer.written()
     peer.now = 0.9
     peer.send("03 02" + EMPTY)
@@ -333,17 +358,17 @@ def test_a_channel_that_ended_before_its_attachment_came_is_given_as_it_ended(la
     one, other = (attachment.half for attachment in message.attachments)
     assert (one, one.outcome) == (early.receiver, Outcome.CANCELLED)
     assert other.outcome is Outcome.NO_RECEIVER
-    assert set(peer.engine.receivers) | set(peer.engine.senders) == {0}
+    assert set(receivers_of(peer.engine)) | set(senders_of(peer.engine)) == {0}
 
 
 def test_a_receiver_that_only_a_datagram_has_brought_back_does_not_stay() -> None:
     peer = server()
     assert peer.datagram("03 08" + EMPTY) == [("Arrived", 8, 0, b"")]
     assert peer.later(1) == [("Forgotten", 8)]
-    assert set(peer.engine.receivers) == {0}
+    assert set(receivers_of(peer.engine)) == {0}
     peer.datagram("03 10" + EMPTY)
     peer.send("03 00 04 00 00 02 10 00 00")
     peer.datagram("03 18" + EMPTY)
     peer.send("03 18 05 01")
     peer.later(5)
-    assert set(peer.engine.receivers) == {0, 16, 24}
+    assert set(receivers_of(peer.engine)) == {0, 16, 24}

@@ -5,17 +5,27 @@ from __future__ import annotations
 import pytest
 
 from muxkit._errors import LocalProtocolError
+from muxkit.core import Reason
+from muxkit.core.events import Stopped
 from muxkit.protocols.aqueduct import Config, Mode
-from muxkit.protocols.aqueduct.engine.events import Ended
-from muxkit.protocols.aqueduct.engine.halves import Outcome
-from tests.protocols.aqueduct._helpers import EMPTY, ScriptedPeer, client, entry, hexed, server
+from tests.protocols.aqueduct._helpers import (
+    EMPTY,
+    ScriptedPeer,
+    client,
+    entry,
+    hexed,
+    receivers_of,
+    senders_of,
+    server,
+    statistics_of,
+)
 
 clause = pytest.mark.clause
 
 
 def sent(peer: ScriptedPeer, *payloads: bytes, mode: Mode = Mode.ORDERED) -> None:
     for payload in payloads:
-        peer.engine.send(entry(peer), payload, mode=mode)
+        entry(peer).transmit(payload, mode=mode)
 
 
 @clause("aqueduct-S01")
@@ -83,7 +93,7 @@ def test_the_end_counts_reliable_messages_and_shares_the_stream_of_the_counts() 
     peer.later(0.025)
     assert peer.written() == [(6, hexed("03 00 05 01" + EMPTY + "04 01 00 00 00"), False)]
     sent(peer, b"", mode=Mode.UNRELIABLE)
-    peer.engine.finish(entry(peer))
+    entry(peer).finish()
     assert peer.written() == []  # the datagram goes first
     peer.datagrams()
     assert peer.written() == [(6, hexed("05 01 06 02"), True)]
@@ -93,7 +103,7 @@ def test_the_end_counts_reliable_messages_and_shares_the_stream_of_the_counts() 
 def test_the_end_waits_until_every_message_has_its_number() -> None:
     peer = client()
     sent(peer, b"", mode=Mode.UNORDERED)
-    peer.engine.finish(entry(peer))
+    entry(peer).finish()
     assert peer.written(may_open=False) == []
     assert peer.written() == [(6, hexed("03 00" + EMPTY), True), (10, hexed("03 00 06 01"), True)]
 
@@ -105,20 +115,19 @@ def test_after_its_last_word_a_sender_says_nothing(first: str) -> None:
     peer = client()
     engine = peer.engine
     if first == "finish":
-        engine.finish(entry(peer))
+        entry(peer).finish()
     else:
-        engine.cancel(entry(peer), 0.0)
+        entry(peer).cancel(Reason())
     written = peer.written()
     for mode in Mode:
         with pytest.raises(LocalProtocolError):
-            engine.send(entry(peer), b"", mode=mode)
+            entry(peer).transmit(b"", mode=mode)
     with pytest.raises(LocalProtocolError):
-        engine.finish(entry(peer))
-    with pytest.raises(LocalProtocolError):
-        engine.cancel(entry(peer), 0.0)
+        entry(peer).finish()
+    entry(peer).cancel(Reason())  # does nothing
     peer.later(1)
     assert (len(written), peer.written(), peer.datagrams()) == (1, [], [])
-    engine.forget(entry(peer), 1.0)  # still allowed
+    engine.forget(entry(peer))  # still allowed
     assert peer.bytes_written() == [hexed("03 00 0B")]
 
 
@@ -131,7 +140,7 @@ def test_a_cancel_has_a_fresh_stream_and_resets_those_of_messages() -> None:
     peer.send("03 00 08 02 01 01")  # one of the three has arrived
     acked = 10
     sent(peer, b"never opened", mode=Mode.UNORDERED)
-    peer.engine.cancel(entry(peer), 0.0)
+    entry(peer).cancel(Reason())
     assert peer.resets() == [stream for stream in (6, 10, 14, 18) if stream != acked]
     assert peer.written() == [(22, hexed("03 00 07"), True)]
     assert peer.send("03 00 0A") == [("Cancelled", 0)]
@@ -144,10 +153,10 @@ def test_a_message_that_was_cut_by_a_cancel_does_not_go_on() -> None:
     stream = peer.engine.next_stream(True)
     assert stream == 6
     assert len(peer.engine.stream_to_send(6, 100)[0]) == 100
-    peer.engine.cancel(entry(peer), 0.0)
+    entry(peer).cancel(Reason())
     assert peer.resets() == [6]
     assert peer.written() == [(10, hexed("03 00 07"), True)]
-    assert peer.engine.statistics().outbox == 0
+    assert statistics_of(peer.engine).outbox == 0
 
 
 @clause("aqueduct-E26")
@@ -155,10 +164,10 @@ def test_a_oneshot_sender_sends_once_and_finishes_by_itself() -> None:
     peer = client()
     half, ticket = peer.engine.channel(sends=True, oneshot=True)
     sent_on = entry(peer)
-    peer.engine.send(sent_on, b"", attachments=[ticket])
-    peer.engine.send(half, b"")
+    sent_on.transmit(b"", attachments=[ticket])
+    half.transmit(b"")
     with pytest.raises(LocalProtocolError):
-        peer.engine.send(half, b"")
+        half.transmit(b"")
     assert peer.bytes_written() == [hexed("03 00 04 00 00 02 04 00 00"), hexed("03 04" + EMPTY + "06 01")]
 
 
@@ -166,8 +175,8 @@ def test_a_oneshot_sender_sends_once_and_finishes_by_itself() -> None:
 def test_a_oneshot_message_may_be_unreliable() -> None:
     peer = client()
     half, ticket = peer.engine.channel(sends=True, oneshot=True)
-    peer.engine.send(entry(peer), b"", attachments=[ticket])
-    peer.engine.send(half, b"", mode=Mode.UNRELIABLE)
+    entry(peer).transmit(b"", attachments=[ticket])
+    half.transmit(b"", mode=Mode.UNRELIABLE)
     peer.written()
     assert peer.datagrams() == [hexed("03 04" + EMPTY)]
     assert peer.bytes_written() == [hexed("03 04 05 01 06 00")]
@@ -180,12 +189,12 @@ def test_a_oneshot_message_may_be_unreliable() -> None:
 def test_a_sender_admits_one_message_of_any_size_and_more_up_to_a_mark() -> None:
     peer = client()
     sender = entry(peer)
-    assert peer.engine.admits(sender, 10**7)
+    assert sender.admits(10**7)
     sent(peer, b"x" * 2 * 1024 * 1024)
-    assert not peer.engine.admits(sender, 1)
-    with pytest.raises(LocalProtocolError, match="bytes to send beside"):
+    assert not sender.admits(1)
+    with pytest.raises(LocalProtocolError, match="no room on entrypoint for 2 bytes"):
         sent(peer, b"x")
-    peer.engine.watch(sender, 1)
+    sender.notify_when_room(1 - 1)
     assert peer.events() == []
     peer.engine.next_stream(True)
     peer.engine.stream_to_send(6, 1024 * 1024)
@@ -199,15 +208,15 @@ def test_unanswered_messages_are_bounded_and_an_ack_makes_room() -> None:
     peer = client(config=Config(in_flight=2))
     sent(peer, b"", b"")
     peer.written()
-    peer.engine.watch(entry(peer), 1)
-    assert not peer.engine.admits(entry(peer), 1)
+    entry(peer).notify_when_room(1 - 1)
+    assert not entry(peer).admits(1)
     assert peer.send("03 00 08 02 00 01") == [("Writable", 0)]
 
 
 @pytest.mark.requirement("R-08")
 def test_of_unreliable_messages_the_oldest_give_way() -> None:
     peer = client(config=Config(unreliable_queue=2))
-    receipts = [peer.engine.send(entry(peer), bytes([n]), mode=Mode.UNRELIABLE, receipt=True) for n in range(4)]
+    receipts = [entry(peer).transmit(bytes([n]), mode=Mode.UNRELIABLE, receipt=True) for n in range(4)]
     assert peer.events() == [("Nacked", 0)] * 2
     assert [receipt and receipt.arrived for receipt in receipts] == [False, False, None, None]
     assert peer.datagrams() == [hexed("03 00 04 00 00 00 01 02"), hexed("03 00 04 01 00 00 01 03")]
@@ -224,7 +233,7 @@ def test_large_unreliable_messages_give_way_by_their_bytes() -> None:
 def test_datagrams_with_receipts_are_sent_only_so_far_ahead_of_the_reports() -> None:
     peer = client(config=Config(in_flight=2))
     for _ in range(3):
-        peer.engine.send(entry(peer), b"", mode=Mode.UNRELIABLE, receipt=True)
+        entry(peer).transmit(b"", mode=Mode.UNRELIABLE, receipt=True)
     assert len(peer.datagrams()) == 2
     peer.send("03 00 09 00 01 01")
     assert len(peer.datagrams()) == 1
@@ -255,12 +264,12 @@ def test_a_stopped_stream_is_reset_and_its_sender_gives_up() -> None:
     engine = peer.engine
     engine.next_stream(True)
     engine.stream_to_send(6, 10)
-    engine.receive_stopped(6, 0.0)
+    peer.receive_stopped(6, 0.0)
     assert peer.events() == [("NoReceiver", 0)]
     assert peer.resets() == [6]
     assert peer.bytes_written() == [hexed("03 00 07")]
     assert peer.send("03 00 0A") == []
-    assert engine.senders == {}
+    assert senders_of(engine) == {}
 
 
 def test_a_sender_that_is_stopped_and_closed_at_once_is_reported_to_its_owner() -> None:
@@ -271,10 +280,10 @@ def test_a_sender_that_is_stopped_and_closed_at_once_is_reported_to_its_owner() 
     sender.owner, sender.taken = owner, True
     peer.engine.next_stream(True)
     peer.engine.stream_to_send(6, 10)
-    peer.engine.receive_stopped(6, 0.0)
-    peer.engine.receive_stream(7, bytes.fromhex("03 00 0A"), fin=False, now=0.0)
-    (ended,) = [event for event in peer.engine.events() if isinstance(event, Ended)]
-    assert (ended.outcome, ended.half.owner) == (Outcome.NO_RECEIVER, owner)
+    peer.receive_stopped(6, 0.0)
+    peer.receive_stream(7, bytes.fromhex("03 00 0A"), fin=False, now=0.0)
+    (stopped,) = [event for event in peer.full_events() if isinstance(event, Stopped)]
+    assert stopped.sender.owner is owner
 
 
 def test_a_stop_for_the_acks_silences_them() -> None:
@@ -282,11 +291,11 @@ def test_a_stop_for_the_acks_silences_them() -> None:
     peer.send("03 00" + EMPTY, stream=2)
     peer.later(0.025)
     ((stream, _, _),) = peer.written()
-    peer.engine.receive_stopped(stream, peer.now)
+    peer.receive_stopped(stream, peer.now)
     peer.send("04 01 00 00 00", stream=2)
     peer.later(1)
     assert (peer.written(), peer.resets()) == ([], [stream])
-    peer.engine.close(peer.engine.receivers[0], peer.now)
+    receivers_of(peer.engine)[0].stop(Reason())
     assert peer.written() == []
 
 
@@ -297,11 +306,11 @@ def test_a_stop_after_the_last_word_brings_no_cancel() -> None:
     assert engine.next_stream(True) == 6
     engine.stream_to_send(6, 10)
     engine.stream_to_send(6, 0)
-    engine.finish(entry(peer))
+    entry(peer).finish()
     assert peer.written() == [(10, hexed("03 00 06 01"), True)]
-    engine.receive_stopped(6, 0.0)
+    peer.receive_stopped(6, 0.0)
     assert peer.events() == [("NoReceiver", 0)]
-    assert (peer.resets(), peer.written(), engine.senders) == ([6], [], {})
+    assert (peer.resets(), peer.written(), senders_of(engine)) == ([6], [], {})
 
 
 def test_a_forget_that_is_stopped_may_be_sent_again() -> None:
@@ -310,7 +319,7 @@ def test_a_forget_that_is_stopped_may_be_sent_again() -> None:
     engine = peer.engine
     assert engine.next_stream(True) == 6
     engine.stream_to_send(6, 1)
-    engine.receive_stopped(6, 0.0)
+    peer.receive_stopped(6, 0.0)
     peer.now = 1.1
     peer.send("03 02" + EMPTY)
     assert peer.bytes_written() == [hexed("03 02 0B")]
@@ -320,7 +329,7 @@ def test_messages_that_leave_with_one_write_all_make_room_again() -> None:
     peer = client()
     sender = entry(peer)
     for _ in range(10):
-        peer.engine.send(sender, b"x" * 100)
+        sender.transmit(b"x" * 100)
     assert sender.queued == peer.engine.outbox == 10 * 102
     stream = peer.engine.next_stream(True)
     assert stream is not None

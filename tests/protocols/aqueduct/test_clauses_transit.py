@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from muxkit.protocols.aqueduct import Arrived, Mode, Outcome, ReceiverMachine, Role, SenderMachine, Ticket
-from muxkit.protocols.aqueduct.engine.halves import Fate, Transit, lose
-from tests.protocols.aqueduct._helpers import ScriptedPeer, client, entry, fresh, hexed, server
+from muxkit.core import Reason
+from muxkit.protocols.aqueduct import Mode, Role, Ticket
+from muxkit.protocols.aqueduct.events import Arrived
+from muxkit.protocols.aqueduct.half import Outcome
+from muxkit.protocols.aqueduct.receive import EngineReceiver
+from muxkit.protocols.aqueduct.send import EngineSender
+from muxkit.protocols.aqueduct.transit import Fate, Transit, lose
+from tests.protocols.aqueduct._helpers import (
+    ScriptedPeer,
+    client,
+    entry,
+    fresh,
+    hexed,
+    receivers_of,
+    senders_of,
+    server,
+)
 
 clause = pytest.mark.clause
 
 
-def both(peer: ScriptedPeer, **options: object) -> tuple[SenderMachine, ReceiverMachine]:
+def both(peer: ScriptedPeer, **options: object) -> tuple[EngineSender, EngineReceiver]:
     """Attach two channels of the client to one message: it sends on 8 and receives on 2."""
     sender, one = peer.engine.channel(sends=True)
     receiver, other = peer.engine.channel(sends=False)
-    peer.engine.send(entry(peer), b"", attachments=[one, other], **options)  # type: ignore[arg-type]  # mode, receipt
+    entry(peer).transmit(b"", attachments=[one, other], **options)  # type: ignore[arg-type]  # mode, receipt
     return sender, receiver
 
 
@@ -27,7 +41,7 @@ def test_what_was_attached_to_a_message_that_did_not_arrive_is_lost(how: str) ->
     peer.written()
     peer.datagrams()
     if how == "forgotten":
-        peer.engine.forget(entry(peer), 0.0)
+        peer.engine.forget(entry(peer))
         heard = peer.events()
     else:
         heard = peer.send("03 00 09 00 02 00 01" if how == "nacked" else "03 00 0A")
@@ -37,18 +51,18 @@ def test_what_was_attached_to_a_message_that_did_not_arrive_is_lost(how: str) ->
         hexed("03 08 0B"),
         hexed("03 02 0B"),
     ]
-    assert not peer.engine.receivers
-    assert set(peer.engine.senders) <= {0}
+    assert not receivers_of(peer.engine)
+    assert set(senders_of(peer.engine)) <= {0}
 
 
 @clause("aqueduct-X01")
 def test_a_loss_takes_with_it_what_was_sent_on_the_lost_channel() -> None:
     peer = client()
     engine = peer.engine
-    chain: list[SenderMachine] = [entry(peer)]
+    chain: list[EngineSender] = [entry(peer)]
     for _ in range(4):
         sender, ticket = engine.channel(sends=True)
-        engine.send(chain[-1], b"", attachments=[ticket], mode=Mode.UNRELIABLE if len(chain) == 1 else Mode.ORDERED)
+        chain[-1].transmit(b"", attachments=[ticket], mode=Mode.UNRELIABLE if len(chain) == 1 else Mode.ORDERED)
         chain.append(sender)
     peer.datagrams()
     peer.written()
@@ -56,7 +70,7 @@ def test_a_loss_takes_with_it_what_was_sent_on_the_lost_channel() -> None:
     peer.send("03 10 08 02 00 01")
     assert peer.send("03 00 09 00 02 00 01") == [("LostInTransit", id) for id in (8, 16, 24, 32)]
     assert peer.resets() == [6, 10, 14]
-    assert set(engine.senders) == {0}
+    assert set(senders_of(engine)) == {0}
 
 
 @clause("aqueduct-X01")
@@ -65,14 +79,14 @@ def test_what_has_arrived_on_a_channel_that_has_arrived_is_never_lost() -> None:
     engine = peer.engine
     outer, one = engine.channel(sends=True)
     inner, other = engine.channel(sends=True)
-    engine.send(entry(peer), b"", attachments=[one])
-    engine.send(outer, b"", attachments=[other])
+    entry(peer).transmit(b"", attachments=[one])
+    outer.transmit(b"", attachments=[other])
     peer.written()
     peer.send("03 08 08 02 00 01", stream=3)
     peer.send("03 00 08 02 00 01")
     assert peer.send("0A", stream=3) == [("NoReceiver", 8)]
     assert peer.send("03 00 0A") == [("NoReceiver", 0)]
-    assert set(engine.senders) == {inner.id}
+    assert set(senders_of(engine)) == {inner.id}
 
 
 @clause("aqueduct-X01")
@@ -83,9 +97,9 @@ def test_the_side_that_is_told_to_forget_loses_what_went_on_a_channel_that_never
         peer.send("03 00 04 00 00 02 08 00 00")
     (message,) = peer.messages("03 08 04 00 00 02 02 00 00")
     sender = message.attachments[0].half
-    assert isinstance(sender, SenderMachine)
+    assert isinstance(sender, EngineSender)
     _, ticket = peer.engine.channel(sends=False)
-    peer.engine.send(sender, b"", attachments=[ticket])
+    sender.transmit(b"", attachments=[ticket])
     peer.written()
     peer.send("03 02 08 02 00 01")
     heard = peer.send("03 02 0B")
@@ -97,7 +111,7 @@ def test_the_side_that_is_told_to_forget_loses_what_went_on_a_channel_that_never
 def test_messages_that_never_left_lose_what_was_attached_to_them_at_once() -> None:
     peer = client()
     both(peer)
-    peer.engine.cancel(entry(peer), 0.0)
+    entry(peer).cancel(Reason())
     assert peer.events() == [("LostInTransit", 8), ("LostInTransit", 2)]
     assert set(peer.bytes_written()) == {hexed("03 00 07"), hexed("03 08 0B"), hexed("03 02 0B")}
 
@@ -107,9 +121,9 @@ def test_a_channel_made_by_the_server_is_lost_as_well() -> None:
     peer.send("ef505fa6600f408e41515545445543540b302e302e302d4146544552 01 02 00")
     (message,) = peer.messages("03 00 04 00 00 02 02 00 00")
     sender = message.attachments[0].half
-    assert isinstance(sender, SenderMachine)
+    assert isinstance(sender, EngineSender)
     receiver, ticket = peer.engine.channel(sends=False)
-    peer.engine.send(sender, b"", attachments=[ticket], mode=Mode.UNRELIABLE)
+    sender.transmit(b"", attachments=[ticket], mode=Mode.UNRELIABLE)
     peer.datagrams()
     assert peer.send("03 02 09 02 02 00 01") == [("LostInTransit", 1)]
     assert receiver.outcome is Outcome.LOST_IN_TRANSIT
@@ -119,7 +133,7 @@ def test_a_message_knows_its_tickets() -> None:
     peer = client()
     _, ticket = peer.engine.channel(sends=True, headers=((b"k", b"v"),))
     assert isinstance(ticket, Ticket)
-    peer.engine.send(entry(peer), b"", attachments=[ticket])
+    entry(peer).transmit(b"", attachments=[ticket])
     ((_, data, _),) = peer.written()
     (message,) = server().messages(data)
     assert isinstance(message, Arrived)
@@ -176,9 +190,9 @@ def test_a_datagram_that_brings_a_channel_back_does_not_bring_back_what_it_carri
     peer = server()
     text = "03 08 04 00 00 02 10 00 00"
     assert peer.datagram(text) == []
-    assert peer.engine.receivers.keys() == {0, 8}
+    assert receivers_of(peer.engine).keys() == {0, 8}
     peer.later(1)
-    assert peer.engine.receivers.keys() == {0}
+    assert receivers_of(peer.engine).keys() == {0}
     peer.send("03 00 04 00 00 02 08 00 00")
     assert peer.datagram(text) == [("Arrived", 8, 0, b"")]
-    assert peer.engine.receivers.keys() == {0, 8, 16}
+    assert receivers_of(peer.engine).keys() == {0, 8, 16}

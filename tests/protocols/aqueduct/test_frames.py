@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.core import Cursor, NeedMore, encode_varint
-from muxkit.protocols.aqueduct import (
+from muxkit.protocols.aqueduct import Role
+from muxkit.protocols.aqueduct import frames as ids
+from muxkit.protocols.aqueduct.frames import (
     AckNackUnreliable,
     AckReliable,
     AckVersion,
@@ -20,26 +22,22 @@ from muxkit.protocols.aqueduct import (
     ForgetChannel,
     Frame,
     MessageFrame,
-    Role,
     RouteTo,
     SentUnreliable,
     Version,
     channel_id,
-    encode_frame,
-    parse_frame,
-)
-from muxkit.protocols.aqueduct import frames as ids
-from muxkit.protocols.aqueduct.frames import (
     decode_headers,
     decode_varints,
     decode_varranges,
+    encode_frame,
     encode_headers,
     encode_varbytes,
     encode_varranges,
     inner_varbytes,
+    parse_frame,
     read_varint,
 )
-from tests.protocols.aqueduct._helpers import client, hexed, server
+from tests.protocols.aqueduct._helpers import client, hexed, senders_of, server
 
 U64_MAX = 2**64 - 1
 NUMBERS = st.integers(0, U64_MAX) | st.sampled_from([0, 1, 127, 128, 2**32, 2**63, U64_MAX])
@@ -214,7 +212,7 @@ def test_each_space_counts_for_itself() -> None:
     engine = peer.engine
     for oneshot in (False, False, False, True, True):
         half, ticket = engine.channel(sends=True, oneshot=oneshot)
-        engine.send(engine.senders[0], b"", attachments=[ticket])
+        senders_of(engine)[0].transmit(b"", attachments=[ticket])
         made.append(half.id or 0)
     assert made[8:] == [0x08, 0x10, 0x18, 0x04, 0x0C]
 

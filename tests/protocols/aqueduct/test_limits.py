@@ -9,8 +9,21 @@ import pytest
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.core import Consumed, Lent, encode_varint
-from muxkit.protocols.aqueduct import Arrived, Config, Silent
-from tests.protocols.aqueduct._helpers import EMPTY, ScriptedPeer, client, entry, hexed, receiver_of, server
+from muxkit.core.events import Silent
+from muxkit.protocols.aqueduct import Config
+from muxkit.protocols.aqueduct.events import Arrived
+from tests.protocols.aqueduct._helpers import (
+    EMPTY,
+    ScriptedPeer,
+    client,
+    entry,
+    hexed,
+    receiver_of,
+    receivers_of,
+    server,
+    statistics_of,
+    taken,
+)
 
 FEW = Limits(channels=10, resets_per_second=5, resets_burst=20, tombstones=8)
 
@@ -41,7 +54,7 @@ def flood(peer: ScriptedPeer, *texts: str, most: int = 100) -> int:
 def test_channels_that_a_route_makes_are_bounded(text: str) -> None:
     peer = server(limits=FEW)
     assert flood(peer, text) == 9  # beside the entrypoint
-    assert len(peer.engine.receivers) <= 10
+    assert len(receivers_of(peer.engine)) <= 10
 
 
 @pytest.mark.requirement("R-01", "R-02")
@@ -89,7 +102,7 @@ def test_churn_only_paces_what_is_opened(texts: tuple[str, ...]) -> None:
     for index in range(1, 100):
         assert (peer.engine.starts.pause(0.0) > 0) == (index > FEW.resets_burst)
         for text in texts:
-            peer.engine.receive_stream(100 + 8 * index + len(text), _bytes(text, index), True, 0.0)
+            peer.receive_stream(100 + 8 * index + len(text), _bytes(text, index), True, 0.0)
         peer.written()
     assert not peer.engine.over
     assert peer.engine.starts.pause(0.0) == 1 / FEW.resets_per_second
@@ -100,7 +113,7 @@ def test_churn_only_paces_what_is_opened(texts: tuple[str, ...]) -> None:
 def test_streams_for_nothing_are_budgeted() -> None:
     peer = server(limits=FEW)
     for index in range(1, 100):
-        peer.engine.receive_stream(100 + 4 * index, _bytes("03 {}", index), True, 0.0)
+        peer.receive_stream(100 + 4 * index, _bytes("03 {}", index), True, 0.0)
         peer.written()
         if peer.engine.over:
             break
@@ -118,7 +131,7 @@ def test_streams_that_are_opened_and_reset_take_from_an_allowance_that_comes_bac
     assert peer.engine.starts.pause(1.0) == 0
     for index in range(5):
         peer.send("03 08 04", stream=300 + 4 * index)
-        peer.engine.receive_reset(300 + 4 * index, 1.0)
+        peer.receive_reset(300 + 4 * index, 1.0)
     assert peer.engine.starts.pause(1.0) > 0
     assert not peer.engine.over
 
@@ -136,7 +149,7 @@ def test_routes_to_channels_of_ours_that_never_were_are_answered_once_and_budget
     peer.send("03 02" + EMPTY, fin=True)
     assert peer.written() == []
     for index in range(1, 21):
-        peer.engine.receive_stream(300 + 4 * index, b"\x03" + encode_varint(index << 3 | 2), True, 0.0)
+        peer.receive_stream(300 + 4 * index, b"\x03" + encode_varint(index << 3 | 2), True, 0.0)
         peer.written()
     assert peer.failure().limit == "resets_per_second"
     other = client(limits=FEW)
@@ -150,7 +163,7 @@ def test_what_is_remembered_of_channels_that_ended_unseen_is_bounded() -> None:
     peer = server(limits=Limits(tombstones=8))
     for index in range(1, 100):
         peer.send(f"03 {channel(index)} 0b", fin=True)
-    assert peer.engine.statistics().ended_unattached == 8
+    assert statistics_of(peer.engine).ended_unattached == 8
 
 
 @pytest.mark.requirement("R-13")
@@ -177,12 +190,12 @@ def test_a_message_in_single_bytes_costs_little_more_than_itself() -> None:
     peer.send("03 00 04 00 00 00 80 80 04", stream=2)  # 64 KiB
     tracemalloc.start()
     for _ in range(65_535):
-        peer.engine.receive_stream(2, b"x", False, 0.0)
+        peer.receive_stream(2, b"x", False, 0.0)
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert held <= 2 * 65_536
-    peer.engine.receive_stream(2, b"x", False, 0.0)
-    (message,) = peer.engine.events()
+    peer.receive_stream(2, b"x", False, 0.0)
+    (message,) = peer.full_events()
     assert isinstance(message, Arrived)
     assert len(message.payload) == 65_536
 
@@ -203,10 +216,10 @@ def test_a_stream_is_renewed_as_its_messages_are_consumed() -> None:
     peer = server()
     one, other = peer.messages("03 00" + EMPTY + "04 01 00 00 02 68 69", stream=2)
     assert controls(peer) == [("Consumed", 2, 2)]
-    peer.engine.consumed(other)
+    taken(other)
     assert controls(peer) == [("Consumed", 2, 7)]
-    peer.engine.consumed(other)
-    peer.engine.consumed(one)
+    taken(other)
+    taken(one)
     assert controls(peer) == [("Consumed", 2, 5)]
     peer.send("05 00", stream=2)
     assert controls(peer) == [("Consumed", 2, 2)]
@@ -215,15 +228,15 @@ def test_a_stream_is_renewed_as_its_messages_are_consumed() -> None:
 @pytest.mark.requirement("R-22")
 def test_a_message_larger_than_a_window_borrows_its_rest_and_repays_it() -> None:
     peer = server()
-    left = peer.engine._incoming.reassembly.left
+    left = peer.engine.reader.reassembly.left
     peer.send("03 00 04 00 00 00 90 4e" + "61" * 1000, stream=2)  # 10,000 bytes
     assert controls(peer) == [("Lent", 2, 9000), ("Consumed", 2, 2)]
-    assert peer.engine._incoming.reassembly.left == left - 9000
+    assert peer.engine.reader.reassembly.left == left - 9000
     (message,) = peer.messages("61" * 9000, stream=2)
     assert controls(peer) == []
-    peer.engine.consumed(message)
+    taken(message)
     assert controls(peer) == [("Consumed", 2, 10_006)]
-    assert peer.engine._incoming.reassembly.left == left
+    assert peer.engine.reader.reassembly.left == left
 
 
 @pytest.mark.requirement("R-03")
@@ -236,8 +249,8 @@ def test_loans_are_given_whole_and_in_turn() -> None:
     assert [control for control in controls(peer) if control[0] == "Lent"] == [("Lent", 10, 5000)]
     (message,) = peer.messages("61" * 5000, stream=6)
     assert len(peer.messages("61" * 5000, stream=10)) == 1
-    peer.engine.consumed(message)
-    assert peer.engine._incoming.reassembly.left == 5000
+    taken(message)
+    assert peer.engine.reader.reassembly.left == 5000
 
 
 @pytest.mark.requirement("R-03")
@@ -245,33 +258,33 @@ def test_a_head_that_comes_in_parts_reserves_for_the_largest_message() -> None:
     peer = server(limits=Limits(message=6000, reassembly=10_000))
     peer.send("03 00 04 00 88 27" + "00" * 100, stream=2)  # 5000 bytes of headers
     assert controls(peer) == [("Lent", 2, 4900), ("Consumed", 2, 2)]
-    assert peer.engine._incoming.reassembly.left < 4100
+    assert peer.engine.reader.reassembly.left < 4100
     peer.send("00" * 4900 + "00 80 01", stream=2)  # no attachments, a payload of 128 bytes
     assert [control for control in controls(peer) if control[0] == "Lent"] == [("Lent", 2, 131)]
-    assert peer.engine._incoming.reassembly.left == 10_000 - 4900 - 131
+    assert peer.engine.reader.reassembly.left == 10_000 - 4900 - 131
 
 
 @pytest.mark.requirement("R-03")
 def test_what_was_reserved_and_not_needed_comes_back_when_the_frame_is_complete() -> None:
     peer = server(limits=Limits(message=6000, reassembly=10_000), config=Config(header_pairs=5000))
     peer.send("03 00 04 00 88 27" + "00" * 100, stream=2)  # 5000 bytes of headers
-    assert peer.engine._incoming.reassembly.left < 4100
+    assert peer.engine.reader.reassembly.left < 4100
     (message,) = peer.messages("00" * 4900 + "00 00", stream=2)
-    assert peer.engine._incoming.reassembly.left == 10_000 - 4900
-    peer.engine.consumed(message)
-    assert peer.engine._incoming.reassembly.left == 10_000
+    assert peer.engine.reader.reassembly.left == 10_000 - 4900
+    taken(message)
+    assert peer.engine.reader.reassembly.left == 10_000
 
 
 @pytest.mark.requirement("R-22")
 def test_what_comes_for_a_channel_that_is_gone_is_renewed_at_once() -> None:
     peer = server()
     peer.send("03 08 04 00 00 00 88 27" + "61" * 100, stream=2)
-    assert peer.engine.receivers.keys() == {0}  # the size of an incomplete message is unknown
+    assert receivers_of(peer.engine).keys() == {0}  # the size of an incomplete message is unknown
     peer.send("03 08 07")
     controls(peer)
     peer.send("61" * 4900, stream=2)
     assert sum(amount for name, _, amount in controls(peer) if name == "Consumed") == 5006
-    assert peer.engine._incoming.reassembly.left == peer.engine._incoming.reassembly.total
+    assert peer.engine.reader.reassembly.left == peer.engine.reader.reassembly.total
 
 
 # ---------------------------------------------------------------------------- our own side
@@ -280,13 +293,13 @@ def test_what_comes_for_a_channel_that_is_gone_is_renewed_at_once() -> None:
 def test_our_own_channels_and_messages_are_bounded() -> None:
     peer = client(limits=Limits(channels=3, message=1000), config=Config(headers=100, attachments=5))
     tickets = [peer.engine.channel(sends=True)[1] for _ in range(3)]
-    with pytest.raises(LocalProtocolError, match="3 channels attached where 2 more"):
-        peer.engine.send(entry(peer), b"", attachments=tickets)
-    peer.engine.send(entry(peer), b"", attachments=tickets[:2])
-    with pytest.raises(LocalProtocolError, match="1001 bytes"):
-        peer.engine.send(entry(peer), b"x" * 1000)
+    with pytest.raises(LocalProtocolError, match="expected at most 2 more, got 3 attachments"):
+        entry(peer).transmit(b"", attachments=tickets)
+    entry(peer).transmit(b"", attachments=tickets[:2])
+    with pytest.raises(LocalProtocolError, match="got 1001"):
+        entry(peer).transmit(b"x" * 1000)
     with pytest.raises(LocalProtocolError, match="headers"):
-        peer.engine.send(entry(peer), b"", headers=[(b"k", b"v" * 100)])
+        entry(peer).transmit(b"", headers=[(b"k", b"v" * 100)])
     with pytest.raises(LocalProtocolError, match="headers"):
         peer.engine.channel(sends=True, headers=[(b"k", b"v" * 100)])
 
@@ -304,7 +317,7 @@ def test_a_message_that_has_begun_must_go_on_arriving() -> None:
     peer.send("61", stream=peer.last)
     peer.later(9.9)
     assert not peer.engine.over
-    peer.engine.handle_deadline(10.0)
+    peer.handle_deadline(10.0)
     error = peer.failure()
     assert error.limit == "stall"
     assert "1 bytes in 10.0 s while a frame is unfinished, 100 are asked" in str(error)
@@ -332,10 +345,10 @@ def test_a_peer_that_may_lack_credit_is_not_stalled() -> None:
     peer.later(100)
     assert not peer.engine.over
     for message in messages:
-        peer.engine.consumed(message)
+        taken(message)
     peer.send("61", stream=50)
     peer.send("61", stream=50)
-    peer.engine.handle_deadline(peer.now + 10)
+    peer.handle_deadline(peer.now + 10)
     assert peer.failure().limit == "stall"
 
 
@@ -346,9 +359,9 @@ def test_a_peer_is_not_stalled_while_others_of_its_streams_have_used_what_all_ma
     peer.send("03 08 04 00 00 00 10 61", stream=54)
     peer.later(100)
     assert not peer.engine.over
-    peer.engine.consumed(messages[0])
+    taken(messages[0])
     peer.send("61", stream=54)
-    peer.engine.handle_deadline(peer.now + 10)
+    peer.handle_deadline(peer.now + 10)
     assert peer.failure().limit == "stall"
 
 
@@ -356,8 +369,9 @@ def test_a_peer_is_not_stalled_while_others_of_its_streams_have_used_what_all_ma
 def test_a_line_that_dies_inside_a_frame_is_silence_and_no_broken_rule() -> None:
     peer = server(limits=Limits(stall=10.0))
     peer.send("03 00 04 00 00 00 50" + "61" * 10)
-    peer.engine.handle_deadline(10.0)
-    *_, last = peer.engine.events()
-    assert last == Silent(10.0)
+    peer.handle_deadline(10.0)
+    *_, last = peer.full_events()
+    assert isinstance(last, Silent)
+    assert last.seconds == 10.0
     assert peer.engine.over
     assert peer.engine.next_deadline() is None

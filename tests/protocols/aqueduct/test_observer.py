@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import attrs
-import pytest
 
-from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.aqueduct import Carrier, Engine, Failed, Mode, Role
+from muxkit.core import Reason
+from muxkit.core.events import Failed
+from muxkit.protocols.aqueduct import Carrier, Engine, Mode, Role
 from muxkit.testing._pair import feed
 from tests.protocols.aqueduct._helpers import (
     EMPTY,
@@ -17,8 +17,11 @@ from tests.protocols.aqueduct._helpers import (
     entry,
     hexed,
     receiver_of,
+    senders_of,
     server,
+    statistics_of,
     summary_of,
+    taken,
 )
 
 
@@ -74,8 +77,8 @@ def test_bytes_behind_the_end_of_a_stream_are_not_heard() -> None:
     (message,) = peer.messages("03 00" + EMPTY, stream=2)
     peer.send("", stream=2, fin=True)
     assert peer.send("04 01 00 00 00", stream=2) == []
-    peer.engine.consumed(message)
-    assert peer.engine.statistics().streams_in == 0
+    taken(message)
+    assert statistics_of(peer.engine).streams_in == 0
 
 
 def test_events_of_unknown_streams_are_ignored() -> None:
@@ -98,9 +101,10 @@ def test_a_forget_that_could_not_be_written_is_owed_once() -> None:
 def test_what_is_gone_is_not_closed_again() -> None:
     peer = server()
     receiver = receiver_of(peer, 0)
-    peer.engine.close(receiver, 0.0)
-    with pytest.raises(LocalProtocolError, match="gone"):
-        peer.engine.close(receiver, 0.0)
+    receiver.stop(Reason())
+    assert peer.bytes_written() == [hexed("03 00 0A")]
+    receiver.stop(Reason())
+    assert peer.bytes_written() == []
 
 
 def test_each_stray_goes_at_its_own_time() -> None:
@@ -116,25 +120,25 @@ def test_a_stream_that_waits_for_a_loan_asks_for_less_once_its_size_is_known() -
     peer = server(limits=Limits(message=8000, reassembly=10_000))
     peer.send("03 08 04 00 00 00 88 27", stream=2)  # 5000 bytes
     peer.send("03 08 04 01 00 c0 3e", stream=6)  # 8000 bytes of attachments: more than is left
-    assert peer.engine._incoming.reassembly.waiting == 1
+    assert peer.engine.reader.reassembly.waiting == 1
     peer.send("00" * 10, stream=6)
-    assert peer.engine._incoming.reassembly.waiting == 1
+    assert peer.engine.reader.reassembly.waiting == 1
     peer.reset(2)
-    assert peer.engine._incoming.reassembly.waiting == 0
+    assert peer.engine.reader.reassembly.waiting == 0
 
 
 def test_a_loan_that_came_too_late_is_not_needed() -> None:
     peer = server(limits=Limits(message=8000, reassembly=10_000))
     peer.send("03 08 04 00 00 00 88 27", stream=2)
     peer.send("03 08 04 01 00 00 88 2f" + "61" * 100, stream=6)  # 6024 bytes
-    assert peer.engine._incoming.reassembly.waiting == 1
+    assert peer.engine.reader.reassembly.waiting == 1
     assert len(peer.messages("61" * 5932, stream=6)) == 1  # the window was large enough
-    assert peer.engine._incoming.reassembly.waiting == 0
+    assert peer.engine.reader.reassembly.waiting == 0
 
 
 def test_a_sender_with_nothing_to_write_is_not_scheduled() -> None:
     peer = client()
-    peer.engine.send(entry(peer), b"", mode=Mode.UNRELIABLE)
+    entry(peer).transmit(b"", mode=Mode.UNRELIABLE)
     assert peer.engine.has_output(False)
     peer.datagrams()
     assert not peer.engine.has_output(True)
@@ -158,7 +162,7 @@ def test_a_sequence_that_is_ignored_is_stopped_over_the_carrier() -> None:
 def test_a_stop_over_the_carrier_is_answered_with_a_reset() -> None:
     made = Carrier(Engine(Role.CLIENT))
     feed(made, [bytes.fromhex(b"AQUEDUX1".hex() + "01 00 1f" + V + "01 02 00")])
-    made.engine.send(made.engine.senders[0], b"x" * 10_000)
+    senders_of(made.engine)[0].transmit(b"x" * 10_000)
     made.buffers_to_send(2**20)
     events = feed(made, [bytes.fromhex("03 01")])
     assert [summary_of(event) for event in events] == [("NoReceiver", 0)]

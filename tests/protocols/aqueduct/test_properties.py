@@ -7,22 +7,29 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from muxkit.protocols.aqueduct import Arrived, Engine, Mode, ReceiverMachine, Role, SenderMachine
-from tests.protocols.aqueduct._helpers import summary_of
+from muxkit.core import Reason
+from muxkit.protocols.aqueduct import Engine, Mode, Role
+from muxkit.protocols.aqueduct.events import Arrived
+from muxkit.protocols.aqueduct.half import EngineHalf
+from muxkit.protocols.aqueduct.receive import EngineReceiver
+from muxkit.protocols.aqueduct.send import EngineSender
+from tests.protocols.aqueduct._helpers import summary_of, taken
 from tests.protocols.aqueduct._simulation import CarrierLink, SimLink, World, payload_of
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from muxkit.protocols.aqueduct import Event
+    from muxkit.protocols.aqueduct.events import Event
 
 
-def stormy(one: Engine, other: Engine, hear: Callable[[int, Event], None], dice: random.Random) -> SimLink:
+def stormy(one: Engine, other: Engine, hear: Callable[[int, Event | Arrived], None], dice: random.Random) -> SimLink:
     return SimLink(one, other, hear, weather=dice)
 
 
-def carried(one: Engine, other: Engine, hear: Callable[[int, Event], None], dice: random.Random) -> CarrierLink:
+def carried(
+    one: Engine, other: Engine, hear: Callable[[int, Event | Arrived], None], dice: random.Random
+) -> CarrierLink:
     return CarrierLink(one, other, hear, weather=dice)
 
 
@@ -66,13 +73,13 @@ def story(seed: int, kind: type[SimLink | CarrierLink]) -> list[tuple[object, ..
     dice = random.Random(seed)
     engines = tuple(Engine(role) for role in Role)
     heard: list[tuple[object, ...]] = []
-    halves: tuple[list[SenderMachine | ReceiverMachine], ...] = tuple([engine.entrypoint] for engine in engines)
+    halves: tuple[list[EngineHalf], ...] = tuple([engine.entrypoint] for engine in engines)
 
-    def hear(side: int, event: Event) -> None:
+    def hear(side: int, event: Event | Arrived) -> None:
         heard.append((side, *summary_of(event)))
         if isinstance(event, Arrived):
             halves[side].extend(attachment.half for attachment in event.attachments)
-            engines[side].consumed(event)
+            taken(event)
 
     link = kind(engines[0], engines[1], hear)
     link.run_for(1.0)
@@ -82,16 +89,19 @@ def story(seed: int, kind: type[SimLink | CarrierLink]) -> list[tuple[object, ..
         if half is None:
             continue
         engine, mode, choice = engines[side], dice.choice(list(Mode)), dice.random()
-        if isinstance(half, ReceiverMachine):
+        if isinstance(half, EngineReceiver):
             if choice < 0.1 and half.id != 0:
-                engine.close(half, link.now)
-        elif choice < 0.8:
+                half.stop(Reason())
+            link.run_for(2.0)
+            continue
+        assert isinstance(half, EngineSender)
+        if choice < 0.8:
             kept, ticket = engine.channel(sends=True) if choice < 0.4 else engine.channel(sends=False)
             size = dice.choice((5, 100, 1000, 100_000))
-            engine.send(half, payload_of(serial, size), mode=mode, receipt=choice < 0.2, attachments=[ticket])
+            half.transmit(payload_of(serial, size), mode=mode, receipt=choice < 0.2, attachments=[ticket])
             halves[side].append(kept)
         elif half.id != 0:
-            engine.finish(half) if choice < 0.9 else engine.cancel(half, link.now)
+            half.finish() if choice < 0.9 else half.cancel(Reason())
         link.run_for(2.0)
     # The rules of the link decide the order within a channel; between channels it is free.
     return sorted(heard, key=lambda event: (event[0], str(event[2])))

@@ -14,6 +14,7 @@ from muxkit.core import Receiving, Sending
 from muxkit.protocols import aqueduct
 from muxkit.protocols.aqueduct import Config, Mode
 from muxkit.runtime import background
+from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import cancel_sweep
 from tests.protocols.aqueduct._session_pairs import (
     TINY,
@@ -87,9 +88,9 @@ async def a_send_at_once_with_a_ticket(pair: Pair) -> AsyncGenerator[Operation, 
 async def a_send_that_has_to_wait(pair: Pair) -> AsyncGenerator[Operation, None]:
     sender, receiver = await carried_receiver(pair)
     kept, ticket = pair.client.channel()
-    while sender.has_room(600):
+    while sender.half.has_room(600):
         await sender.send(FULL)
-    sent = sender._sent
+    sent = sender.half.machine.messages_sent
     watched = Watched(partial(sender.send, FULL, attachments=[ticket]))
 
     async def read_later() -> None:
@@ -133,7 +134,7 @@ async def waiting_for_a_receipt(pair: Pair) -> AsyncGenerator[Operation, None]:
     receipt = await pair.client.entrypoint.send_tracked(b"x")
     yield receipt.arrived
     assert await receipt.arrived() is True
-    assert not pair.client._core.receipts
+    assert not connection_of(pair.client).receipts
     await pair.server.entrypoint.receive()
 
 
@@ -148,7 +149,7 @@ async def sending_many(pair: Pair) -> AsyncGenerator[Operation, None]:
         while True:
             got += [message.payload for message in await receiver.receive_many()]
     assert got == messages[: len(got)]
-    assert len(got) == sender._sent
+    assert len(got) == sender.half.machine.messages_sent
 
 
 @story()
@@ -245,7 +246,7 @@ async def opening(pair: Pair) -> AsyncGenerator[Operation, None]:
         nursery.start_soon(close_each)
         yield open_one
         await trio.sleep(LATER)
-        assert pair.client._core.live == pair.server._core.live == 0
+        assert connection_of(pair.client).live_channels == connection_of(pair.server).live_channels == 0
 
 
 @story(is_common=True, limits=Limits(channels=8))
@@ -271,7 +272,7 @@ async def opening_that_has_to_wait(pair: Pair) -> AsyncGenerator[Operation, None
             yield open_one
             await open_one()
         await trio.sleep(2 * LATER)
-        assert pair.client._core.live == pair.server._core.live == 0
+        assert connection_of(pair.client).live_channels == connection_of(pair.server).live_channels == 0
 
 
 @story(is_common=True)

@@ -98,7 +98,7 @@ async def test_a_connection_carries_common_channels_or_its_entrypoint_is_the_app
             there = await anext(pair.server.incoming())
             assert await there.receive() == b"x"
             for side in (pair.client, pair.server):
-                with pytest.raises(LocalProtocolError, match="carries common channels"):
+                with pytest.raises(LocalProtocolError, match="carries two-way channels"):
                     _ = side.entrypoint
     async with rough() as pair:
         await pair.client.entrypoint.send(b"mine")

@@ -14,11 +14,13 @@ import trio
 from muxkit import Limits, LinkLost, RemoteProtocolError
 from muxkit.core import encode_varint
 from muxkit.protocols import aqueduct
-from muxkit.protocols.aqueduct import AckReliable, Config, MessageFrame, RouteTo, encode_frame
+from muxkit.protocols.aqueduct import Config
 from muxkit.protocols.aqueduct.carrier import DATA, DATAGRAM, HELLO, LAST, RESET
-from muxkit.protocols.aqueduct.frames import VERSION
+from muxkit.protocols.aqueduct.frames import VERSION, AckReliable, MessageFrame, RouteTo, encode_frame
 from muxkit.runtime import background
+from muxkit.runtime.mux_session import connection_of
 from muxkit_adapters import memory
+from tests.protocols.aqueduct._helpers import statistics_of
 from tests.protocols.aqueduct._session_pairs import at_rest, payloads
 
 if TYPE_CHECKING:
@@ -124,7 +126,7 @@ async def attacked(
             async with background() as nursery:
                 nursery.start_soon(listen)
                 yield server, here
-            server._core.pump.lose("the test is over", by="local")
+            connection_of(server).pump.lose("the test is over", by="local")
 
 
 @pytest.mark.requirement("R-02", "R-10", "R-12", "R-21", "R-26")
@@ -177,7 +179,7 @@ async def test_channels_that_are_opened_and_broken_off_end_no_connection_and_lea
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        held = server._core.engine.statistics()
+        held = statistics_of(connection_of(server).engine)
         assert held.channels == 1
         assert held.ended_unattached <= FEW.tombstones
         assert peak - before < 2 * MIB
@@ -201,9 +203,9 @@ async def test_what_comes_before_the_handshake_is_bounded(autojump_clock: MockCl
         for _ in range(2000):
             await link.send_all(early)
         await at_rest()
-        engine = server._core.engine
-        assert engine._incoming._early_bytes <= 50_000
-        assert engine.statistics().dropped_datagrams > 1900
+        engine = connection_of(server).engine
+        assert engine.reader.early_bytes <= 50_000
+        assert statistics_of(engine).dropped_datagrams > 1900
         assert not engine.over
 
 
@@ -245,8 +247,8 @@ async def test_a_flood_of_empty_messages_from_a_peer_without_manners_is_bounded(
             held, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        crowd = server._core.engine._registry.unread_limit
+        crowd = connection_of(server).engine.state.unread_limit
         assert server.entrypoint.unread == 64 * 1024 // 256
         assert crowd.unread <= MIB // 256 + 20
         assert held - before < 1.5 * 2 * MIB + 64 * 1024
-        assert not server._core.engine.over
+        assert not connection_of(server).engine.over

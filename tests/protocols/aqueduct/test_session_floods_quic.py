@@ -18,21 +18,24 @@ from aioquic.quic.connection import QuicConnection
 from muxkit import LinkLost, RemoteProtocolError
 from muxkit.core import Cursor, encode_varint
 from muxkit.protocols import aqueduct
-from muxkit.protocols.aqueduct import (
+from muxkit.protocols.aqueduct import Config
+from muxkit.protocols.aqueduct.carrier import DATA, DATAGRAM, LAST, RESET
+from muxkit.protocols.aqueduct.frames import (
+    VERSION,
     AckNackUnreliable,
-    Config,
     FinishSender,
     ForgetChannel,
+    Frame,
     MessageFrame,
     RouteTo,
     SentUnreliable,
     encode_frame,
 )
-from muxkit.protocols.aqueduct.carrier import DATA, DATAGRAM, LAST, RESET
-from muxkit.protocols.aqueduct.frames import VERSION, Frame
 from muxkit.runtime import background
+from muxkit.runtime.mux_session import connection_of
 from muxkit_adapters import quic
 from tests.adapters._quic import FILES
+from tests.protocols.aqueduct._helpers import statistics_of
 from tests.protocols.aqueduct._session_pairs import payloads
 from tests.protocols.aqueduct.test_session_floods import (
     ATTACKS,
@@ -173,7 +176,7 @@ async def attacked(*, config: Config = NARROW) -> AsyncIterator[tuple[Server, At
                 servers.append(server)
                 arrived.set()
                 await is_over.wait()
-                server._core.pump.lose("the test is over", by="local")
+                connection_of(server).pump.lose("the test is over", by="local")
 
     async def listen(*, task_status: trio.TaskStatus[list[str]]) -> None:
         await quic.serve(serve, certificate=FILES.certificate, key=FILES.key, limits=FEW, task_status=task_status)
@@ -229,13 +232,13 @@ async def test_what_breaks_no_rule_costs_next_to_nothing_however_much_of_it_come
     async with attacked() as (server, attacker):
         await attacker.send(chunk(LAST, 0, GREETING))
         await server.peer_headers()
-        engine = server._core.engine
+        engine = connection_of(server).engine
         with cheap():
             for turn in range(1, MOST):
                 await attacker.send(HARMLESS[name](turn))
             await attacker.send(chunk(LAST, MOST, message(0, payload=b"sane")))
             assert (await server.entrypoint.receive()).payload == b"sane"
-            held = engine.statistics()
+            held = statistics_of(engine)
         assert (held.channels, held.outbox) == (1, 0)
         assert held.ended_unattached <= FEW.tombstones
 
@@ -252,10 +255,10 @@ async def test_a_peer_that_does_not_begin_with_its_version_over_quic_is_refused(
 @pytest.mark.requirement("R-13")
 async def test_datagrams_before_the_headers_are_bounded_over_quic() -> None:
     async with attacked(config=attrs.evolve(NARROW, early_bytes=50_000)) as (server, attacker):
-        engine = server._core.engine
+        engine = connection_of(server).engine
         await attacker.send(chunk(LAST, 0, VERSION))
         early = datagram(VERSION + message(0, payload=bytes(900)))
-        while engine.statistics().dropped_datagrams < 200:
+        while statistics_of(engine).dropped_datagrams < 200:
             await attacker.send(early)
-            assert engine._incoming._early_bytes <= 50_000
+            assert engine.reader.early_bytes <= 50_000
         assert not engine.over

@@ -13,7 +13,9 @@ import trio
 from muxkit import LinkLost, RemoteProtocolError
 from muxkit.protocols import aqueduct
 from muxkit.protocols.aqueduct import Mode
+from muxkit.runtime.mux_session import connection_of
 from muxkit_adapters import memory
+from tests.protocols.aqueduct._helpers import statistics_of
 from tests.protocols.aqueduct._session_pairs import (
     REAL,
     at_rest,
@@ -77,8 +79,8 @@ async def test_both_may_leave_at_once_with_channels_open(autojump_clock: MockClo
         out, _into = await carried_receiver(pair)
         await back.send(b"x")
         await out.send(b"y")
-    assert pair.client._core.pump.is_lost
-    assert pair.client._core.live == pair.server._core.live == 0
+    assert connection_of(pair.client).pump.is_lost
+    assert connection_of(pair.client).live_channels == connection_of(pair.server).live_channels == 0
 
 
 @pytest.mark.requirement("R-36")
@@ -204,7 +206,10 @@ async def test_nothing_is_left_of_a_connection_and_its_channels(autojump_clock: 
             await back.send(b"x")
             await forth.receive()
             unused = pair.client.channel()
-            return [weakref.ref(each) for each in (pair.client._core, pair.server._core, back, forth, unused[0])]
+            return [
+                weakref.ref(each)
+                for each in (connection_of(pair.client), connection_of(pair.server), back, forth, unused[0])
+            ]
 
     references = await live()
     await at_rest(1)
@@ -223,5 +228,5 @@ async def test_channels_leave_nothing_behind_in_a_connection_that_goes_on(autoju
         await trio.sleep(2)
         assert leftovers(pair) == []
         for side in (pair.client, pair.server):
-            assert len(side._core._unsent) == 0
-            assert side._core.engine.statistics().streams_out <= 3
+            assert len(connection_of(side).unsent) == 0
+            assert statistics_of(connection_of(side).engine).streams_out <= 3

@@ -14,6 +14,7 @@ from muxkit import Limits, LinkLost
 from muxkit.protocols import aqueduct
 from muxkit.protocols.aqueduct import Config, Mode
 from muxkit.runtime import StreamPump, background
+from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import weather_pair
 from muxkit_adapters import memory
 from tests.protocols.aqueduct._session_pairs import (
@@ -49,8 +50,10 @@ QUIET = 0.05  # s without any task running, over links that are real
 
 def unused_credit(side: Server, receiver: Receiver) -> int:
     """Give the credit that the peer has on the streams of this receiver, as the carrier or the link counts it."""
-    streams = [stream for stream, it in side._core.engine._incoming.open.items() if it.half is receiver._machine]
-    pump: Any = side._core.pump
+    streams = [
+        stream for stream, it in connection_of(side).engine.state.incoming.items() if it.half is receiver.half.machine
+    ]
+    pump: Any = connection_of(side).pump
     if isinstance(pump, StreamPump):
         carrier: Any = pump._engine
         return sum(carrier._incoming[stream].window.credit for stream in streams)
@@ -60,8 +63,8 @@ def unused_credit(side: Server, receiver: Receiver) -> int:
 
 def held(side: Server, receiver: Receiver) -> int:
     """Give the bytes that came for this receiver and were not read."""
-    incoming = side._core.engine._incoming.open.values()
-    return sum(each.unconsumed for each in incoming if each.half is receiver._machine)
+    incoming = connection_of(side).engine.state.incoming.values()
+    return sum(each.unconsumed for each in incoming if each.half is receiver.half.machine)
 
 
 @pytest.mark.requirement("R-07", "R-08", "R-09")
@@ -78,12 +81,12 @@ async def test_a_stalled_receiver_holds_its_sender_at_exactly_the_credit_that_it
             await at_rest(QUIET)
             before = held(pair.server, receiver)
             assert before <= pair.server.limits.channel_bytes
-            assert sender._machine.queued <= pair.client.limits.channel_bytes
+            assert sender.half.machine.queued <= pair.client.limits.channel_bytes
             await canary(pair)  # and no other task
             await at_rest(QUIET)
             assert (unused_credit(pair.server, receiver), held(pair.server, receiver)) == (0, before)
             # Reading lets the next ones come, which could not be sent before.
-            await take(receiver, sender._sent + 1)
+            await take(receiver, sender.half.machine.messages_sent + 1)
 
 
 @pytest.mark.requirement("R-03", "R-08")
@@ -140,7 +143,7 @@ async def test_64_mib_sent_into_a_link_that_takes_nothing_cost_little_more(autoj
             finally:
                 tracemalloc.stop()
             assert peak - before < 4 * MIB
-            assert 1 <= client.entrypoint._sent < 5
+            assert 1 <= client.entrypoint.half.machine.messages_sent < 5
 
     with pytest.raises(LinkLost):
         await push()
@@ -232,8 +235,8 @@ async def test_large_unreliable_messages_to_a_peer_that_does_not_read_give_way_a
         for _ in range(200):
             await sender.send(bytes(20_000), mode=Mode.UNRELIABLE)
             await at_rest()
-        assert 50_000 < sender._machine.queued <= 100_000
-        assert sender._machine.datagram_bytes <= 100_000
+        assert 50_000 < sender.half.machine.queued <= 100_000
+        assert sender.half.machine.datagram_bytes <= 100_000
 
 
 async def test_a_sender_whose_turn_came_waits_again_when_a_datagram_that_was_too_large_takes_the_room(
@@ -245,7 +248,7 @@ async def test_a_sender_whose_turn_came_waits_again_when_a_datagram_that_was_too
         for _ in range(5):
             await sender.send(bytes(20_000))
             await at_rest()
-        queued, sent = sender._machine.queued, sender._sent
+        queued, sent = sender.half.machine.queued, sender.half.machine.messages_sent
         assert 71_000 < queued < 82_000  # they are not read, so they stay
         async with background() as nursery:
             first = trio.CancelScope()
@@ -253,12 +256,12 @@ async def test_a_sender_whose_turn_came_waits_again_when_a_datagram_that_was_too
             await at_rest()
             nursery.start_soon(sender.send, b"second".ljust(size := 99_000 - queued))
             await at_rest()
-            assert sender._sent == sent
+            assert sender.half.machine.messages_sent == sent
             first.cancel()  # wakes the second task, which has not run when the datagram leaves the queue
             await sender.send(b"datagram".ljust(17_000), mode=Mode.UNRELIABLE)
-            assert pair.client._core.engine.datagram_to_send(Config().datagram) is None
-            assert sender._sent == sent + 1
-            assert not sender.has_room(size)
+            assert connection_of(pair.client).engine.datagram_to_send(Config().datagram) is None
+            assert sender.half.machine.messages_sent == sent + 1
+            assert not sender.half.has_room(size)
             got = {message.payload.rstrip() for message in await take(receiver, sent + 2)}
         assert got == {bytes(20_000), b"datagram", b"second"}
 
@@ -271,15 +274,15 @@ async def test_unordered_messages_wait_for_a_stream(autojump_clock: MockClock) -
         async with background() as nursery:
             nursery.start_soon(_until_lost, lambda: _send_unordered(sender))
             await at_rest(0.1)
-            assert len(sender._machine.unordered) == 3
-            before = sender._sent
+            assert len(sender.half.machine.unordered) == 3
+            before = sender.half.machine.messages_sent
             assert before < 40
             await at_rest(0.1)
-            assert sender._sent == before
+            assert sender.half.machine.messages_sent == before
             await take(receiver, 10)
             await at_rest(0.1)
-            assert sender._sent >= before + 10 - 4
-            assert len(sender._machine.unordered) == 3
+            assert sender.half.machine.messages_sent >= before + 10 - 4
+            assert len(sender.half.machine.unordered) == 3
 
 
 @pytest.mark.requirement("R-07")

@@ -11,6 +11,7 @@ import trio
 from muxkit import Limits, LinkLost, RemoteProtocolError
 from muxkit.protocols import aqueduct
 from muxkit.runtime import ChannelCancelled, ChannelStopped
+from muxkit.runtime.mux_session import connection_of
 from tests.protocols.aqueduct._session_pairs import (
     LINKS,
     at_rest,
@@ -59,8 +60,20 @@ async def test_channels_that_are_over_are_not_listed(autojump_clock: MockClock) 
             await there.aclose()
         await at_rest(1.0)
         assert pair.client.channels() == pair.server.channels() == []
-        assert here.sender._channel is None
-        assert there.receiver._channel is None
+        assert here.sending.channel is None
+        assert there.receiving.channel is None
+
+
+async def test_a_channel_that_its_peer_cancels_before_it_is_taken_is_not_given_away(autojump_clock: MockClock) -> None:
+    """Was: the session forgot the channel of the half before it looked for it, so a handler was started for nothing."""
+    async with connected() as pair:
+        incoming = pair.server.incoming()
+        cancelled = await pair.client.open("cancelled")
+        await at_rest(1.0)
+        cancelled.abort("changed my mind")
+        await at_rest(1.0)
+        async with pair.client.open("kept"):
+            assert (await anext(incoming)).name == "kept"
 
 
 async def test_a_channel_as_a_stream_of_bytes(autojump_clock: MockClock) -> None:
@@ -165,8 +178,8 @@ async def test_a_peer_that_broke_a_rule_reads_which(links: MakeLinks) -> None:
                 with suppress(LinkLost):
                     async with aqueduct.connection(there, role="server") as server:
                         await server.peer_headers()
-                        server._core.engine.fail(RemoteProtocolError("too much of it"))
-                        server._core.after_command()
+                        connection_of(server).engine.fail(RemoteProtocolError("too much of it"))
+                        connection_of(server).request_write()
                         await server.entrypoint.receive()
 
             nursery.start_soon(serve)

@@ -8,20 +8,20 @@ import pytest
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Cursor, NeedMore, encode_varint
-from muxkit.protocols.aqueduct import (
+from muxkit.protocols.aqueduct import Config
+from muxkit.protocols.aqueduct.frames import (
     AckNackUnreliable,
     AckReliable,
     Bounds,
-    Config,
     FinishSender,
     Frame,
     MessageFrame,
     RouteTo,
     SentUnreliable,
     encode_frame,
+    name_of,
     parse_frame,
 )
-from muxkit.protocols.aqueduct.frames import name_of
 from tests.protocols import _vectors as vectors
 from tests.protocols.aqueduct._helpers import server
 

@@ -11,8 +11,23 @@ from hypothesis import strategies as st
 
 from muxkit._limits import Limits
 from muxkit.core import Cursor
-from muxkit.protocols.aqueduct import Arrived, Config, Engine, Failed, Mode, Role, encode_frame, parse_frame
-from tests.protocols.aqueduct._helpers import EMPTY, ScriptedPeer, V, client, entry, fresh, hexed, server
+from muxkit.core.events import Failed
+from muxkit.protocols.aqueduct import Config, Engine, Mode, Role
+from muxkit.protocols.aqueduct.events import Arrived
+from muxkit.protocols.aqueduct.frames import encode_frame, parse_frame
+from tests.protocols.aqueduct._helpers import (
+    EMPTY,
+    ScriptedPeer,
+    V,
+    client,
+    entry,
+    fresh,
+    hexed,
+    receivers_of,
+    senders_of,
+    server,
+    taken,
+)
 
 clause = pytest.mark.clause
 ENTRY = "03 00"
@@ -99,12 +114,12 @@ CASES = [
 
 def state_of(engine: Engine) -> tuple[object, ...]:
     """Give what a refused frame must not change."""
-    registry, connection = engine._registry, engine._connection
+    state = engine.state
     return (
-        sorted(engine.senders), sorted(engine.receivers), connection.outbox, connection.unread_datagrams,
-        registry.table.census.theirs, registry.table.census.waiting, engine._incoming.reassembly.left,
-        [(list(one.reliable.got), one.reliable.total, one.unreliable.known) for one in engine.receivers.values()],
-        [(len(one.reliable), one.sent_reliable, one.reported) for one in engine.senders.values()],
+        sorted(senders_of(engine)), sorted(receivers_of(engine)), state.outbox, state.unread_datagrams,
+        state.table.census.theirs, state.table.census.waiting, engine.reader.reassembly.left,
+        [(list(one.reliable.got), one.reliable.total, one.unreliable.known) for one in receivers_of(engine).values()],
+        [(len(one.reliable), one.sent_reliable, one.reported) for one in senders_of(engine).values()],
     )  # fmt: skip
 
 
@@ -204,8 +219,8 @@ def rich() -> ScriptedPeer:
     peer = server()
     peer.send("03 00 04 00 00 04 08 00 02 00 00", stream=6)
     peer.send("03 08" + EMPTY + "05 02", stream=10)
-    peer.engine.send(peer.engine.senders[2], b"x" * 20, mode=Mode.UNORDERED)
-    peer.engine.send(peer.engine.senders[2], b"y", mode=Mode.UNRELIABLE)
+    senders_of(peer.engine)[2].transmit(b"x" * 20, mode=Mode.UNORDERED)
+    senders_of(peer.engine)[2].transmit(b"y", mode=Mode.UNRELIABLE)
     peer.written()
     peer.datagrams()
     return peer
@@ -218,13 +233,13 @@ def test_any_bytes_give_events_and_at_most_one_failure_and_then_silence(pieces: 
     failures = 0
     for kind, data, fin in pieces:
         if kind == 5:
-            peer.engine.receive_datagram(data, peer.now)
+            peer.receive_datagram(data, peer.now)
         elif kind == 4:
-            peer.engine.receive_reset(6, peer.now)
+            peer.receive_reset(6, peer.now)
         else:
-            peer.engine.receive_stream(14 + 4 * kind, b"\x03\x08" * (kind == 1) + data, fin, peer.now)
+            peer.receive_stream(14 + 4 * kind, b"\x03\x08" * (kind == 1) + data, fin, peer.now)
         peer.later(0.1)
-        events = peer.engine.events()
+        events = peer.full_events()
         failures += sum(isinstance(event, Failed) for event in events)
     assert failures <= 1
     if peer.engine.over:
@@ -241,22 +256,22 @@ def test_a_good_conversation_that_was_damaged_raises_nothing(seed: int) -> None:
         data = bytearray(bytes.fromhex(text))
         for _ in range(dice.randrange(3)):
             data[dice.randrange(len(data))] = dice.randrange(256)
-        peer.engine.receive_stream(100 + 4 * number, bytes(data), dice.random() < 0.5, peer.now)
-        peer.engine.receive_datagram(bytes(data), peer.now)
+        peer.receive_stream(100 + 4 * number, bytes(data), dice.random() < 0.5, peer.now)
+        peer.receive_datagram(bytes(data), peer.now)
         peer.later(dice.choice((0.0, 0.03, 1.2)))
         peer.written()
-    peer.engine.handle_deadline(peer.now + 100)
+    peer.handle_deadline(peer.now + 100)
 
 
 def test_after_the_end_commands_are_refused_and_consuming_is_harmless() -> None:
     peer = server()
     (message,) = peer.messages(ENTRY + EMPTY, stream=2)
-    peer.engine.receive_closed(0.0)
+    peer.receive_closed(0.0)
     assert peer.events() == [("HungUp", True)]
-    peer.engine.consumed(message)
-    peer.engine.consumed(message)
+    taken(message)
+    taken(message)
     assert (peer.engine.control_to_run(), peer.written(), peer.datagrams()) == ((), [], [])
-    for command in (lambda: peer.engine.channel(sends=True), lambda: peer.engine.close(peer.engine.receivers[0], 0.0)):
+    for command in (lambda: peer.engine.channel(sends=True), lambda: peer.engine.forget(peer.engine.entrypoint)):
         with pytest.raises(Exception, match="the connection is over"):
             command()
 
@@ -264,13 +279,13 @@ def test_after_the_end_commands_are_refused_and_consuming_is_harmless() -> None:
 def test_a_link_that_goes_with_channels_alive_is_not_a_clean_end() -> None:
     peer = server()
     peer.send("03 08" + EMPTY)
-    peer.engine.receive_closed(0.0)
+    peer.receive_closed(0.0)
     assert peer.events() == [("HungUp", False)]
 
 
 def test_a_client_and_a_server_may_say_all_of_this_at_once() -> None:
     peer = client(config=Config(), limits=Limits())
-    peer.engine.send(entry(peer), b"", attachments=[peer.engine.channel(sends=False)[1]])
+    entry(peer).transmit(b"", attachments=[peer.engine.channel(sends=False)[1]])
     ((_, data, _),) = peer.written()
     frame = encode_frame(parse_frame(_cursor(data[4:])))
     assert frame.hex() == hexed("04 00 00 02 02 00 00")

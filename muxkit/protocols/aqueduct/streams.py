@@ -1,9 +1,13 @@
-"""The streams that we write: their frames are made when they are pulled, and the streams take turns."""
+"""The streams that we write, and the order in which they write.
+
+A frame is encoded when the link pulls it, so that what to write is decided as late as possible: a message that the
+application cancels in time is never encoded. An `OutStream` holds the bytes of one frame at most, and its source
+makes the next one. `StreamScheduler` lets the streams take turns.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Protocol
 
 import attrs
@@ -12,35 +16,44 @@ from muxkit.core import Buffer, StreamId
 
 
 class FrameSource(Protocol):
-    """Makes the frames of one stream."""
+    """Makes the frames of one stream: a half of a channel, or a message that has a stream of its own."""
 
-    def has_frames(self) -> bool: ...
+    def has_frames(self) -> bool:
+        """Return True if `fill` would append a frame."""
 
     def fill(self, stream: OutStream) -> None:
-        """Append one frame to `stream.pending`, if there is one; set `stream.fin` with the last."""
+        """Append one frame to `stream.pending`, if there is one. Set `stream.fin` together with the last frame."""
 
     def pulled(self, stream: OutStream) -> None:
-        """Called after some of `stream.pending` was taken."""
+        """Note that some of `stream.pending` was taken."""
 
 
 @attrs.define(eq=False)
 class OutStream:
-    """A stream that we write; without a source it ends behind what is pending."""
+    """A stream that we write. Without a source it ends after the pending bytes."""
 
-    pending: list[Buffer]  # short: the source makes more when these are gone
+    pending: list[Buffer]  # short, because the source makes more when these were taken
     source: FrameSource | None = None
     urgent: bool = False  # opened before streams that bring messages
-    on_end: Callable[[], object] | None = None
     id: StreamId | None = None  # once it has begun to write
     fin: bool = attrs.Factory(lambda self: self.source is None, takes_self=True)
-    """The stream ends behind what is pending."""
+    """The stream ends after the pending bytes."""
     ended: bool = False  # nothing more may be written
     parked: bool = False  # blocked until the link has room
     was_reset: bool = False
+    listed_in: dict[int, OutStream] | None = None
+    """A table of the streams that bring the last frame of a channel; this one leaves it when it ends."""
+    channel: int = 0
+    """The key of the stream in that table."""
+
+    def list_in(self, table: dict[int, OutStream], channel: int) -> None:
+        """Stand in a table under the id of a channel until the stream has ended."""
+        table[channel] = self
+        self.listed_in, self.channel = table, channel
 
     @property
     def is_ready(self) -> bool:
-        """Whether the stream has something to write."""
+        """True if the stream has something to write."""
         if self.ended:
             return False
         if self.fin or (self.source is not None and self.source.has_frames()):
@@ -76,7 +89,7 @@ class StreamScheduler:
             self._opening.setdefault(stream)
 
     def next(self, may_open: bool) -> StreamId | None:
-        """Give the stream whose turn it is. Open and new streams alternate; urgent ones do not wait."""
+        """Return the stream whose turn it is. Open and new streams alternate; urgent ones don't wait."""
         while may_open and (self._urgent or (self._opening and (self._open_next or not self._ready))):
             stream, _ = (self._urgent or self._opening).popitem(last=False)
             if stream.is_ready:
@@ -149,7 +162,7 @@ class StreamScheduler:
             self.reset(stream)
 
     def reset(self, stream: OutStream) -> None:
-        """The same as `drop`, also for a stream that has ended: the link may still hold its bytes."""
+        """Do the same as `drop`, also for a stream that has ended: the link may still hold its bytes."""
         self._urgent.pop(stream, None)
         self._opening.pop(stream, None)
         if stream.id is not None and not stream.was_reset:
@@ -171,6 +184,6 @@ class StreamScheduler:
         self._ready.pop(stream, None)
         if stream.id is not None:
             self.streams.pop(stream.id, None)
-        if stream.on_end is not None:
-            on_end, stream.on_end = stream.on_end, None  # it may refer to the stream
-            on_end()
+        table, stream.listed_in = stream.listed_in, None
+        if table is not None and table.get(stream.channel) is stream:
+            del table[stream.channel]

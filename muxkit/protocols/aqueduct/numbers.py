@@ -1,0 +1,154 @@
+"""Message numbers: which ones are unanswered at the sender, and which ones have come at the receiver.
+
+Streams and datagrams number the messages of a channel separately, each from 0. A peer chooses the numbers that it
+sends and acks, so nothing here takes time or memory in proportion to the size of a number. The cost depends on how many
+runs of numbers there are, and `Config.gaps` bounds those.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import attrs
+
+from muxkit._errors import RemoteProtocolError
+from muxkit.core import Ranges
+
+RecordT = TypeVar("RecordT")
+
+
+def acked_ranges(varints: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges that an ACK_RELIABLE acks, as (first, last). Gaps and lengths alternate; a gap comes first."""
+    at = 0
+    for gap, length in zip(varints[::2], varints[1::2], strict=True):
+        at += gap
+        yield at, at + length - 1
+        at += length
+
+
+def ack_varints(ranges: Ranges) -> list[int]:
+    """Encode ranges as the varints of an ACK_RELIABLE."""
+    varints, at = [], 0
+    for first, last in ranges:
+        varints += [first - at, last - first + 1]
+        at = last + 1
+    return varints
+
+
+@attrs.define(eq=False)
+class Flight(Generic[RecordT]):
+    """Sent numbers without an answer, with a record for each one that a receipt or an attachment depends on."""
+
+    _numbers: list[int] = attrs.Factory(list)
+    _records: dict[int, RecordT] = attrs.Factory(dict)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def add(self, number: int, record: RecordT | None) -> None:
+        """Add a number above all earlier ones."""
+        self._numbers.append(number)
+        if record is not None:
+            self._records[number] = record
+
+    def take(self, first: int, last: int) -> list[RecordT]:
+        """Remove the numbers from `first` to `last`, and return their records."""
+        begin = bisect_left(self._numbers, first)
+        end = bisect_right(self._numbers, last)
+        taken = self._numbers[begin:end]
+        del self._numbers[begin:end]
+        return [self._records.pop(number) for number in taken if number in self._records]
+
+    def records(self) -> list[RecordT]:
+        """Return the records of all unanswered numbers."""
+        return list(self._records.values())
+
+    def clear(self) -> list[RecordT]:
+        """Remove all numbers, and return their records."""
+        records = self.records()
+        self._numbers.clear()
+        self._records.clear()
+        return records
+
+
+class ReliableNumbers:
+    """The numbers of messages that came in streams, and the acks that are owed for them."""
+
+    __slots__ = ("got", "owed", "total")
+
+    def __init__(self, gaps: int) -> None:
+        self.got: Ranges = Ranges(gaps)
+        # An owed range ends at a number that was acked before or is missing, so there are at most twice as many.
+        self.owed: Ranges = Ranges(2 * gaps + 2)
+        self.total: int | None = None  # how many messages there are, once the sender has finished
+
+    def check(self, number: int) -> None:
+        if self.total is not None and number >= self.total:
+            raise RemoteProtocolError(
+                f"message {number} on a channel that finished with {self.total}", rule="aqueduct-S08"
+            )
+        if number in self.got:
+            raise RemoteProtocolError(f"message {number} came a second time", rule="aqueduct-S08")
+
+    def arrived(self, number: int) -> None:
+        """Record a number that `check` has passed; an ack is owed for it."""
+        self.got.add(number)
+        self.owed.add(number)
+
+    @property
+    def is_complete(self) -> bool:
+        """True once the sender has finished and every message that it sent in a stream has come."""
+        if self.total is None:
+            return False
+        return self.total == 0 or (len(self.got) == 1 and next(iter(self.got)) == (0, self.total - 1))
+
+    def take_acks(self) -> list[int]:
+        """Return the varints of the ACK_RELIABLE that is owed. Nothing is owed after that."""
+        varints = ack_varints(self.owed)
+        self.owed.discard_below((self.owed.highest or 0) + 1)
+        return varints
+
+
+class UnreliableNumbers:
+    """The numbers of messages that came in datagrams. It always holds that reported ≤ due ≤ known."""
+
+    __slots__ = ("_got", "due", "known", "reported")
+
+    def __init__(self, gaps: int) -> None:
+        self._got = Ranges(gaps)
+        self.reported: int = 0  # all numbers below were acked or nacked
+        self.due: int = 0  # all numbers below may be reported now
+        self.known: int = 0  # all numbers below have been sent
+
+    @property
+    def any(self) -> bool:
+        """True once the peer has sent a datagram on the channel."""
+        return self.known > 0 or len(self._got) > 0
+
+    def is_new(self, number: int) -> bool:
+        """Return True for a number that has neither come nor been nacked."""
+        return number >= self.reported and number not in self._got
+
+    def arrived(self, number: int) -> bool:
+        """Record a number; return False if it is known, nacked, or would open one gap too many."""
+        if not self.is_new(number):
+            return False
+        try:
+            self._got.add(number)
+        except RemoteProtocolError:
+            return False
+        return True
+
+    def take_report(self) -> list[int]:
+        """Return the varints of the ACK_NACK_UNRELIABLE that is due. Acked and nacked lengths alternate."""
+        varints, at = [], self.reported
+        for first, last in self._got.missing(self.reported, self.due - 1):
+            varints += [first - at, last - first + 1]
+            at = last + 1
+        if at < self.due:
+            varints.append(self.due - at)
+        self.reported = self.due
+        self._got.discard_below(self.reported)
+        return varints
