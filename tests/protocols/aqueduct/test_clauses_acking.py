@@ -293,7 +293,7 @@ def test_holes_that_were_reported_do_not_count() -> None:
 
 def test_a_full_mailbox_takes_no_datagram_and_it_is_nacked() -> None:
     peer = server()
-    room = peer.engine.limits.channel_bytes // (1000 + 256 + 6)
+    room = peer.engine.limits.short_window // (1000 + 256 + 6)
     messages: list[Arrived] = []
     for number in range(room + 3):
         peer.receive_datagram(bytes.fromhex("03 00") + encode_large(number), 0.0)
