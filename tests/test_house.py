@@ -31,8 +31,8 @@ MEANT: dict[str, str] = dict.fromkeys(
         "circle: muxkit.protocols.aqueduct._channels muxkit.protocols.aqueduct._connection",
         "circle: muxkit.protocols.e3x._channels muxkit.protocols.e3x._connection",
         "circle: muxkit.protocols.relink._channels muxkit.protocols.relink._connection",
-        "circle: muxkit.runtime.channel muxkit.runtime.connection muxkit.runtime.halves.receiving "
-        "muxkit.runtime.halves.sending",
+        "circle: muxkit.runtime.channel muxkit.runtime.connection muxkit.runtime.halves.receive "
+        "muxkit.runtime.halves.send",
     ),
     TYPES_ONLY,
 )

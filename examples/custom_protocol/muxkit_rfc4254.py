@@ -58,8 +58,8 @@ from muxkit.core.window_receiver import WindowReceiver
 from muxkit.runtime import frames_of
 from muxkit.runtime.channel import MuxChannel
 from muxkit.runtime.connection import MuxConnection
-from muxkit.runtime.halves.receiving import ReceiveHalf
-from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.halves.receive import ReceiveHalf
+from muxkit.runtime.halves.send import SendHalf
 from muxkit.runtime.mux_session import MuxSession, running
 from muxkit.runtime.pumps.stream import StreamPump
 

@@ -98,14 +98,12 @@ from muxkit.runtime.halves.opening import Openable as Openable
 from muxkit.runtime.halves.opening import Opening as Opening
 from muxkit.runtime.halves.opening import SlotQueue as SlotQueue
 from muxkit.runtime.halves.opening import Unclaimed as Unclaimed
-from muxkit.runtime.halves.receive import Inbox as Inbox
 from muxkit.runtime.halves.receive import ReceiveHalf as ReceiveHalf
+from muxkit.runtime.halves.send import YIELD_BYTES as YIELD_BYTES
+from muxkit.runtime.halves.send import YIELD_CALLS as YIELD_CALLS
+from muxkit.runtime.halves.send import YIELD_LEAST as YIELD_LEAST
 from muxkit.runtime.halves.send import SendHalf as SendHalf
-from muxkit.runtime.halves.send import SendTurn as SendTurn
-from muxkit.runtime.halves.sending import YIELD_BYTES as YIELD_BYTES
-from muxkit.runtime.halves.sending import YIELD_CALLS as YIELD_CALLS
-from muxkit.runtime.halves.sending import YIELD_LEAST as YIELD_LEAST
-from muxkit.runtime.halves.sending import as_bytes as as_bytes
+from muxkit.runtime.halves.send import as_bytes as as_bytes
 from muxkit.runtime.pumps.multistream import MultistreamPump as MultistreamPump
 from muxkit.runtime.pumps.owner import PumpOwner as PumpOwner
 from muxkit.runtime.pumps.packets import DatagramPump as DatagramPump
@@ -179,7 +177,6 @@ __all__ = [
     "HandshakeQueue",
     "HandshakeReader",
     "Identity",
-    "Inbox",
     "IncomingRequest",
     "ItemQueue",
     "Lagged",
@@ -219,7 +216,6 @@ __all__ = [
     "Request",
     "ResumingPlugin",
     "SendHalf",
-    "SendTurn",
     "Session",
     "SessionInfo",
     "SessionStats",

@@ -15,8 +15,8 @@ import trio
 from muxkit.core import Headers, Receiving, Sending, decode_headers, without_name
 from muxkit.runtime._session import Channel, ChannelStats, Session
 from muxkit.runtime.halves.bytestream import ByteStream
-from muxkit.runtime.halves.receiving import ReceiveHalf
-from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.halves.receive import ReceiveHalf
+from muxkit.runtime.halves.send import SendHalf
 
 if TYPE_CHECKING:
     from muxkit.runtime.connection import MuxConnection

@@ -65,8 +65,8 @@ from muxkit.runtime.channel import MuxChannel
 from muxkit.runtime.halves.budget import ErrorMaker, OutboxBudget
 from muxkit.runtime.halves.opening import Backlog, SlotQueue, Unclaimed
 from muxkit.runtime.halves.owner import HalfOwner
-from muxkit.runtime.halves.receiving import ReceiveHalf
-from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.halves.receive import ReceiveHalf
+from muxkit.runtime.halves.send import SendHalf
 from muxkit.runtime.pumps.clock import Reminder
 from muxkit.runtime.pumps.owner import PumpOwner
 from muxkit.runtime.pumps.pump import Pump

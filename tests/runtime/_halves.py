@@ -1,4 +1,4 @@
-"""Halves over a window in memory instead of a protocol, so that the runtime can be tried by itself."""
+"""Halves over an engine of a few lines in memory, so that the runtime can be tried by itself."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import trio
 import trio.testing
 
 from muxkit import ChannelStopped, LinkLost, LocalProtocolError
-from muxkit.core import Reason
-from muxkit.runtime import Mailbox, OutboxBudget, ReceiveHalf, SendHalf
+from muxkit.core.halves import Receiver, Sender
+from muxkit.runtime import OutboxBudget
+from muxkit.runtime.halves.owner import HalfOwner
+from muxkit.runtime.halves.receive import ReceiveHalf
+from muxkit.runtime.halves.send import SendHalf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from muxkit.core import Reason
     from muxkit.runtime.halves.budget import ErrorMaker
+    from muxkit.runtime.pumps.reading import Reading
 
 LARGEST = 1_000_000
 
@@ -36,6 +41,28 @@ class Outbox:
         self.rung += 1
 
 
+class MemoryConnection(HalfOwner):
+    """The connection of halves in memory."""
+
+    def __init__(self, outbox: Outbox, reader: Reading | None = None) -> None:
+        self.budget = outbox.room
+        self._outbox = outbox
+        self._reader = reader
+
+    def request_write(self) -> None:
+        self._outbox.ring()
+
+    def dispatch_events(self) -> None:
+        pass
+
+    @property
+    def loss(self) -> ErrorMaker | None:
+        return None
+
+    def reading(self) -> Reading | None:
+        return self._reader
+
+
 class Window:
     """Credit in bytes, of one half or of several that share it."""
 
@@ -47,42 +74,39 @@ class Window:
         self.credit += amount
         watching, self.watching = self.watching, []
         for half in watching:
-            half._window_changed()
+            half.window_changed()
 
 
-class WindowedSend(SendHalf):
-    """Sends into a list, as far as a window of bytes allows."""
+class MemorySender(Sender):
+    """The engine's half: it sends into a list, as far as a window of bytes allows."""
 
-    def __init__(
-        self, outbox: Outbox, credit: int | Window = 1000, deliver: Callable[[bytes], None] | None = None
-    ) -> None:
-        super().__init__(outbox.room, outbox.ring)
+    owner: object | None
+    label = "sink"
+
+    def __init__(self, outbox: Outbox, window: Window, deliver: Callable[[bytes], None] | None) -> None:
         self.outbox = outbox
-        self.window = credit if isinstance(credit, Window) else Window(credit)
-        self.grant = self.window.grant
+        self.window = window
         self.sent: list[bytes] = []
         self.log: list[str] = []
         self._deliver = deliver
 
-    # What a session does to a half, and no application can.
+    @property
+    def queued(self) -> int:
+        return self.outbox.used
 
-    def confirm(self) -> None:
-        self._confirmed()
-
-    def lose(self, error: ErrorMaker) -> None:
-        self._lost(error)
-
-    def stop(self, error: ErrorMaker) -> None:
-        self._stopped(error)
+    def check_size(self, size: int) -> None:
+        if size > LARGEST:
+            raise LocalProtocolError(f"{size} bytes against {LARGEST}")
 
     def has_room(self, size: int) -> bool:
         return size <= self.window.credit
 
-    def _watch(self, size: int) -> None:
-        if self not in self.window.watching:
-            self.window.watching.append(self)
+    def notify_when_room(self, size: int) -> None:
+        assert isinstance(self.owner, WindowedSend)
+        if self.owner not in self.window.watching:
+            self.window.watching.append(self.owner)
 
-    def _push(self, message: bytes) -> None:
+    def send(self, message: bytes) -> None:
         if not self.has_room(len(message)):
             raise LocalProtocolError(f"{len(message)} bytes against {self.window.credit}")
         self.window.credit -= len(message)
@@ -91,52 +115,79 @@ class WindowedSend(SendHalf):
         if self._deliver is not None:
             self._deliver(message)
 
-    def _check_size(self, size: int) -> None:
-        if size > LARGEST:
-            raise LocalProtocolError(f"{size} bytes against {LARGEST}")
-
-    def _finish(self, payload: bytes) -> None:
+    def finish(self, payload: bytes = b"") -> None:
         self.log.append(f"finish {payload!r}")
 
-    def _abort(self, reason: Reason) -> None:
+    def cancel(self, reason: Reason) -> None:
         self.log.append("abort")
         self.outbox.used = 0
+
+
+class WindowedSend(SendHalf):
+    """A sending half with its engine's half, and what a connection does to it."""
+
+    new_sender: type[MemorySender] = MemorySender
+
+    def __init__(
+        self, outbox: Outbox, credit: int | Window = 1000, deliver: Callable[[bytes], None] | None = None
+    ) -> None:
+        self.window = credit if isinstance(credit, Window) else Window(credit)
+        self.engine = self.new_sender(outbox, self.window, deliver)
+        self.outbox = outbox
+        self.grant = self.window.grant
+        super().__init__(MemoryConnection(outbox), self.engine)
+
+    @property
+    def sent(self) -> list[bytes]:
+        return self.engine.sent
+
+    @property
+    def log(self) -> list[str]:
+        return self.engine.log
+
+
+class MemoryReceiver(Receiver[bytes]):
+    """The engine's half: it counts what the application has consumed."""
+
+    owner: object | None
+    label = "source"
+    held = 0
+
+    def __init__(self, lag: int) -> None:
+        self._lag = lag
+        self.total = 0
+        self.was_stopped = False
+        self.on_consumed: Callable[[int], None] = lambda size: None
+        self.on_stop: Callable[[], None] = lambda: None
+
+    @property
+    def lag(self) -> int:
+        return self._lag
+
+    def consumed(self, items: Sequence[bytes], size: int) -> bool:
+        self.total += size
+        self.on_consumed(size)
+        return True
+
+    def stop(self, reason: Reason) -> None:
+        self.was_stopped = True
+        self.on_stop()
 
 
 class PlainReceive(ReceiveHalf[bytes]):
     """Receives what the test delivers."""
 
-    _new_storage = Mailbox
+    def __init__(self, lag: int = 0, reader: Reading | None = None) -> None:
+        self.engine = MemoryReceiver(lag)
+        super().__init__(MemoryConnection(Outbox(), reader), self.engine)
 
-    def __init__(self) -> None:
-        super().__init__(lambda: None)
-        self.consumed = 0
-        self.was_stopped = False
-        self.on_consumed: Callable[[int], None] = lambda size: None
+    @property
+    def consumed(self) -> int:
+        return self.engine.total
 
-    # What a session does to a half, and no application can.
-
-    def deliver(self, message: bytes) -> None:
-        self._deliver(message)
-
-    def deliver_all(self, messages: list[bytes]) -> None:
-        self._deliver_all(messages)
-
-    def end(self, error: ErrorMaker) -> None:
-        """End it: whoever receives gets this error behind what came before."""
-        self._ended(error)
-
-    def take(self) -> bytes | None:
-        """Take a message without waiting for one."""
-        return self._try_receive()
-
-    def _taken(self, messages: Sequence[bytes], size: int) -> bool:
-        self.consumed += size
-        self.on_consumed(size)
-        return True
-
-    def _stop(self) -> None:
-        self.was_stopped = True
+    @property
+    def was_stopped(self) -> bool:
+        return self.engine.was_stopped
 
 
 def lost() -> Exception:

@@ -9,7 +9,7 @@ import trio.testing
 from muxkit import LinkLost
 from muxkit.runtime import ByteStream
 
-from ._halves import Outbox, PlainReceive, WindowedSend, at_rest, lost, stopped
+from ._halves import MemorySender, Outbox, PlainReceive, WindowedSend, at_rest, lost, stopped
 
 
 class Joined:
@@ -24,26 +24,39 @@ class Joined:
         for _ in range(2):
             source = PlainReceive()
             sink = _Eager(outbox, window, source)
-            source.on_consumed = sink.grant
+            source.engine.on_consumed = sink.grant
             ends.append((sink, source))
         (there, arrived_there), (back, arrived_back) = ends
         return ByteStream(there, arrived_back), ByteStream(back, arrived_there)
 
 
-class _Eager(WindowedSend):
-    """The peer hears of everything at once."""
-
-    def __init__(self, outbox: Outbox, credit: int, source: PlainReceive) -> None:
-        super().__init__(outbox, credit, source.deliver)
-        self._source = source
-        source._stop = lambda: self._stopped(stopped)  # type: ignore[method-assign]
+class _EagerSender(MemorySender):
+    source: PlainReceive
 
     def has_room(self, size: int) -> bool:
         return self.window.credit > 0
 
-    def _finish(self, payload: bytes) -> None:
-        super()._finish(payload)
-        self._source._ended(trio.EndOfChannel)
+    def send(self, message: bytes) -> None:
+        self.window.credit -= len(message)
+        self.outbox.used += len(message)
+        self.sent.append(message)
+        self.source.deliver(message)
+
+    def finish(self, payload: bytes = b"") -> None:
+        super().finish(payload)
+        self.source.ended(trio.EndOfChannel)
+
+
+class _Eager(WindowedSend):
+    """The peer hears of everything at once."""
+
+    new_sender = _EagerSender
+
+    def __init__(self, outbox: Outbox, credit: int, source: PlainReceive) -> None:
+        super().__init__(outbox, credit, source.deliver)
+        source.engine.on_stop = lambda: self.stopped(stopped)
+        assert isinstance(self.engine, _EagerSender)
+        self.engine.source = source
 
 
 async def make() -> tuple[ByteStream, ByteStream]:
@@ -113,7 +126,7 @@ async def test_a_loss_is_a_broken_stream() -> None:
 
         nursery.start_soon(receive)
         await at_rest()
-        sink._lost(lost)
-        source.end(lost)
+        sink.lost(lost)
+        source.ended(lost)
     with pytest.raises(trio.BrokenResourceError):
         await stream.send_all(b"x")

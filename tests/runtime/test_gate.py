@@ -107,7 +107,7 @@ async def test_a_stopped_sender_gives_back_the_room_that_was_kept_for_it() -> No
         nursery.start_soon(other.send, bytes(80))
         await at_rest()
         outbox.drain()  # `one` is woken, `other` would not fit beside it
-        one._stopped(stopped)
+        one.stopped(stopped)
         await at_rest()  # nothing is written any more, so nothing else would wake `other`
         assert other.sent == [bytes(80)]
         nursery.cancel_scope.cancel()
@@ -349,7 +349,7 @@ class Model:
             dice.choice(list(self.waiting[half].values())).cancel()
         elif what > 0.99:
             self.over.add(half)
-            dice.choice((lambda: half._lost(lost), lambda: half._stopped(stopped), half.close, half.abort))()
+            dice.choice((lambda: half.lost(lost), lambda: half.stopped(stopped), half.close, half.abort))()
 
     async def check(self) -> None:
         """No sender sleeps while its reservation fits, unless an earlier message is too large for what is free."""

@@ -23,8 +23,6 @@ from ._pumps import Letters, Lines, Running
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from muxkit.runtime import Reading
-
 
 async def _into(got: list[bytes], receiver: Receiver) -> None:
     got.append(await receiver.receive())
@@ -434,11 +432,7 @@ class Witnessed(memory.MemoryStream):
 
 class Receiver(PlainReceive):
     def __init__(self, run: Running) -> None:
-        super().__init__()
-        self._run = run
-
-    def _reading(self) -> Reading:
-        return self._run.pump.reading
+        super().__init__(reader=run.pump.reading)
 
 
 class Table:
@@ -454,11 +448,11 @@ class Table:
 
     def deliver(self, event: bytes) -> None:
         if event[0] in self.receivers:
-            self.receivers[event[0]]._deliver(event)
+            self.receivers[event[0]].deliver(event)
 
     def lose(self) -> None:
         for receiver in self.receivers.values():
-            receiver._ended(self.run.pump.loss)
+            receiver.ended(self.run.pump.loss)
 
     async def seat(self, nursery: trio.Nursery, then: Callable[[], Awaitable[object]]) -> None:
         """Run `then` in a task that reads for all as soon as it waits for a message."""

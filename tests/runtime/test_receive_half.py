@@ -12,11 +12,12 @@ import trio
 import trio.testing
 
 from muxkit import LinkLost
-from muxkit.core import Receiving
-from muxkit.runtime import Inbox, ItemQueue
+from muxkit.core import Reason, Receiving
+from muxkit.core.halves import Receiver
+from muxkit.runtime import ItemQueue, ReceiveHalf
 from muxkit.testing import cancel_sweep
 
-from ._halves import PlainReceive, at_rest, lost
+from ._halves import MemoryConnection, Outbox, PlainReceive, at_rest, lost
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -87,22 +88,16 @@ async def test_items_that_come_together_behind_the_close_are_dropped_and_counted
 
 
 class Telling(PlainReceive):
-    """A half that tells the engine of so many bytes at once, while more waits."""
-
-    _portion_most = 64
+    """A half whose engine may hear late of up to `most` bytes, and that notes what it hears."""
 
     def __init__(self, most: int = 1000) -> None:
-        super().__init__()
-        self.most = most
+        super().__init__(lag=most)
         self.told: list[int] = []
+        self.engine.on_consumed = self._note
 
-    def _may_wait_untold(self) -> int:
-        return self.most
-
-    def _taken(self, messages: Sequence[bytes], size: int) -> bool:
+    def _note(self, size: int) -> None:
         if size:
             self.told.append(size)
-        return super()._taken(messages, size)
 
 
 async def test_what_is_handed_out_is_told_once_it_is_all_taken() -> None:
@@ -196,7 +191,7 @@ async def test_the_end_comes_behind_what_is_handed_out() -> None:
     source = Telling()
     source.deliver_all([bytes(10)] * 5)
     await source.receive()
-    source.end(trio.EndOfChannel)
+    source.ended(trio.EndOfChannel)
     for _ in range(4):
         assert source.state is Receiving.DRAINING
         await source.receive()
@@ -226,9 +221,9 @@ async def test_what_is_taken_outside_of_trio_comes_in_order_and_is_told() -> Non
     source = Telling()
     source.deliver_all([b"%d" % number for number in range(9)])
     assert await source.receive() == b"0"
-    assert [source.take() for _ in range(4)] == [b"%d" % number for number in range(1, 5)]
+    assert [source.try_receive() for _ in range(4)] == [b"%d" % number for number in range(1, 5)]
     assert await source.receive() == b"5"
-    assert [source.take() for _ in range(4)] == [b"6", b"7", b"8", None]
+    assert [source.try_receive() for _ in range(4)] == [b"6", b"7", b"8", None]
     assert sum(source.told) == 9
     assert source.unread == 0
 
@@ -325,9 +320,9 @@ async def test_a_receive_cancelled_at_any_step_loses_nothing(many: bool) -> None
 async def test_the_end_comes_behind_the_last_message() -> None:
     source = PlainReceive()
     source.deliver(b"last")
-    source.end(trio.EndOfChannel)
+    source.ended(trio.EndOfChannel)
     assert source.state.value == Receiving.DRAINING.value
-    assert [message async for message in source] == [b"last"]
+    assert await source.receive() == b"last"
     assert source.state.value == Receiving.CLOSED.value
     with pytest.raises(trio.EndOfChannel):
         await source.receive()
@@ -337,7 +332,7 @@ async def test_the_end_comes_behind_the_last_message() -> None:
 async def test_a_loss_comes_behind_the_last_message_and_wakes_everybody() -> None:
     source = PlainReceive()
     source.deliver(b"last")
-    source.end(lost)
+    source.ended(lost)
     assert await source.receive() == b"last"
     for call in (source.receive, source.receive_many):
         with pytest.raises(LinkLost):
@@ -353,18 +348,18 @@ async def test_a_loss_comes_behind_the_last_message_and_wakes_everybody() -> Non
         for _ in range(3):
             nursery.start_soon(receive)
         await at_rest()
-        source.end(lost)
+        source.ended(lost)
 
 
 async def test_the_first_end_counts() -> None:
     source = PlainReceive()
-    source.end(trio.EndOfChannel)
-    source.end(lost)
+    source.ended(trio.EndOfChannel)
+    source.ended(lost)
     with pytest.raises(trio.EndOfChannel):
         await source.receive()
 
 
-@pytest.mark.parametrize("over", [lambda source: source.end(lost), PlainReceive.close])
+@pytest.mark.parametrize("over", [lambda source: source.ended(lost), PlainReceive.close])
 async def test_a_message_handed_over_before_the_end_still_arrives(over: Callable[[PlainReceive], None]) -> None:
     source = PlainReceive()
     got: list[bytes] = []
@@ -410,7 +405,7 @@ async def test_closing_wakes_those_who_wait() -> None:
 async def test_closing_behind_the_end_tells_nobody() -> None:
     source = PlainReceive()
     source.deliver(b"123")
-    source.end(trio.EndOfChannel)
+    source.ended(trio.EndOfChannel)
     source.close()
     assert not source.was_stopped
     assert source.state.value == Receiving.CLOSED.value
@@ -443,7 +438,7 @@ async def test_every_call_that_fails_or_gives_many_is_a_checkpoint() -> None:
     source.deliver(b"x")
     with trio.testing.assert_checkpoints():
         await source.receive_many()
-    source.end(trio.EndOfChannel)
+    source.ended(trio.EndOfChannel)
     for call in (source.receive, source.receive_many):
         with trio.testing.assert_checkpoints(), pytest.raises(trio.EndOfChannel):
             await call()
@@ -470,66 +465,58 @@ class Parcel:
         self.text = text
 
 
-class Parcels(Inbox[Parcel]):
-    """Receives items that are no bytes."""
+class ParcelReceiver(Receiver[Parcel]):
+    """The engine's half for parcels."""
 
-    _size_of = staticmethod(lambda parcel: len(parcel.text))
+    owner: object | None
+    label = "parcels"
+    held = 0
 
     def __init__(self) -> None:
-        super().__init__(lambda: None)
-        self.taken: list[tuple[list[str], int]] = []
-        self.disposed: list[str] = []
+        self.told: list[tuple[list[str], int]] = []
 
-    async def receive(self) -> str:
-        return (await self._next_item()).text
-
-    async def receive_many(self, limit: int | None = None) -> list[str]:
-        return [parcel.text for parcel in await self._next_items(limit)]
-
-    def _taken(self, items: Sequence[Parcel], size: int) -> bool:
-        self.taken.append(([parcel.text for parcel in items], size))
+    def consumed(self, items: Sequence[Parcel], size: int) -> bool:
+        self.told.append(([parcel.text for parcel in items], size))
         return False
 
-    def _stop(self) -> None:
+    def stop(self, reason: Reason) -> None:
         pass
 
-    def _discard(self) -> int:
-        self.disposed += [parcel.text for parcel in self._stored.take_all()]
-        return 0
+
+class Parcels(ReceiveHalf[Parcel]):
+    """Receives items that are no bytes."""
+
+    new_storage = ItemQueue
+    size_of = staticmethod(lambda parcel: len(parcel.text))
+    portion_most = 0
+
+    def __init__(self) -> None:
+        self.engine = ParcelReceiver()
+        super().__init__(MemoryConnection(Outbox()), self.engine)
 
 
-async def test_an_inbox_carries_items_of_any_kind() -> None:
-    inbox = Parcels()
+async def test_a_half_carries_items_of_any_kind() -> None:
+    half = Parcels()
     for text in ("1", "22", "333", "4444"):
-        inbox._deliver(Parcel(text))
-    assert await inbox.receive() == "1"
-    assert await inbox.receive_many(2) == ["22", "333"]
-    assert await inbox.receive_many() == ["4444"]
-    assert inbox.taken == [(["1"], 1), (["22", "333"], 5), (["4444"], 4)]
+        half.deliver(Parcel(text))
+    assert (await half.receive()).text == "1"
+    assert [parcel.text for parcel in await half.receive_many(2)] == ["22", "333"]
+    assert [parcel.text for parcel in await half.receive_many()] == ["4444"]
+    assert half.engine.told == [(["1"], 1), (["22", "333"], 5), (["4444"], 4)]
 
 
 async def test_an_item_goes_to_the_task_that_waits_for_it() -> None:
-    inbox, got = Parcels(), list[str]()
+    half, got = Parcels(), list[str]()
     async with trio.open_nursery() as nursery:
 
         @nursery.start_soon
         async def receive() -> None:
-            got.append(await inbox.receive())
+            got.append((await half.receive()).text)
 
         await at_rest()
-        inbox._deliver(Parcel("1"))
-        assert inbox.unread == 0
+        half.deliver(Parcel("1"))
+        assert half.unread == 0
     assert got == ["1"]
-
-
-async def test_items_that_own_something_are_disposed_of_when_the_inbox_is_closed() -> None:
-    inbox = Parcels()
-    inbox._deliver(Parcel("1"))
-    inbox._deliver(Parcel("2"))
-    inbox.close()
-    assert inbox.disposed == ["1", "2"]
-    with pytest.raises(trio.ClosedResourceError):
-        await inbox.receive()
 
 
 def test_a_queue_of_items_can_be_cleared() -> None:

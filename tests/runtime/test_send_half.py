@@ -193,7 +193,7 @@ async def test_every_call_on_a_half_that_is_over_is_a_checkpoint() -> None:
             await call()
     with trio.testing.assert_checkpoints():
         await sink.aclose()
-    sink.confirm()
+    sink.confirmed()
     with trio.testing.assert_checkpoints():
         await sink.finish()
     with trio.testing.assert_checkpoints():
@@ -206,10 +206,10 @@ async def test_finish_waits_until_the_peer_has_heard_it() -> None:
         nursery.start_soon(sink.finish)
         await at_rest()
         assert sink.state.value == Sending.FINISHING.value
-        assert sink._is_unheard
-        sink.confirm()
+        assert sink.is_unheard
+        sink.confirmed()
     assert sink.state.value == Sending.CLOSED.value
-    assert not sink._is_unheard
+    assert not sink.is_unheard
     await sink.finish()
 
 
@@ -227,7 +227,7 @@ async def test_an_end_payload_waits_for_its_turn() -> None:
         sink.grant(2)
         await at_rest()
         assert sink.log == ["finish b'22'"]
-        sink.confirm()
+        sink.confirmed()
 
 
 async def test_the_end_wakes_those_who_wait_to_send() -> None:
@@ -254,7 +254,7 @@ async def test_the_loss_of_the_link_wakes_everybody_with_an_error_of_his_own() -
         for call in (partial(sink.send, b"x"), partial(sink.send_many, [b"x"]), sink.wait_for_room, sink.wait_over):
             nursery.start_soon(wait, call)
         await at_rest()
-        sink.lose(lost)
+        sink.lost(lost)
     assert len({id(error) for error in errors}) == 4
     with pytest.raises(LinkLost):
         await sink.send(b"x")
@@ -265,7 +265,7 @@ async def test_the_loss_of_the_link_wakes_everybody_with_an_error_of_his_own() -
 async def test_a_stopped_half_says_so_also_behind_its_end() -> None:
     sink = half()
     sink.close()
-    sink.stop(stopped)
+    sink.stopped(stopped)
     with pytest.raises(ChannelStopped):
         await sink.finish()
     with pytest.raises(ChannelStopped):
@@ -277,7 +277,7 @@ async def test_finish_after_abort_does_not_pretend() -> None:
     sink.abort()
     with pytest.raises(trio.ClosedResourceError):
         await sink.finish()
-    sink.confirm()
+    sink.confirmed()
     with pytest.raises(trio.ClosedResourceError):
         await sink.finish()
 
@@ -288,7 +288,7 @@ async def test_abort_breaks_off_an_end_that_is_not_out() -> None:
         nursery.start_soon(_fails, trio.ClosedResourceError, sink.finish)
         await at_rest()
         sink.abort()
-        sink.confirm()
+        sink.confirmed()
     assert sink.log == ["finish b''", "abort"]
 
 
@@ -297,9 +297,9 @@ async def test_closing_and_giving_up_twice_is_fine() -> None:
     sink.close()
     sink.close()
     await sink.aclose()
-    sink.confirm()
+    sink.confirmed()
     sink.abort()
-    sink.lose(lost)
+    sink.lost(lost)
     assert sink.log == ["finish b''"]
 
 
@@ -310,7 +310,7 @@ async def test_an_end_that_is_refused_changes_nothing(monkeypatch: pytest.Monkey
         raise LocalProtocolError("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sink.__class__, "_finish", lambda self, payload: refuse(payload))
+        patch.setattr(sink.engine, "finish", refuse)
         with pytest.raises(LocalProtocolError):
             await sink.finish()
     await sink.send(b"still open")

@@ -13,8 +13,8 @@ import trio.testing
 
 from muxkit import Limits
 from muxkit.protocols import bpmux
-from muxkit.runtime.halves.receiving import ReceiveHalf
-from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.halves.receive import ReceiveHalf
+from muxkit.runtime.halves.send import SendHalf
 from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import SessionPair, check_session, weather_pair
 from muxkit_adapters import memory

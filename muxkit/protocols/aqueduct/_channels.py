@@ -35,8 +35,8 @@ from muxkit.runtime import (
 )
 from muxkit.runtime.channel import MuxChannel, Sink
 from muxkit.runtime.connection import MAX_REASON
-from muxkit.runtime.halves.receiving import EMPTY, ReceiveHalf
-from muxkit.runtime.halves.sending import SendHalf, closed
+from muxkit.runtime.halves.receive import EMPTY, ReceiveHalf
+from muxkit.runtime.halves.send import SendHalf, closed
 
 if TYPE_CHECKING:
     from muxkit.protocols.aqueduct._connection import Connection

@@ -58,8 +58,8 @@ from muxkit.runtime import (
     Unsupported,
 )
 from muxkit.runtime.connection import MuxConnection
-from muxkit.runtime.halves.receiving import ReceiveHalf
-from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.halves.receive import ReceiveHalf
+from muxkit.runtime.halves.send import SendHalf
 
 if TYPE_CHECKING:
     from muxkit.core import StartPace

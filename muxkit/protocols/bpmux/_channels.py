@@ -15,7 +15,7 @@ from muxkit.runtime import ChannelStopped, ErrorMaker, Session
 from muxkit.runtime import IncomingRequest as CommonRequest
 from muxkit.runtime import channel as common
 from muxkit.runtime.connection import MuxConnection
-from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.halves.send import SendHalf
 
 
 class Sink(common.Sink):

@@ -27,8 +27,8 @@ from muxkit.protocols.bpmux.send import Sender
 from muxkit.runtime import Backlog, ChannelStopped, ErrorMaker, LinkLost, StreamPump, turns
 from muxkit.runtime.channel import MuxChannel, ping_half
 from muxkit.runtime.connection import MAX_REASON, MuxConnection, refused_by_peer
-from muxkit.runtime.halves.receiving import ReceiveHalf
-from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.halves.receive import ReceiveHalf
+from muxkit.runtime.halves.send import SendHalf
 
 MadeT = TypeVar("MadeT", Duplex, Sink, Source, Request)
 

@@ -23,8 +23,8 @@ from muxkit.protocols.e3x.send import ReliableSender
 from muxkit.protocols.e3x.state import EngineChannel
 from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, ByteStream, ErrorMaker, Unsupported, Watermark, as_bytes
 from muxkit.runtime.channel import MuxChannel
-from muxkit.runtime.halves.receiving import ReceiveHalf
-from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.halves.receive import ReceiveHalf
+from muxkit.runtime.halves.send import SendHalf
 
 if TYPE_CHECKING:
     from muxkit.protocols.e3x._connection import Connection

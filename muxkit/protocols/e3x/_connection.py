@@ -43,8 +43,8 @@ from muxkit.runtime import (
 )
 from muxkit.runtime import SessionStats as CommonStats
 from muxkit.runtime.connection import MuxConnection
-from muxkit.runtime.halves.receiving import ReceiveHalf
-from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.halves.receive import ReceiveHalf
+from muxkit.runtime.halves.send import SendHalf
 
 REFUSED: Final = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH})
 BROKEN_OFF: Final = "the peer broke the channel off"

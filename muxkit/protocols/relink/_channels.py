@@ -40,8 +40,8 @@ from muxkit.runtime import (
 )
 from muxkit.runtime.channel import MuxChannel, Sink
 from muxkit.runtime.halves.mailbox import ItemQueue
-from muxkit.runtime.halves.receiving import EMPTY, ReceiveHalf
-from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.halves.receive import EMPTY, ReceiveHalf
+from muxkit.runtime.halves.send import SendHalf
 
 if TYPE_CHECKING:
     from muxkit.protocols.relink._connection import Connection

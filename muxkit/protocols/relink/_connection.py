@@ -62,8 +62,8 @@ from muxkit.runtime import (
     turns,
 )
 from muxkit.runtime.connection import PEER_BROKE_A_RULE, MuxConnection
-from muxkit.runtime.halves.receiving import ReceiveHalf
-from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.halves.receive import ReceiveHalf
+from muxkit.runtime.halves.send import SendHalf
 
 OnChanged = Callable[[link_events.LinkReplaced], None]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from muxkit.runtime import Session
 from muxkit.runtime.channel import MuxChannel as Channel
 from muxkit.runtime.halves.bytestream import ByteStream
-from muxkit.runtime.halves.receiving import ReceiveHalf
-from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.halves.receive import ReceiveHalf
+from muxkit.runtime.halves.send import SendHalf
 
 if TYPE_CHECKING:
     from muxkit.runtime.connection import MuxConnection

@@ -24,8 +24,8 @@ from muxkit.protocols.yamux.receive import StreamReceiver
 from muxkit.protocols.yamux.send import StreamSender
 from muxkit.runtime import Backlog, LinkLost
 from muxkit.runtime.connection import MuxConnection
-from muxkit.runtime.halves.receiving import ReceiveHalf
-from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.halves.receive import ReceiveHalf
+from muxkit.runtime.halves.send import SendHalf
 from muxkit.runtime.pumps.stream import StreamPump
 
 Role = Literal["client", "server"]

@@ -1,22 +1,31 @@
-"""The receiving half of a channel as Aqueduct still has it; `receiving` is the form that replaces it."""
+"""The receiving half of a channel: a queue of what came, and the tasks that wait for it.
+
+Items that come go to the task that waits longest, or are stored. The engine hears of what the application has taken,
+because a grant of credit follows from it: of each item, or, while more of them wait, of a portion of items at once
+(`Receiver.lag`). `receiver` is the engine's half, and its methods are called directly. `state` goes by the table
+`muxkit.core.RECEIVING`.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import trio
 
-from muxkit.core import Receiving, Step, advance
-from muxkit.runtime._thread import Owner, owner, refuse_thread
+from muxkit.core import Reason, Receiving, Step, advance
+from muxkit.core.halves import Receiver
+from muxkit.runtime._thread import Owner, refuse_thread
 from muxkit.runtime.halves.budget import ErrorMaker
-from muxkit.runtime.halves.mailbox import ItemQueue, Storage
-from muxkit.runtime.halves.receiving import EMPTY, NO_ITEMS, NO_WAITERS, Waiter
-from muxkit.runtime.halves.sending import YIELD_BYTES, YIELD_LEAST
+from muxkit.runtime.halves.mailbox import ItemQueue, Mailbox, Storage
+from muxkit.runtime.halves.owner import HalfOwner
+from muxkit.runtime.halves.send import YIELD_BYTES, YIELD_LEAST, closed
 from muxkit.runtime.pumps.reading import OFFERED, Reading
 from muxkit.runtime.pumps.turns import turns
+
+if TYPE_CHECKING:
+    from muxkit.runtime.channel import MuxChannel
 
 ItemT = TypeVar("ItemT")
 
@@ -24,52 +33,99 @@ DRAINING = Receiving.DRAINING  # looked up for each item
 PORTION_LEAST = 4  # items; fewer are handed out one by one
 
 
-def _closed() -> Exception:
-    return trio.ClosedResourceError("this side of the channel was closed")
+class Waiter(Generic[ItemT]):
+    """A task that waits for an item."""
+
+    __slots__ = ("is_called", "items", "reading", "task")
+
+    def __init__(self) -> None:
+        self.items: tuple[ItemT, ...] = ()  # the item that was handed over: then a cancellation comes too late
+        self.is_called: bool = False
+        self.task: trio.lowlevel.Task | None = None  # while it sleeps
+        self.reading: Reading | None = None  # while it reads the connection, and must not be rescheduled
+
+    def call(self) -> None:
+        """Wake it: it has its item, or will get none."""
+        self.is_called = True
+        if self.task is not None:
+            trio.lowlevel.reschedule(self.task)
+        elif self.reading is not None and self.reading.borrower_sleeps:
+            self.reading.wake_borrower()
 
 
-class Inbox(ABC, Generic[ItemT]):
+class _Nothing(ItemQueue[Any]):
+    """The storage of all halves that store nothing, which therefore takes nothing."""
+
+    __slots__ = ()
+
+    def put(self, item: object) -> None:
+        raise AssertionError("an item was put into what all halves share")
+
+    def put_all(self, items: list[Any]) -> None:
+        self.put(items)
+
+    def put_back(self, items: list[Any]) -> None:
+        self.put(items)
+
+
+# What most halves have most of the time. Nothing is ever put into these.
+EMPTY: Storage[Any] = _Nothing()
+NO_WAITERS: list[Waiter[Any]] = []
+NO_ITEMS: list[Any] = []
+
+
+class ReceiveHalf(Generic[ItemT]):
     """What came on one channel and was not taken, with the tasks that wait for it, first come, first served.
 
-    A protocol subclasses it, names its `_next_item` and `_next_items` as its applications know them (`ReceiveHalf` does
-    that), fills in `_taken` and `_stop`, and calls `_deliver` and `_ended`.
+    Items are messages of bytes, or of another type in a subclass, which then says how large one is.
     """
 
     __slots__ = (
+        "_connection",
         "_error",
         "_owner",
         "_portion",
         "_portion_bytes",
-        "_request_write",
+        "_portion_count",
         "_since_yield",
         "_stored",
         "_waiters",
+        "channel",
+        "reason",
+        "receiver",
         "state",
     )
 
-    _new_storage: ClassVar[type[Storage[Any]]] = ItemQueue
-    """Made when the first item has to wait; `Mailbox` packs short messages."""
-    _size_of: staticmethod[[Any], int] = staticmethod(len)
-    """Bytes of one item, which decide when a call yields, and which `_taken` is told."""
-    _portion_most: ClassVar[int] = 0
-    """Items that are handed out at most before `_taken` is called, if `_may_wait_untold` allows; 0 for one by one."""
+    new_storage: ClassVar[type[Storage[Any]]] = Mailbox
+    """Made when the first item has to wait; `Mailbox` packs short messages, `ItemQueue` holds items of any kind."""
+    size_of: staticmethod[[Any], int] = staticmethod(len)
+    """Bytes of one item, which decide when a call yields, and which the engine hears of."""
+    portion_most: ClassVar[int] = 64
+    """Items that are handed out at most before the engine hears of them, if its `lag` allows."""
 
-    def __init__(self, request_write: Callable[[], None]) -> None:
-        self._request_write = request_write
-        self._owner: Owner = owner()
+    def __init__(self, connection: HalfOwner, receiver: Receiver[ItemT]) -> None:
+        self.receiver: Final = receiver
+        self._connection = connection
+        self._owner: Owner = connection.budget.owner
         self._stored: Storage[ItemT] = EMPTY
         self._portion: list[ItemT] = (
-            NO_ITEMS  # what is handed out next, the oldest at the end; `_taken` is told behind it
+            NO_ITEMS  # what is handed out next, the oldest at the end; the engine hears of it behind the last
         )
         self._portion_bytes = 0  # with what was handed out
+        self._portion_count = 0  # the same in items
         self._waiters: list[Waiter[ItemT]] = NO_WAITERS
         self._error: ErrorMaker = trio.EndOfChannel
         self._since_yield = 0  # bytes
         self.state: Receiving = Receiving.OPEN
+        self.reason: bytes = b""
+        """What the peer said when it gave up sending here, as it came."""
+        self.channel: MuxChannel | None = None
+        """The two-way channel that this is a half of, until the half has ended."""
+        receiver.owner = self  # type: ignore[misc]  # each implementation has that slot
 
     # --- for the application
 
-    async def _next_item(self) -> ItemT:
+    async def receive(self) -> ItemT:
         """The next item. Cancelled means that none was taken.
 
         Checks for cancellation in every call, yields at the latest on every 64th call or 128 KiB of this half,
@@ -80,7 +136,7 @@ class Inbox(ABC, Generic[ItemT]):
         """
         if not (self._portion or self._stored.count):
             item = await self._wait()
-            self._took((item,), self._size_of(item))
+            self._took((item,), self.size_of(item))
             return item
         await trio.lowlevel.checkpoint_if_cancelled()
         portion = self._portion
@@ -99,7 +155,7 @@ class Inbox(ABC, Generic[ItemT]):
             await self._yield()
         return item
 
-    def _try_receive(self) -> ItemT | None:
+    def try_receive(self) -> ItemT | None:
         """Take an item that is stored, outside of Trio's tasks; None if there is none."""
         if get_ident() != self._owner.ident:
             refuse_thread()
@@ -110,7 +166,7 @@ class Inbox(ABC, Generic[ItemT]):
             return item
         return self._take_stored() if self._stored.count else None
 
-    async def _next_items(self, limit: int | None = None) -> list[ItemT]:
+    async def receive_many(self, limit: int | None = None) -> list[ItemT]:
         """Wait for at least one item, then give all that have come, at most `limit`; one checkpoint.
 
         Cancelled means that none was taken.
@@ -126,37 +182,55 @@ class Inbox(ABC, Generic[ItemT]):
             items.append(await self._wait())
             self._return_portion()  # another task may have made one of what came behind the item
         items += self._stored.take_all(None if limit is None else limit - len(items))
-        self._took(items, sum(map(self._size_of, items)))
+        self._took(items, sum(map(self.size_of, items)))
         if not has_waited:
             await self._yield()
         return items
 
-    def close(self) -> None:
-        """Stop receiving without a checkpoint: what came is dropped, and the peer is told to send no more."""
+    async def aclose(self) -> None:
+        """`close`, with a checkpoint."""
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+    def close(self, reason: Reason | None = None) -> None:
+        """Stop receiving without a checkpoint: what came is dropped, and the peer is told to send no more, and why."""
         self._owner.check()
         if self.state is Receiving.OPEN:
-            self._stop()
+            self.receiver.stop(reason or Reason())
+            self._connection.dispatch_events()
         if self.state is not Receiving.CLOSED:
             self.state = advance(self.state, Step.STOP)
-        self._error = _closed
+        self._error = closed
         self._return_portion()
         if self._stored.count:
-            self._took((), self._discard())
-        self._request_write()
+            self._took((), self._stored.clear())
+        self._connection.request_write()
         if self._waiters:
             self._wake_all()
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that came and that the application hasn't taken."""
+        return self.receiver.held - self.handed_out
 
     @property
     def unread(self) -> int:
         """Items that wait to be taken."""
         return self._stored.count + len(self._portion)
 
-    # --- for the session
+    def __repr__(self) -> str:
+        return f"<{self.receiver.label} {self.state.value}, {self.unread} unread>"
 
-    def _deliver(self, item: ItemT) -> None:
+    def end(self) -> Exception:
+        """Make the error that `receive` raises once everything was received."""
+        return self._error()
+
+    # --- for the connection
+
+    def deliver(self, item: ItemT) -> None:
         """Hand an item that came to the task that waits longest, or store it."""
         if self.state is Receiving.CLOSED:
-            self._taken((), self._size_of(item))
+            self.receiver.consumed((), self.size_of(item))
             return
         if self._waiters:  # then nothing is stored
             waiter = self._waiters.pop(0)
@@ -166,25 +240,25 @@ class Inbox(ABC, Generic[ItemT]):
             waiter.call()
         else:
             if self._stored is EMPTY:
-                self._stored = self._new_storage()
+                self._stored = self.new_storage()
             self._stored.put(item)
 
-    def _deliver_all(self, items: list[ItemT]) -> None:
+    def deliver_all(self, items: list[ItemT]) -> None:
         """Do the same with items that came together; the list is this half's from now on."""
         if self.state is Receiving.CLOSED:
-            self._taken((), sum(map(self._size_of, items)))
+            self.receiver.consumed((), sum(map(self.size_of, items)))
             return
         if self._waiters:
             handed_over = len(self._waiters)
             for item in items[:handed_over]:
-                self._deliver(item)
+                self.deliver(item)
             del items[:handed_over]
         if items:
             if self._stored is EMPTY:
-                self._stored = self._new_storage()
+                self._stored = self.new_storage()
             self._stored.put_all(items)
 
-    def _ended(self, error: ErrorMaker) -> None:
+    def ended(self, error: ErrorMaker) -> None:
         """No more will come; `error` makes what is raised once everything stored was taken."""
         if self.state is Receiving.OPEN:
             self.state = advance(self.state, Step.ENDED)
@@ -192,31 +266,6 @@ class Inbox(ABC, Generic[ItemT]):
             self._drain()
             if self._waiters:
                 turns().wake(self._wake_all)
-
-    # --- what a protocol fills in
-
-    @abstractmethod
-    def _taken(self, items: Sequence[ItemT], size: int) -> bool:
-        """Tell the engine that the application has taken these items, of `size` bytes together.
-
-        Without items, so many bytes were dropped. Returns True if the engine may have something to write.
-        """
-
-    @abstractmethod
-    def _stop(self) -> None:
-        """Tell the engine that the application wants no more."""
-
-    def _may_wait_untold(self) -> int:
-        """Return the bytes that may be taken before `_taken` is called, while more items wait; then it has no items."""
-        return 0
-
-    def _discard(self) -> int:
-        """Drop what is stored and return its bytes, for `_taken`; a protocol whose items own something overrides it."""
-        return self._stored.clear()
-
-    def _reading(self) -> Reading | None:
-        """Return the reader of the connection if a task that waits here may read in its place."""
-        return None
 
     # --- inside
 
@@ -230,7 +279,7 @@ class Inbox(ABC, Generic[ItemT]):
         if self._waiters is NO_WAITERS:
             self._waiters = []
         self._waiters.append(waiter)
-        reading = self._reading()
+        reading = self._connection.reading()
         if reading is not None:
             reading.is_wanted = True
             if reading.state is OFFERED:
@@ -259,58 +308,67 @@ class Inbox(ABC, Generic[ItemT]):
     def _take_stored(self) -> ItemT:
         """Take the oldest item that is stored, with a portion of those behind it if that is worth while."""
         item = self._stored.take()
-        size = self._size_of(item)
-        if not self._portion_most or not self._stored.count or not self._take_portion(size):
+        size = self.size_of(item)
+        if not self.portion_most or not self._stored.count or not self._take_portion(size):
             self._took((item,), size)
             self._since_yield += size if size > YIELD_LEAST else YIELD_LEAST  # noqa: FURB136 - `max` is a call
         return item
 
     def _take_portion(self, size: int) -> bool:
         """Make a portion of the items behind one of `size` bytes, which was taken; return False if it is too small."""
-        bytes_most = self._may_wait_untold()
+        bytes_most = self.receiver.lag
         if size * PORTION_LEAST > bytes_most:
             return False
         left = YIELD_BYTES - self._since_yield  # a portion is handed out without a yield
         bytes_most = min(bytes_most, left)
-        most = min(self._portion_most, left // YIELD_LEAST, bytes_most // max(size, 1))
+        most = min(self.portion_most, left // YIELD_LEAST, bytes_most // max(size, 1))
         if most < PORTION_LEAST:
             return False
         portion = self._stored.take_all(most - 1)
-        size += sum(map(self._size_of, portion))
+        size += sum(map(self.size_of, portion))
         if size > bytes_most:
             self._stored.put_back(portion)
             return False
         portion.reverse()
-        self._portion, self._portion_bytes = portion, size
-        self._since_yield += max(size, YIELD_LEAST * (len(portion) + 1))
+        count = len(portion) + 1
+        self._portion, self._portion_bytes, self._portion_count = portion, size, count
+        self._since_yield += max(size, YIELD_LEAST * count)
         return True
 
     def _portion_taken(self) -> None:
         """Count what was handed out of the portion, now that nothing of it is left."""
         self._portion = NO_ITEMS
-        self._took((), self._portion_bytes)
+        self._took_portion(self._portion_count, self._portion_bytes)
 
     def _return_portion(self) -> None:
         """Put what is left of the portion back, and count what was handed out."""
         if self._portion:
-            size = self._handed_out
+            size = self.handed_out
             left, self._portion = self._portion, NO_ITEMS
             left.reverse()
             if self._stored is EMPTY:  # another task took what was stored beside the portion
-                self._stored = self._new_storage()
+                self._stored = self.new_storage()
             self._stored.put_back(left)
-            self._took((), size)
+            self._took_portion(self._portion_count - len(left), size)
 
     @property
-    def _handed_out(self) -> int:
+    def handed_out(self) -> int:
         """Bytes of the portion that were handed out."""
-        return self._portion_bytes - sum(map(self._size_of, self._portion)) if self._portion else 0
+        return self._portion_bytes - sum(map(self.size_of, self._portion)) if self._portion else 0
 
     def _took(self, items: Sequence[ItemT], size: int) -> None:
         if not self._stored.count:
             self._stored = EMPTY
-        if self._taken(items, size):
-            self._request_write()
+        if self.receiver.consumed(items, size):
+            self._connection.request_write()
+        if self.state is DRAINING:
+            self._drain()
+
+    def _took_portion(self, count: int, size: int) -> None:
+        if not self._stored.count:
+            self._stored = EMPTY
+        if self.receiver.consumed_portion(count, size):
+            self._connection.request_write()
         if self.state is DRAINING:
             self._drain()
 
@@ -328,31 +386,6 @@ class Inbox(ABC, Generic[ItemT]):
         await trio.lowlevel.cancel_shielded_checkpoint()
 
 
-class ReceiveHalf(Inbox[ItemT], trio.abc.ReceiveChannel[ItemT]):
-    """An `Inbox` that is a `trio.abc.ReceiveChannel` of its items.
-
-    Several tasks may receive at once: items go to them in the order in which they came to wait.
-    """
-
-    __slots__ = ()
-
-    if TYPE_CHECKING:
-
-        async def receive(self) -> ItemT:
-            """Wait for the next item and take it."""
-
-        async def receive_many(self, limit: int | None = None) -> list[ItemT]:
-            """Wait for an item, and take what is there, at most `limit` items."""
-    else:  # not one more coroutine for each item
-        receive = Inbox._next_item
-        receive_many = Inbox._next_items
-
-    async def aclose(self) -> None:
-        """`close`, with a checkpoint."""
-        self.close()
-        await trio.lowlevel.checkpoint()
-
-
 # The name of a coroutine is what Python prints if it is never awaited; a program knows the channel, not its halves.
-Inbox._next_item.__qualname__ = "Channel.receive"
-Inbox._next_items.__qualname__ = "Channel.receive_many"
+ReceiveHalf.receive.__qualname__ = "Channel.receive"
+ReceiveHalf.receive_many.__qualname__ = "Channel.receive_many"

@@ -14,7 +14,7 @@ from muxkit import Limits, LinkLost
 from muxkit.protocols import bpmux
 from muxkit.protocols.bpmux import Chunk, Config, Engine, Type, encode_chunk, encode_partial
 from muxkit.runtime import background
-from muxkit.runtime.halves.sending import SendHalf
+from muxkit.runtime.halves.send import SendHalf
 from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import weather_pair
 from muxkit_adapters import memory

@@ -13,7 +13,7 @@ from muxkit import Limits, LinkLost
 from muxkit.protocols import bpmux
 from muxkit.protocols.bpmux import Config
 from muxkit.runtime import Mailbox
-from muxkit.runtime.halves.receiving import ReceiveHalf
+from muxkit.runtime.halves.receive import ReceiveHalf
 from muxkit.runtime.mux_session import connection_of
 from muxkit_adapters import memory
 
