@@ -604,7 +604,7 @@ class Connection(MuxConnection[Engine, MuxChannel]):
             self.engine.refuse(event.channel, reason)
         else:
             self.engine.accept(event.channel)
-            self.offer(self.incoming, self.new_channel(event.channel, event.opening), event.channel.receiver)
+            self.offer(self.incoming, self.new_channel(event.channel, event.opening))
         self.request_write()
 
     def handle_going_away(self, event: GoingAway) -> None:

@@ -414,9 +414,11 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
     def drop_broken_off(self, half: Sender | Receiver[Any]) -> None:
         """The peer broke a channel off: drop it if the application hasn't taken it, since it needs no work then.
 
-        This is right for two-way channels that were offered with their receiver as key.
+        It is found by itself if it is a two-way channel, and by the half if it was offered with that as its key.
         """
-        if (item := self.drop_waiting(half)) is not None:
+        owner = half.owner
+        channel = owner.channel if isinstance(owner, (SendHalf, ReceiveHalf)) else None
+        if (item := self.drop_waiting(half if channel is None else channel)) is not None:
             item.receiving.close()
 
     def half_ended(self, half: Sender | Receiver[Any]) -> None:

@@ -74,7 +74,7 @@ class Connection(MuxConnection[Engine, Channel]):
         if (reason := self.refusal_of(backlog, event.opening)) is not None:
             self.engine.refuse(event.channel, reason)
         elif sender.carries_messages:
-            self.offer(backlog, self.new_channel(event.channel, event.opening), receiver)
+            self.offer(backlog, self.new_channel(event.channel, event.opening))
         else:
             self.offer(backlog, self._new_stream(sender, receiver), receiver)
 

@@ -195,3 +195,16 @@ async def test_the_other_side_learns_why_a_session_ended() -> None:
                     await trio.sleep(1)
                     await session.ping()
     assert (caught.value.peer_reason, caught.value.code) == ("come back on Monday", 409)
+
+
+async def test_a_channel_that_nobody_has_taken_is_none_of_the_application() -> None:
+    """Was: it was listed as soon as it had come."""
+    async with pair() as (here, there):
+        channel = await here.open()
+        await channel.send(b"here")
+        await trio.testing.wait_all_tasks_blocked()
+        assert there.channels() == []
+        taken = await anext(there.incoming())
+        assert there.channels() == [taken]
+        await taken.aclose()
+        await channel.aclose()
