@@ -1,6 +1,6 @@
 """Follow a message from `channel.send` to the socket, and from the socket to `channel.receive`, by static analysis.
 
-    python -m tests.soak.two_ways [bpmux yamux e3x ...]
+    python -m tests.soak.two_ways [bpmux relink yamux]
 
 The program asks pyright's language server for the definition of each call, as an editor does at "go to definition",
 and searches the shortest way from the first function to the last one. It isn't told where to go in between. Where a
@@ -256,6 +256,15 @@ WAYS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "what is written, out of the engine": (PULL, "muxkit/protocols/bpmux/send.py Outgoing.write"),
         "bytes from the socket": (READER, FROM_SOCKET),
         "bytes into the engine": (READER, "muxkit/protocols/bpmux/rules.py ChunkRules.apply"),
+        "a message to its half": (READER, DELIVER),
+        "the application takes it": (RECEIVE, RECEIVED),
+    },
+    "relink": {
+        "a message into the engine": (SEND, "muxkit/protocols/relink/send.py ChannelSender.try_push"),
+        "a request to write, to the socket": (SEND, TO_SOCKET),
+        "what is written, out of the engine": (PULL, "muxkit/protocols/relink/send.py ChannelSender.write"),
+        "bytes from the socket": (READER, FROM_SOCKET),
+        "bytes into the engine": (READER, "muxkit/protocols/relink/receive.py ChannelReceiver.came"),
         "a message to its half": (READER, DELIVER),
         "the application takes it": (RECEIVE, RECEIVED),
     },
