@@ -30,7 +30,7 @@ class Config:
     versions: tuple[int, ...] = (0,)
     """The versions of the protocol to offer or to accept; 0 is the only one that has packets."""
     window: int = 65_536
-    """Messages of one channel that may be unanswered; the bytes of a window are `Limits.channel_bytes`."""
+    """Messages of one channel that may be unanswered; the bytes of a window are `Limits.short_window`."""
     targets: int = 1024
     """Channels that one multicast packet may name."""
     parts: int = 65_536

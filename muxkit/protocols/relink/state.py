@@ -47,7 +47,7 @@ Invariants
 ==========
 
 - A message stays in its window from `send_parts` until the peer's application has consumed or answered it. The window
-  is bounded in messages (`Config.window`) and in bytes (`Limits.channel_bytes`).
+  is bounded in messages (`Config.window`) and in bytes (`Limits.short_window`).
 - All windows together are bounded by `Limits.connection_bytes`, but each channel's first bytes up to `floor` are free.
   So a channel that nobody reads cannot stop the others. The sum over the floors doesn't depend on the order in which
   messages come, so both sides count the same.
