@@ -1,7 +1,9 @@
-"""What the halves of all channels of one engine share, in every protocol with credit in bytes.
+"""What the halves of all channels of one engine share, for protocols with credit in bytes for each channel.
 
 A protocol's state derives from `MuxState` and adds its tables and what its frames need. `CreditSender`,
-`WindowReceiver` and `StreamMuxEngine` work with what is declared here.
+`WindowReceiver` and `StreamMuxEngine` work with what is declared here. yamux uses these four, and so does the worked
+example of docs/how-to/protocol.md. bpmux has a state of its own, because its halves are entities that also pay for
+openings with credit of the top level. e3x, Aqueduct and Relink count packets, streams and messages.
 """
 
 from __future__ import annotations

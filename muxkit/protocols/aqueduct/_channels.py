@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import trio
 
@@ -31,6 +31,7 @@ from muxkit.runtime import (
     ChannelStopped,
     ErrorMaker,
     ItemQueue,
+    Storage,
     as_bytes,
 )
 from muxkit.runtime.channel import MuxChannel, Sink
@@ -141,8 +142,8 @@ class AqueductReceiveHalf(ReceiveHalf[Arrived]):
 
     __slots__ = ("__weakref__", "_aqueduct", "machine")
 
-    new_storage = ItemQueue
-    size_of = staticmethod(payload_size)
+    new_storage: ClassVar[type[Storage[Any]]] = ItemQueue
+    size_of: staticmethod[[Any], int] = staticmethod(payload_size)
     portion_most = 0  # the engine hears of each message, because each one has a stream whose credit it renews
 
     def __init__(self, connection: Connection, machine: EngineReceiver) -> None:

@@ -242,7 +242,7 @@ class EngineSender(EngineHalf, Sender):
         if payload:
             raise LocalProtocolError("the end of an Aqueduct channel carries no payload; send it as a message before")
         if self.id is None:
-            self.is_spent = True
+            self.is_spent: bool = True
             return
         if self.has_news:  # the half has ended, and the session is about to learn that
             return

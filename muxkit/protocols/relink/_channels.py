@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import trio
@@ -39,7 +39,7 @@ from muxkit.runtime import (
     turns,
 )
 from muxkit.runtime.channel import MuxChannel, Sink
-from muxkit.runtime.halves.mailbox import ItemQueue
+from muxkit.runtime.halves.mailbox import ItemQueue, Storage
 from muxkit.runtime.halves.receive import EMPTY, ReceiveHalf
 from muxkit.runtime.halves.send import SendHalf
 
@@ -508,8 +508,8 @@ class MessageHalf(ReceiveHalf[Message]):
 
     _connection: Connection
 
-    new_storage = ItemQueue
-    size_of = staticmethod(_size)
+    new_storage: ClassVar[type[Storage[Any]]] = ItemQueue
+    size_of: staticmethod[[Any], int] = staticmethod(_size)
     portion_most = 0  # what the application has is known of each message
 
     def __init__(self, connection: Connection, incoming: ChannelReceiver) -> None:

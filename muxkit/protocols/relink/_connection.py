@@ -24,6 +24,7 @@ from typing import Any, Final
 import trio
 
 from muxkit._errors import LocalProtocolError
+from muxkit._info import SessionInfo
 from muxkit._observer import Observer, tell_limit
 from muxkit.core import Reason, Sending
 from muxkit.core.events import Failed, GoingAway, Halves, HungUp, Opened, Silent, Writable
@@ -216,7 +217,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         link.connection_made(trio.current_time(), epoch=epoch, link_id=link_id)
         self.carrier = pump
         self._peer = self._unclaimed.peer = pump.peer or self._peer
-        self.info = describe(stream, "relink")
+        self.info: SessionInfo = describe(stream, "relink")
         self.connections += 1
         if self.facts is not None and self._lost_at is not None:
             self.facts.resumed(trio.current_time() - self._lost_at)
@@ -479,7 +480,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
     def _deliver(self, channel: CommonChannel, items: list[bytes]) -> None:
         """Deliver messages of the application, without an event of their own: that would be four calls more."""
         half = channel.owner
-        self.messages_received += len(items)
+        self.messages_received: int = self.messages_received + len(items)
         if not isinstance(half, ReceiveHalf):
             channel.consumed(items, 0)
         elif len(items) == 1:

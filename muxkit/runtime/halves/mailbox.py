@@ -106,7 +106,7 @@ class _Pack:
 
 
 class Storage(Protocol[ItemT]):
-    """What an `Inbox` keeps its items in, in order."""
+    """What a `ReceiveHalf` keeps its items in, in order."""
 
     count: int
     """How many items there are; a plain attribute, as it is asked for with each item."""
