@@ -13,11 +13,17 @@ own `Connection` from it, makes an engine and a pump, and adds what only its doc
     lose      every half, every ping and every task that waits to open hears why the connection is over
 
     a message out                              a message in
-    MuxChannel.send                            StreamPump (the bytes that came)
-    SendHalf.send                              Engine.receive_bytes (parses, applies, returns events)
-    Sender.try_send (the engine's half)        MuxConnection.handle_events
-    MuxConnection.request_write                   ReceiveHalf.deliver
-    StreamPump.request_write, then the link    MuxChannel.receive, ReceiveHalf.receive
+    MuxChannel.send                            Reading (waits on the link, and reads)
+    SendHalf.send                              StreamPump.handle_bytes
+    Sender.try_send (the engine's half)        Engine.receive_bytes (parses, applies, returns events)
+    MuxConnection.request_write                MuxConnection.handle_events
+    StreamPump.request_write                   ReceiveHalf.deliver (wakes the task that waits)
+    Engine.buffers_to_send                     MuxChannel.receive, ReceiveHalf.receive
+    Scheduler.pull, Sender.write (frames)
+    NowaitLink.send_nowait
+
+A task that waits in `receive` may read in the place of the reader's task (`muxkit.runtime.pumps.reading`); the way from
+there on is the same.
 
 Where protocols differ in a step, the step is one method, which a protocol overrides.
 """

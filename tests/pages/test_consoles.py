@@ -91,7 +91,7 @@ def _says_where_it_listens(host: str, tmp_path: Path) -> None:
 def test_a_thousand_seeds_are_run_and_one_is_run_again(tmp_path: Path) -> None:
     done = run(command(FLEET, "muxkit fleet run relink"), tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.match(r"1,000 seeds in [\d.]+ s, \d+ a second: 0 failed", done.stdout), done.stdout
+    assert re.match(r"1,000 seeds in [\d.]+ s, \d+ per second: 0 failed", done.stdout), done.stdout
     again = run(command(FLEET, "muxkit fleet replay"), tmp_path)
     assert again.returncode == 0, again.stderr
     assert re.fullmatch(r"relink, seed 17: ok: \d+ messages over \d+ connections, [0-9a-f]{8}\n", again.stdout)
