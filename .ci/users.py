@@ -172,7 +172,7 @@ def compiled(reader: Reader) -> None:
     for module in (
         "core._windows",
         "protocols.bpmux.engine",
-        "protocols.relink.engine.engine",
+        "protocols.relink.engine",
         "protocols.e3x.engine",
         "protocols.aqueduct.engine",
     ):

@@ -163,11 +163,14 @@ async def _self_test(as_json: bool) -> bool:
             tls, without = None, error.sentence
         for protocol in protocols:
             for transport in transports:
-                if _carries(protocol, transport):
+                if transport.name not in WITHOUT_CLIENTS and _carries(protocol, transport):
                     result = await _try(protocol.name, transport.name, folder, tls, without)
                     result.say("tested", as_json=as_json)
                     ok = ok and result.ok is not False
     return ok
+
+
+WITHOUT_CLIENTS = {"asgi"}  # transports that only serve
 
 
 def _carries(protocol: Plugin, transport: Plugin) -> bool:

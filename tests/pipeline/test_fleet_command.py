@@ -38,7 +38,7 @@ def test_each_seed_that_fails_is_told_with_the_command_that_replays_it() -> None
 def test_a_seed_is_replayed() -> None:
     """Was: "34 messages over 28 connections, a5538840", without a word on what ran and whether it went well."""
     assert run("replay", "e3x", "4").stdout.strip() == f"e3x, seed 4: ok: {simulate('e3x', 4).summary}"
-    assert "a digest of what happened" in run("replay", "--help").stdout
+    assert "a digest of the run" in run("replay", "--help").stdout
 
 
 def test_a_seed_that_fails_is_replayed_with_its_trace() -> None:

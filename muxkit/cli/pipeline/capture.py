@@ -10,7 +10,7 @@ import click
 from muxkit.cli.terminal import CommandFailed, Exit, printable
 
 CAPTURE_NEEDS = {"duckdb": "duckdb", "pyarrow": "duckdb", "pyspark": "spark", "pandas": "spark", "numpy": "spark"}
-RAW_PROTOCOLS = ("aqueduct", "bpmux", "e3x", "relink")  # whose bytes `muxkit.pipeline` can decode
+RAW_PROTOCOLS = ("aqueduct", "bpmux", "e3x", "relink", "yamux")  # whose bytes `muxkit.pipeline` can decode
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
