@@ -205,7 +205,7 @@ class Sending(_Named):
 
     OPEN = "open"
     FINISHING = "finishing"
-    """We said that we are done; the peer has not confirmed it yet."""
+    """We said that we are done, or gave up; the peer has not confirmed it yet."""
     CLOSED = "closed"
 
 
@@ -214,7 +214,7 @@ class Receiving(_Named):
 
     OPEN = "open"
     DRAINING = "draining"
-    """The peer said that it is done; the application has not read everything yet."""
+    """Nothing more comes; the application has not read everything yet."""
     CLOSED = "closed"
 
 
@@ -222,25 +222,24 @@ class Step(_Named):
     """What can happen to a half: verbs are what the application asks for, participles have happened."""
 
     FINISH = "finish"
-    CONFIRMED = "confirmed"
     CANCEL = "cancel"
+    """We give up, and wait for the peer to confirm that as well."""
+    CONFIRMED = "confirmed"
     STOPPED = "stopped"
+    LOST = "lost"
 
     ENDED = "ended"
+    """The peer ended its half or gave it up, or the connection is lost: what came before can still be read."""
     DRAINED = "drained"
     STOP = "stop"
-    CANCELLED = "cancelled"
-
-    LOST = "lost"
 
 
 SENDING: Final[Mapping[tuple[Sending, Step], Sending]] = {
     (Sending.OPEN, Step.FINISH): Sending.FINISHING,
-    (Sending.OPEN, Step.CANCEL): Sending.CLOSED,
+    (Sending.OPEN, Step.CANCEL): Sending.FINISHING,
     (Sending.OPEN, Step.STOPPED): Sending.CLOSED,
     (Sending.OPEN, Step.LOST): Sending.CLOSED,
     (Sending.FINISHING, Step.CONFIRMED): Sending.CLOSED,
-    (Sending.FINISHING, Step.CANCEL): Sending.CLOSED,
     (Sending.FINISHING, Step.STOPPED): Sending.CLOSED,
     (Sending.FINISHING, Step.LOST): Sending.CLOSED,
 }
@@ -248,12 +247,8 @@ SENDING: Final[Mapping[tuple[Sending, Step], Sending]] = {
 RECEIVING: Final[Mapping[tuple[Receiving, Step], Receiving]] = {
     (Receiving.OPEN, Step.ENDED): Receiving.DRAINING,
     (Receiving.OPEN, Step.STOP): Receiving.CLOSED,
-    (Receiving.OPEN, Step.CANCELLED): Receiving.CLOSED,
-    (Receiving.OPEN, Step.LOST): Receiving.CLOSED,
     (Receiving.DRAINING, Step.DRAINED): Receiving.CLOSED,
     (Receiving.DRAINING, Step.STOP): Receiving.CLOSED,
-    (Receiving.DRAINING, Step.CANCELLED): Receiving.CLOSED,
-    (Receiving.DRAINING, Step.LOST): Receiving.CLOSED,
 }
 
 StateT = TypeVar("StateT", bound=Enum)

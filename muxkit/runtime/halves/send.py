@@ -242,7 +242,7 @@ class SendHalf:
         self.sender.cancel(Reason(reason, code))
         self._connection.dispatch_events()
         if self.state is OPEN:
-            self.state = advance(self.state, Step.FINISH)
+            self.state = advance(self.state, Step.CANCEL)
         self._outcome = Outcome.GIVEN_UP
         self._error = closed
         self._close_gate(closed)
