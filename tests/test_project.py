@@ -175,3 +175,10 @@ def test_clauses_and_requirements_are_well_formed() -> None:
     ids = [rule.id for rule in conformance.requirements()]
     assert ids == sorted(set(ids))
     assert [each for each in ids if not re.fullmatch(r"R-\d\d", each)] == []
+
+
+def test_each_module_of_the_runtime_is_loaded_before_its_functions_are_protected_from_interrupts() -> None:
+    """Was: the connection below a session was loaded later, so Ctrl-C struck in the middle of its work."""
+    files = sorted((ROOT / "muxkit" / "runtime").rglob("*.py"))
+    names = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files}
+    assert names - loaded_by_importing("muxkit.runtime") == set()

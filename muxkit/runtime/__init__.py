@@ -85,6 +85,8 @@ from muxkit.runtime.admission import Refusing as Refusing
 from muxkit.runtime.admission import Standing as Standing
 from muxkit.runtime.admission import current_place as current_place
 from muxkit.runtime.admission import source_of as source_of
+from muxkit.runtime.channel import MuxChannel as MuxChannel
+from muxkit.runtime.connection import MuxConnection as MuxConnection
 from muxkit.runtime.halves.budget import ErrorMaker as ErrorMaker
 from muxkit.runtime.halves.budget import OutboxBudget as OutboxBudget
 from muxkit.runtime.halves.budget import Watermark as Watermark
@@ -104,6 +106,7 @@ from muxkit.runtime.halves.send import YIELD_CALLS as YIELD_CALLS
 from muxkit.runtime.halves.send import YIELD_LEAST as YIELD_LEAST
 from muxkit.runtime.halves.send import SendHalf as SendHalf
 from muxkit.runtime.halves.send import as_bytes as as_bytes
+from muxkit.runtime.mux_session import MuxSession as MuxSession
 from muxkit.runtime.pumps.multistream import MultistreamPump as MultistreamPump
 from muxkit.runtime.pumps.owner import PumpOwner as PumpOwner
 from muxkit.runtime.pumps.packets import DatagramPump as DatagramPump
@@ -187,6 +190,9 @@ __all__ = [
     "Mailbox",
     "MultistreamLink",
     "MultistreamPump",
+    "MuxChannel",
+    "MuxConnection",
+    "MuxSession",
     "NeedsBlock",
     "NowaitLink",
     "NowaitPackets",
