@@ -264,7 +264,9 @@ async def test_the_oldest_silent_connections_give_way_and_a_good_client_is_serve
         assert trio.current_time() < 3.0
         await trio.sleep(3.0)  # for those that were told why they had to go
         assert there.service.connections <= 26
-        assert "the server is full" in await silent[0].error()
+        # Which of them are the oldest is a matter of the order in which Trio ran their tasks.
+        reasons = [await each.error() for each in silent]
+        assert sum("the server is full" in reason for reason in reasons) >= 25
 
 
 @pytest.mark.requirement("R-13")
