@@ -15,7 +15,6 @@ the same place, and each call of the ASGI server is made by an asyncio task, whi
 
 from __future__ import annotations
 
-import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -25,21 +24,19 @@ import trio
 
 from muxkit import Limits, Request
 from muxkit.asyncio.guest import Guest, guest_of_loop
-from muxkit.runtime import OneAtATime, Reason, Unsupported, may_log, protect_package, protected_manager
+from muxkit.runtime import OneAtATime, Reason, Unsupported, protect_package, protected_manager
 
 from ._addresses import Transport, join_host_port
 from ._frames import CLOSE_TEXT_MOST, PIECE_SIZE
-from ._listen import log, serve_connections
-from .websocket import CLEAN, INTERNAL_ERROR, POLICY, is_ours
+from ._listen import serve_connections
+from ._named import NamedListener, Names
+from .websocket import CLEAN, close_code_for, other_headers, reason_of_close, refuse_origin
 
 __all__ = ["App", "AsgiStream", "app", "serve", "transport"]
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
-
-BACKLOG: Final = 128  # WebSockets that the server has not accepted yet; more wait
-FOREIGN_ORIGIN: Final = "a page of this origin may not connect here: the server lists those that may in origins="
 
 
 class AsgiStream(trio.abc.Stream):
@@ -51,11 +48,10 @@ class AsgiStream(trio.abc.Stream):
         """The other end, as the ASGI server names it."""
         here = scope.get("server") or ("", None)
         self.local: str = f"asgi {join_host_port(here[0], here[1])}" if here[1] else f"asgi {name}"
-        headers = tuple((key.decode("latin-1").lower(), value.decode("latin-1")) for key, value in scope["headers"])
         self.request: Request = Request(
             path=scope["path"],
             query=scope.get("query_string", b"").decode("latin-1"),
-            headers=tuple(header for header in headers if not is_ours(header[0])),
+            headers=other_headers(scope["headers"]),
         )
         self.peer_reason: Reason | None = None
         """Why the peer closed the WebSocket, if it said so."""
@@ -103,8 +99,7 @@ class AsgiStream(trio.abc.Stream):
 
     async def close_with(self, reason: Reason) -> None:
         """Close the WebSocket, and tell the peer why."""
-        code = POLICY if 400 <= reason.code < 500 else INTERNAL_ERROR
-        await self._close(code, reason.encode(CLOSE_TEXT_MOST).decode())
+        await self._close(close_code_for(reason), reason.encode(CLOSE_TEXT_MOST).decode())
 
     async def aclose(self) -> None:
         await self._close(1000, "")
@@ -125,11 +120,8 @@ class AsgiStream(trio.abc.Stream):
     def _disconnected(self, message: Message) -> None:
         self._has_ended = True
         code, text = message.get("code", 1005), message.get("reason") or ""
-        told = Reason.decode(text.encode())
-        if code in CLEAN:
-            self.peer_reason = told or None
-        else:
-            self.peer_reason = Reason(told.text or f"closed with {code}", told.code or code)
+        self.peer_reason = reason_of_close(code, text, f"closed with {code}")
+        if code not in CLEAN:
             raise trio.BrokenResourceError(f"{self.peer}: closed with {code}{f': {text!r}' if text else ''}")
 
     async def _sent(self, message: Message) -> None:
@@ -157,30 +149,15 @@ class AsgiStream(trio.abc.Stream):
         return f"<AsgiStream {self.peer}{', closed' if self.closed.is_set() else ''}>"
 
 
-class _Listener(trio.abc.Listener[AsgiStream]):
+class _Listener(NamedListener[AsgiStream]):
     """The WebSockets that the application of one name hands over."""
 
     def __init__(self, origins: Collection[str]) -> None:
+        super().__init__()
         self.origins: Collection[str] = origins
-        self.arrivals, self._accepted = trio.open_memory_channel[AsgiStream](BACKLOG)
-
-    async def accept(self) -> AsgiStream:
-        return await self._accepted.receive()
-
-    async def aclose(self) -> None:
-        await self._accepted.aclose()
 
 
-# A name is known inside one `trio.run`, which may be a guest of an asyncio loop.
-_listeners: trio.lowlevel.RunVar[dict[str, _Listener]] = trio.lowlevel.RunVar("muxkit asgi listeners")
-
-
-def _named() -> dict[str, _Listener]:
-    try:
-        return _listeners.get()
-    except LookupError:
-        _listeners.set({})
-        return _listeners.get()
+_names: Final[Names[_Listener]] = Names("asgi")
 
 
 @attrs.frozen
@@ -210,6 +187,7 @@ def app(name: str) -> App:
 
 async def _serve_websocket(name: str, scope: Message, receive: Receive, send: Send) -> None:
     """Hand a WebSocket over to its server, and return when it is closed."""
+    await receive()  # websocket.connect
     guest: Guest | None = None
     if not trio.lowlevel.in_trio_task():
         try:
@@ -217,16 +195,13 @@ async def _serve_websocket(name: str, scope: Message, receive: Receive, send: Se
         except RuntimeError:
             await _refuse(send, 1013, "no server of muxkit runs here")
             return
-    await receive()  # websocket.connect
-    listener = _named().get(name) if guest is None else await guest.call(partial(_lookup, name))
+    listener = _names.find(name) if guest is None else await guest.call(partial(_lookup, name))
     if listener is None:
         await _refuse(send, 1013, f"no server of muxkit runs at asgi://{name}")
         return
-    origin = next((value.decode("latin-1") for key, value in scope["headers"] if key == b"origin"), None)
-    if origin is not None and origin not in listener.origins:
-        if may_log("pages of foreign origins"):
-            log.warning("refused a WebSocket from a page of %.200r: origins= lists the pages that may connect", origin)
-        await _refuse(send, 1008, FOREIGN_ORIGIN)
+    given = dict(scope["headers"]).get(b"origin")
+    if given is not None and (origin := given.decode("latin-1")) not in listener.origins:
+        await _refuse(send, 1008, refuse_origin(origin))
         return
     await send({"type": "websocket.accept"})
     hand_over = partial(_hand_over, listener, partial(AsgiStream, scope, receive, send, name, guest))
@@ -234,7 +209,7 @@ async def _serve_websocket(name: str, scope: Message, receive: Receive, send: Se
 
 
 async def _lookup(name: str) -> _Listener | None:
-    return _named().get(name)
+    return _names.find(name)
 
 
 async def _refuse(send: Send, code: int, text: str) -> None:
@@ -265,14 +240,9 @@ async def serve(
 
     A WebSocket of a web page (it has an Origin) is refused unless that origin is in `origins`.
     """
-    _read_name(name)
-    if name in _named():
-        raise OSError(errno.EADDRINUSE, f"asgi {name}: this name is served already")
-    listener = _named()[name] = _Listener(origins)
-    try:
+    listener = _Listener(origins)
+    with _names.taken(name, listener):
         await serve_connections([listener], handler, limits=limits, started=lambda: task_status.started([name]))
-    finally:
-        del _named()[name]
 
 
 @protected_manager
@@ -283,12 +253,6 @@ async def connect(name: str) -> AsyncIterator[AsgiStream]:
     yield
 
 
-def _read_name(address: str) -> dict[str, object]:
-    if not address:
-        raise ValueError("address '': expected a name, such as asgi://mux")
-    return {"name": address}
-
-
-transport: Final = Transport("asgi", connect, serve, _read_name, _read_name)
+transport: Final = Transport("asgi", connect, serve, _names.read, _names.read)
 
 protect_package("muxkit_adapters")

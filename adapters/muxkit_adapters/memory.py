@@ -14,13 +14,13 @@ from muxkit.runtime import protect_package, protected_manager
 
 from ._addresses import Transport
 from ._listen import serve_connections
+from ._named import NamedListener, Names
 from ._sockets import OneAtATime
 
 __all__ = ["MemoryStream", "connect", "pair", "serve", "transport"]
 
 CAPACITY = 65_536  # bytes sent and not received, in each direction
 CONNECT_TIMEOUT = 30.0  # s, while the backlog of the listener is full
-BACKLOG = 128  # connections that a listener has not accepted yet; more wait
 
 
 class _Pipe:
@@ -171,33 +171,7 @@ def pair(*, capacity: int = CAPACITY, name: str = "pair") -> tuple[MemoryStream,
     return MemoryStream(there, back, f"mem {name}"), MemoryStream(back, there, f"mem {name}")
 
 
-class _Listener(trio.abc.Listener[MemoryStream]):
-    def __init__(self) -> None:
-        self.arrivals, self._accepted = trio.open_memory_channel[MemoryStream](BACKLOG)
-
-    async def accept(self) -> MemoryStream:
-        return await self._accepted.receive()
-
-    async def aclose(self) -> None:
-        """End the streams in the backlog; connections that wait to enter it are refused."""
-        while True:
-            try:
-                await trio.aclose_forcefully(self._accepted.receive_nowait())
-            except (trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
-                break
-        await self._accepted.aclose()
-
-
-# A name is known inside one `trio.run`: streams cannot cross into another.
-_listeners: trio.lowlevel.RunVar[dict[str, _Listener]] = trio.lowlevel.RunVar("muxkit memory listeners")
-
-
-def _named() -> dict[str, _Listener]:
-    try:
-        return _listeners.get()
-    except LookupError:
-        _listeners.set({})
-        return _listeners.get()
+_names: Final[Names[NamedListener[MemoryStream]]] = Names("mem")
 
 
 @protected_manager
@@ -207,11 +181,14 @@ async def connect(
     """Open a stream to the listener `name` of this process; ConnectionRefusedError if there is none."""
     ours, theirs = pair(capacity=capacity, name=name)
     try:
+        listener = _names.find(name)
         with trio.fail_after(connect_timeout):
-            await _named()[name].arrivals.send(theirs)
+            if listener is None:
+                raise trio.BrokenResourceError
+            await listener.arrivals.send(theirs)
     except trio.TooSlowError:
         raise TimeoutError(f"mem {name}: no answer within {connect_timeout:g} s (connect_timeout=)") from None
-    except (KeyError, trio.BrokenResourceError):
+    except trio.BrokenResourceError:
         text = f"mem {name}: connection refused (no listener of this process has this name)"
         refused = ConnectionRefusedError(text)
         refused.errno = errno.ECONNREFUSED
@@ -228,23 +205,12 @@ async def serve(
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run `handler(stream)` for each connection to `name`, until cancelled; OSError if the name is taken."""
-    _read_name(name)
-    if name in _named():
-        raise OSError(errno.EADDRINUSE, f"mem {name}: this name is served already")
-    listener = _named()[name] = _Listener()
-    try:
+    listener: NamedListener[MemoryStream] = NamedListener()
+    with _names.taken(name, listener):
         await serve_connections([listener], handler, limits=limits, started=lambda: task_status.started([name]))
-    finally:
-        del _named()[name]
 
 
-def _read_name(address: str) -> dict[str, object]:
-    if not address:
-        raise ValueError("address '': expected a name, such as mem://orders")
-    return {"name": address}
-
-
-transport: Final = Transport("mem", connect, serve, _read_name, _read_name)
+transport: Final = Transport("mem", connect, serve, _names.read, _names.read)
 
 
 protect_package("muxkit_adapters")

@@ -6,7 +6,7 @@ import operator
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial, wraps
 from http import HTTPStatus
@@ -206,9 +206,7 @@ async def serve(
             raise HandshakeFailed(f"{kind}: the upgrade was answered with {status}")
         chosen = next((each for each in subprotocols if each in asked.proposed_subprotocols), None)
         requested, _, query = asked.path.partition("?")
-        told = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in asked.headers]
-        others = tuple(header for header in told if not is_ours(header[0]))
-        request = Request(path=requested, query=query, headers=others, subprotocol=chosen)
+        request = Request(path=requested, query=query, headers=other_headers(asked.headers), subprotocol=chosen)
         return await asked.accept(subprotocol=chosen), request
 
     @protected_manager
@@ -301,11 +299,16 @@ def _refusal(
     origin = "" if given is None else given.decode("latin-1")
     if given is None or origin in origins or _is_own_page(kind, origin, pages_host):
         return None
+    return 403, refuse_origin(origin)
+
+
+def refuse_origin(origin: str) -> str:
+    """Log that a page of a foreign origin may not connect, and return the text that says so."""
     if may_log("pages of foreign origins"):
         # log: A web page of another origin tried to connect. If it is one of yours, list it in `origins=`, or with
         # `--origin`.
         log.warning("refused a WebSocket from a page of %.200r: origins= lists the pages that may connect", origin)
-    return 403, f"pages of {origin[:200]!r} may not connect here: the server lists those that may in origins="
+    return f"pages of {origin[:200]!r} may not connect here: the server lists those that may in origins="
 
 
 def _is_own_page(kind: str, origin: str, pages_host: str) -> bool:
@@ -333,6 +336,23 @@ def encode_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
             raise ValueError(f"headers=…: the value of {name} has characters that a header cannot have")
         encoded.append((name.encode(), value.encode("latin-1")))
     return encoded
+
+
+def other_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[str, str], ...]:
+    """Return the headers of a request as `Request` has them: without those of the handshake."""
+    told = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers]
+    return tuple(header for header in told if not is_ours(header[0]))
+
+
+def close_code_for(reason: Reason) -> int:
+    """Return the code of the close frame that carries a reason: 1008 for codes of 400 to 499, 1011 for others."""
+    return POLICY if 400 <= reason.code < 500 else INTERNAL_ERROR
+
+
+def reason_of_close(code: int, text: str, name: str) -> Reason | None:
+    """Return why the peer closed, by its close frame; `name` is for a code without a text. None for an orderly end."""
+    told = Reason.decode(text.encode())
+    return told or None if code in CLEAN else Reason(told.text or name, told.code or code)
 
 
 def is_ours(name: str) -> bool:
@@ -495,10 +515,7 @@ class WebSocketStream(trio.abc.Stream):
         ended = self._ended
         if self._closed or ended is None:
             return self._told
-        told = Reason.decode((ended.reason or "").encode())
-        if ended.code in CLEAN:
-            return told or None
-        return Reason(told.text or ended.name.lower().replace("_", " "), told.code or ended.code)
+        return reason_of_close(ended.code, ended.reason or "", ended.name.lower().replace("_", " "))
 
     def __repr__(self) -> str:
         return f"<WebSocketStream {self.peer}{', closed' if self._closed else ''}>"
@@ -703,8 +720,7 @@ class WebSocketStream(trio.abc.Stream):
 
     async def close_with(self, reason: Reason) -> None:
         """Close as `aclose` does, and say why in the close frame: 1008 for codes of 400 to 499, 1011 for others."""
-        code = POLICY if 400 <= reason.code < 500 else INTERNAL_ERROR
-        await self._close(code, reason.encode(CLOSE_TEXT_MOST).decode())
+        await self._close(close_code_for(reason), reason.encode(CLOSE_TEXT_MOST).decode())
 
     async def _close(self, code: int, text: str) -> None:
         if self._closed:

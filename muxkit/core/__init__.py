@@ -57,7 +57,6 @@ from muxkit.core._numbers import encode_varint as encode_varint
 from muxkit.core._numbers import encode_varu64 as encode_varu64
 from muxkit.core._numbers import serial_add as serial_add
 from muxkit.core._numbers import serial_distance as serial_distance
-from muxkit.core._numbers import serial_less as serial_less
 from muxkit.core._queues import NO_QUEUE as NO_QUEUE
 from muxkit.core._queues import QUANTUM as QUANTUM
 from muxkit.core._queues import Outbox as Outbox
@@ -68,7 +67,6 @@ from muxkit.core._queues import queue_of as queue_of
 from muxkit.core._windows import U64_MAX as U64_MAX
 from muxkit.core._windows import Ceiling as Ceiling
 from muxkit.core._windows import Credit as Credit
-from muxkit.core._windows import InFlight as InFlight
 from muxkit.core._windows import Reassembly as Reassembly
 from muxkit.core._windows import StartPace as StartPace
 from muxkit.core._windows import TokenBucket as TokenBucket
@@ -101,7 +99,6 @@ __all__ = [
     "Engine",
     "Headers",
     "Ids",
-    "InFlight",
     "Keepalive",
     "Lent",
     "MultistreamEngine",
@@ -144,7 +141,6 @@ __all__ = [
     "queue_of",
     "serial_add",
     "serial_distance",
-    "serial_less",
     "with_name",
     "without_name",
     "without_secrets",

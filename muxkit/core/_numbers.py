@@ -281,8 +281,3 @@ def serial_add(number: int, steps: int, bits: int = 32) -> int:
 def serial_distance(start: int, end: int, bits: int = 32) -> int:
     """Return the steps forward from `start` to `end`: 0 to 2^bits - 1."""
     return (end - start) % (1 << bits)
-
-
-def serial_less(left: int, right: int, bits: int = 32) -> bool:
-    """Return True if `left` comes before `right` on the shorter way (RFC 1982); at exactly half way neither does."""
-    return 0 < serial_distance(left, right, bits) < 1 << (bits - 1)

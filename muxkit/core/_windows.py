@@ -61,30 +61,6 @@ class Ceiling:
             self.size = size
 
 
-class InFlight:
-    """Room to send that we set ourselves: at most `limit` may be unanswered (Relink, Aqueduct)."""
-
-    __slots__ = ("limit", "unanswered")
-
-    def __init__(self, limit: int) -> None:
-        self.limit: int = limit
-        self.unanswered: int = 0
-
-    @property
-    def available(self) -> int:
-        return self.limit - self.unanswered
-
-    def spend(self, amount: int = 1) -> None:
-        if amount > self.available:
-            raise LocalProtocolError(f"{amount} to send, {self.unanswered} of {self.limit} unanswered")
-        self.unanswered += amount
-
-    def answered(self, amount: int = 1) -> None:
-        if amount > self.unanswered:
-            raise RemoteProtocolError(f"{amount} answered, {self.unanswered} were waiting for an answer")
-        self.unanswered -= amount
-
-
 KeyT = TypeVar("KeyT")
 
 

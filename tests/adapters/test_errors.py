@@ -18,6 +18,7 @@ from muxkit import Limits
 from muxkit_adapters import dtls, memory, quic, tcp, tls, udp, unix, websocket
 from muxkit_adapters._addresses import Transport
 from muxkit_adapters._errors import failed
+from muxkit_adapters._named import BACKLOG
 
 from ._links import Certificates, at_most, park, serving
 from ._packets import refusing_port
@@ -159,7 +160,7 @@ async def test_a_memory_listener_that_accepts_nothing(mock_clock: trio.testing.M
         connect = partial(memory.connect, "full", connect_timeout=3)
 
         async def connect_often() -> None:
-            for _ in range(2 * memory.BACKLOG):
+            for _ in range(2 * BACKLOG):
                 await stack.enter_async_context(connect())
 
         with at_most(4.0, mock_clock):

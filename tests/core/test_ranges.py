@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core._numbers import Ranges, serial_add, serial_distance, serial_less
+from muxkit.core._numbers import Ranges, serial_add, serial_distance
 
 BOUNDARIES = [0, 1, 2**7 - 1, 2**7, 2**7 + 1, 2**32 - 1, 2**32, 2**32 + 1, 2**63 - 1, 2**63, 2**63 + 1]
 BOUNDARIES += [2**64 - 1, 2**64]
@@ -181,38 +181,6 @@ def test_a_boundary_is_a_number_like_any_other(number: int) -> None:
 )
 def test_counting_wraps_at_2_to_the_32(number: int, steps: int, after: int) -> None:
     assert serial_add(number, steps) == after
-
-
-@pytest.mark.requirement("R-16")
-@pytest.mark.parametrize(
-    ("left", "right", "less"),
-    [
-        (0, 0, False),
-        (0, 1, True),
-        (1, 0, False),
-        (2**32 - 1, 0, True),
-        (0, 2**32 - 1, False),
-        (0, 2**31 - 1, True),
-        (0, 2**31 + 1, False),
-        (2**31, 2**31 + 1, True),
-    ],
-)
-def test_the_shorter_way_says_which_number_is_less(left: int, right: int, less: bool) -> None:
-    assert serial_less(left, right) is less
-
-
-@given(st.integers(0, 255))
-def test_half_way_around_neither_number_is_less(number: int) -> None:
-    opposite = serial_add(number, 128, bits=8)
-    assert not serial_less(number, opposite, bits=8)
-    assert not serial_less(opposite, number, bits=8)
-
-
-@given(st.integers(0, 255), st.integers(1, 127))
-def test_a_number_is_less_than_every_one_in_the_half_circle_ahead(number: int, steps: int) -> None:
-    ahead = serial_add(number, steps, bits=8)
-    assert serial_less(number, ahead, bits=8)
-    assert not serial_less(ahead, number, bits=8)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))

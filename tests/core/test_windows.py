@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import U64_MAX, Ceiling, Credit, InFlight, ReceiveBudget, ReceiveWindow
+from muxkit.core import U64_MAX, Ceiling, Credit, ReceiveBudget, ReceiveWindow
 
 # --- Credit
 
@@ -80,30 +80,6 @@ def test_nothing_goes_above_the_ceiling() -> None:
 def test_what_was_not_sent_cannot_be_acknowledged() -> None:
     with pytest.raises(RemoteProtocolError, match="1 acknowledged, 0 sent"):
         Ceiling(10).acknowledge(1)
-
-
-# --- InFlight
-
-
-def test_what_is_answered_makes_room() -> None:
-    flying = InFlight(3)
-    flying.spend()
-    flying.spend(2)
-    assert flying.available == 0
-    flying.answered()
-    assert flying.available == 1
-
-
-def test_more_than_the_limit_cannot_fly() -> None:
-    flying = InFlight(3)
-    flying.spend(2)
-    with pytest.raises(LocalProtocolError, match="2 to send, 2 of 3 unanswered"):
-        flying.spend(2)
-
-
-def test_what_does_not_fly_cannot_be_answered() -> None:
-    with pytest.raises(RemoteProtocolError, match="1 answered, 0"):
-        InFlight(3).answered()
 
 
 # --- ReceiveWindow
