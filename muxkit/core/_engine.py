@@ -185,8 +185,11 @@ class Answering(Protocol, metaclass=QuickCheck):
     returned True, and `owes_peer` does, the pump goes on writing. Then it calls `receive_eof`.
     """
 
-    def receive_half_close(self, now: float) -> bool:
-        """The peer will send nothing more, but may read on. Return True if this side still owes it something."""
+    def receive_half_close(self, now: float, is_writing: bool) -> bool:
+        """The peer will send nothing more, but may read on. Return True if this side still owes it something.
+
+        `is_writing` says that bytes have left the engine which the link hasn't taken. These are owed, too.
+        """
 
     def owes_peer(self) -> bool:
         """Return True if this side may still send something that the peer waits for."""

@@ -210,13 +210,14 @@ class Engine(MuxEngine):
             self._stop(HungUp(self.hung_up_cleanly))
         return self.events()
 
-    def receive_half_close(self, now: float) -> bool:
+    def receive_half_close(self, now: float, is_writing: bool) -> bool:
         """Note that the peer sends nothing more; return True if it is still owed something that it may read.
 
         The document knows the end of entities, and not of one direction of the byte stream below them. A client that
-        sends a request and shuts down its side of the socket can be answered within the credit that it gave.
+        sends a request and shuts down its side of the socket can be answered within the credit that it gave. The last
+        message may have left the engine already, while the link is still writing it.
         """
-        if self._state.over or self._is_mid_chunk or not self.owes_peer():
+        if self._state.over or self._is_mid_chunk or not (is_writing or self.owes_peer()):
             return False
         self.is_half_closed = True
         self._stall.stop()

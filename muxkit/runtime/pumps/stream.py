@@ -334,7 +334,8 @@ class StreamPump(Pump[EventT], ReadingOwner):
         """
         engine: object = self._engine
         is_wanted = self._loss_record.told is None and not self._hanging_up and may_answer_after_end(self._stream)
-        if is_wanted and isinstance(engine, Answering) and engine.receive_half_close(self._time()):
+        is_writing = bool(self._carry)
+        if is_wanted and isinstance(engine, Answering) and engine.receive_half_close(self._time(), is_writing):
             self._answering = engine
             self.reading.stop()  # the end would stay readable
             self._dispatch()

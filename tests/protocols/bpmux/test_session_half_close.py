@@ -449,6 +449,32 @@ async def test_a_peer_that_takes_nothing_keeps_its_time_without_keepalive(autoju
     assert sum(len(chunk.payload or b"") for chunk in of(chunks, Type.IN_SINK, 7)) == 60_000
 
 
+@pytest.mark.requirement("R-47")
+async def test_what_is_being_written_when_the_peers_direction_ends_still_arrives(autojump_clock: MockClock) -> None:
+    """The engine owes nothing any more then: its last message and the end of the stream have left it."""
+    here, there = memory.pair(capacity=2000)
+    credit = bytes.fromhex("98 07 00 f9 ff ff")  # as above
+
+    async def serve() -> None:
+        async with bpmux.session(there, config=Config(keepalive=None)) as session:
+            sink, _ = await anext(session.sinks())
+            await sink.send(bytes(60_000))
+            await sink.aclose()
+            await trio.sleep_forever()  # leaving would write everything in any case
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        await here.send_all(credit)
+        await trio.testing.wait_all_tasks_blocked()
+        await here.send_eof()
+        await trio.testing.wait_all_tasks_blocked()
+        chunks = await rest_of(here)
+        nursery.cancel_scope.cancel()
+    sent = of(chunks, Type.IN_SINK, 7)
+    assert sum(len(chunk.payload or b"") for chunk in sent) == 60_000
+    assert sent[-1].end is not None
+
+
 async def test_a_client_that_is_cancelled_asks_for_no_answer(autojump_clock: MockClock) -> None:
     """Its end would otherwise look like that of a peer that reads on."""
     here, there = memory.pair()
