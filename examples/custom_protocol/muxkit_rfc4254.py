@@ -378,10 +378,6 @@ class Engine(StreamMuxEngine):
     def peer_takes_no_channels(self) -> bool:
         return self._peer_takes_no_channels
 
-    @property
-    def is_mid_frame(self) -> bool:
-        return False  # a packet is parsed when it is complete
-
     def each_channel(self) -> Iterator[SshChannel]:
         return iter(self._state.channels)
 
@@ -422,8 +418,8 @@ class Engine(StreamMuxEngine):
 
     # packets of the peer
 
-    def parse(self, data: bytes) -> int:
-        position, packets = 0, self.frames_at_once
+    def parse(self, data: bytes, position: int) -> int:
+        packets = self.frames_at_once
         while len(data) - position >= U32.size and not self.over:
             if not packets:
                 self.unparsed: int = len(data) - position
@@ -489,7 +485,7 @@ class Engine(StreamMuxEngine):
                 state.events.append(Pong(self._pings.popleft()))
             case Number.DISCONNECT:
                 number_in(fields)
-                self.over: bool = True
+                state.over = True
                 state.events.append(GoingAway(Reason.decode(string_in(fields)) or Reason("disconnected")))
             case _:
                 raise RemoteProtocolError(f"unexpected packet {number}")

@@ -125,28 +125,29 @@ class StallWatch(Generic[TimerT]):
     how often credit was lent late: bytes that waited for credit do not count as slow.
     """
 
-    __slots__ = ("_deadlines", "_is_running", "_late_loans", "_least", "_mark", "_seconds", "_timer")
+    __slots__ = ("_deadlines", "_late_loans", "_least", "_mark", "_seconds", "_timer", "is_running")
 
     def __init__(self, deadlines: Deadlines[TimerT], timer: TimerT, *, seconds: float, least: int) -> None:
         self._deadlines = deadlines
         self._timer = timer
         self._seconds = seconds
         self._least = least
-        self._is_running = False
+        self.is_running: bool = False
+        """True during an interval."""
         self._mark = 0  # bytes received when the interval began
         self._late_loans = 0  # the loans that had been waited for, then
 
     def watch(self, now: float, received: int, late_loans: int = 0) -> None:
         """Begin an interval, unless one has begun."""
-        if not self._is_running:
-            self._is_running = True
+        if not self.is_running:
+            self.is_running = True
             self._mark, self._late_loans = received, late_loans
             self._deadlines.set(self._timer, now + self._seconds)
 
     def stop(self) -> None:
         """Nothing is unfinished."""
-        if self._is_running:
-            self._is_running = False
+        if self.is_running:
+            self.is_running = False
             self._deadlines.stop(self._timer)
 
     def shortfall(self, received: int, late_loans: int = 0) -> int | None:
@@ -154,7 +155,7 @@ class StallWatch(Generic[TimerT]):
 
         With 0 bytes the line may be dead, and the peer need not have broken a rule.
         """
-        self._is_running = False
+        self.is_running = False
         came = received - self._mark
         return came if came < self._least and late_loans == self._late_loans else None
 

@@ -1,9 +1,12 @@
 """What the halves of all channels of one engine share, for protocols with credit in bytes for each channel.
 
-A protocol's state derives from `MuxState` and adds its tables and what its frames need. `CreditSender`,
-`WindowReceiver` and `StreamMuxEngine` work with what is declared here. yamux uses these four, and so does the worked
-example of docs/how-to/protocol.md. bpmux has a state of its own, because its halves are entities that also pay for
-openings with credit of the top level. e3x, Aqueduct and Relink count packets, streams and messages.
+A protocol's state derives from `MuxState` and adds its tables and what its frames need. `StreamMuxEngine`,
+`CreditSender` and `WindowReceiver` work with what is declared here. bpmux, yamux and the worked example of
+docs/how-to/protocol.md derive their state and their engine from `MuxState` and `StreamMuxEngine`.
+
+yamux and the example also derive their halves from `CreditSender` and `WindowReceiver`. Those of bpmux are entities of
+its document, which pay for openings with credit of the top level, end with a payload, and are pinged one by one.
+Relink, Aqueduct and e3x count messages, streams and packets, or resume, so their state and halves are their own.
 """
 
 from __future__ import annotations
@@ -36,16 +39,20 @@ class MuxState:
         self.observer: Observer | None = observer
         self.now: float = 0.0
         """The time of the last call that told it."""
+        self.over: bool = False
+        """True once the connection is over: nothing is sent, and what comes is ignored."""
         self.events: list[Any] = []
-        """What happened since the events were taken the last time; always the same list."""
+        """What happened since the events were taken the last time."""
         self.deadlines: Deadlines[Vital] = Deadlines()
         self.outbox: Outbox = Outbox()
         self.scheduler: Scheduler = Scheduler()
         self.budget: ReceiveBudget = ReceiveBudget(limits.connection_bytes, floor, first)
         self.reassembly: Reassembly[Any] = Reassembly(limits.reassembly)  # its borrowers are receivers
         self.starts: StartPace = StartPace(limits.resets_per_second, limits.resets_burst)
+        self.unfinished: int = 0
+        """Messages of several frames that the application wants, and that have begun and aren't complete."""
         self.held: int = 0
-        """Bytes of all channels that have come and that the application hasn't consumed."""
+        """Bytes that each `WindowReceiver` has received and that the application hasn't consumed."""
         self.messages_sent: int = 0
 
     @property
@@ -56,9 +63,3 @@ class MuxState:
         """
         lent = self.limits.reassembly - self.reassembly.left
         return self.held - self.limits.connection_bytes - lent
-
-    def take_events(self) -> list[Any]:
-        """Return the events since the last call, oldest first."""
-        events = self.events[:]
-        self.events.clear()
-        return events

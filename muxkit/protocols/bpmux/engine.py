@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from itertools import chain
+from typing import Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import U64_MAX, Buffer, Deadlines, Keepalive, Outbox, Reason, StallWatch, StartPace
-from muxkit.core.events import Failed, Halves, HungUp, Probed, Silent
-from muxkit.core.mux_engine import MuxEngine
+from muxkit.core import U64_MAX, Buffer, Reason
+from muxkit.core.events import Failed, Halves, Probed, Silent
+from muxkit.core.mux_state import Vital
+from muxkit.core.stream_engine import StreamMuxEngine
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.entities import NO_REASON, Entity, Kind
-from muxkit.protocols.bpmux.events import Event, HalfClosed
+from muxkit.protocols.bpmux.events import HalfClosed
 from muxkit.protocols.bpmux.frames import (
     ANNOUNCEMENT_MOST,
     Chunk,
@@ -29,20 +29,12 @@ from muxkit.protocols.bpmux.receive import Receiver
 from muxkit.protocols.bpmux.send import Sender
 from muxkit.protocols.bpmux.state import State
 
-CHANNEL_PRICE = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
-FIRST_PROOF_SECONDS = 0.05  # until the first pong to a half-closed peer; each later pause is twice as long
-PROOF_SECONDS = 20.0  # between pongs to a half-closed peer without `Config.keepalive`: that setting's default
+CHANNEL_PRICE: Final = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
+FIRST_PROOF_SECONDS: Final = 0.05  # until the first pong to a half-closed peer; each later pause is twice as long
+PROOF_SECONDS: Final = 20.0  # between pongs to a half-closed peer without `Config.keepalive`: that setting's default
 
 
-class Timer(Enum):
-    """The deadlines of a connection."""
-
-    KEEPALIVE = "keepalive"  # to ping because nothing was received
-    ANSWER = "answer"  # to end the connection because nothing was received after that ping
-    STALL = "stall"  # to check that an incomplete message made progress
-
-
-class Engine(MuxEngine):
+class Engine(StreamMuxEngine):
     """One end of a bpmux/rel connection; a `StreamEngine`.
 
     It opens entities, and what is done with one is a method of that `Sender` or `Receiver`. A command either does all
@@ -54,56 +46,28 @@ class Engine(MuxEngine):
         self, config: Config | None = None, *, limits: Limits | None = None, observer: Observer | None = None
     ) -> None:
         self.config: Config = config or Config()
-        self.limits: Limits = (limits or Limits()).at_price(CHANNEL_PRICE)
-        self._observer = observer
-        largest = min(self.limits.channel_floor, self.limits.channel_first)
+        limits = (limits or Limits()).at_price(CHANNEL_PRICE)
+        largest = min(limits.channel_floor, limits.channel_first)
         if self.config.initial_credit > largest:
             raise ValueError(
                 f"Config(initial_credit={self.config.initial_credit}) is above {largest}, the lower of "
-                f"Limits(channel_floor={self.limits.channel_floor}, channel_first={self.limits.channel_first})"
+                f"Limits(channel_floor={limits.channel_floor}, channel_first={limits.channel_first})"
             )
-        self._state = State(self.config, self.limits, observer)
+        self._state = State(self.config, limits, observer)
+        super().__init__(self._state, keepalive=self.config.keepalive, keepalive_timeout=self.config.keepalive_timeout)
         self._reader = ChunkReader(self._state)
-        self._deadlines: Deadlines[Timer] = Deadlines()
-        self._keepalive = Keepalive(
-            self._deadlines,
-            Timer.KEEPALIVE,
-            Timer.ANSWER,
-            interval=self.config.keepalive,
-            timeout=self.config.keepalive_timeout,
-        )
-        self._stall = StallWatch(self._deadlines, Timer.STALL, seconds=self.limits.stall, least=self.limits.stall_bytes)
         self._first_bytes: bytes | None = b"" if self.config.initial_credit else None  # they may announce one
-        self._is_started = False
-        self._rest = b""  # received and not parsed from `_at` on, because `frames_at_once` chunks were parsed
-        self._at = 0
-        self._is_mid_chunk = False
         self._unwritten: tuple[int, int] | None = None  # pongs and bytes that waited when `_prove_peer` looked last
         self._owed: list[Entity] = []  # of these, `_first_owed` drops those that are owed nothing any more
-        self._is_unfinished = False  # a chunk or a message was, when bytes came the last time
         self._next_id = self.config.first_id
-        self.frames_at_once: int = sys.maxsize
-        """The most chunks that one call of `receive_bytes` parses."""
-        self.unparsed: int = 0
-        """Received bytes behind the first `frames_at_once` chunks; `receive_bytes(b"", now)` parses more of them."""
-        self.bytes_received: int = 0
         self.is_half_closed: bool = False
         """True once the peer has ended its direction of the stream: no credit, answer or acknowledgement can come."""
-        self.hung_up_cleanly: bool = False
         self.top_sink: Sender = self._state.top_sink
         """The entity for top-level messages to the peer."""
         self.top_stream: Receiver = self._state.top_stream
         """The entity for top-level messages of the peer."""
-        self.starts: StartPace = self._state.starts
-        self.waiting: Outbox = self._state.outbox
-        """The counter behind `outbox`, for frequent reads."""
 
     # --- state
-
-    @property
-    def over(self) -> bool:
-        """True once the connection is over: nothing is written, and what comes is ignored."""
-        return self._state.over
 
     def entities(self, kind: Kind) -> dict[int, Entity]:
         """One of the six maps of the document, read-only."""
@@ -120,17 +84,8 @@ class Engine(MuxEngine):
         return self.limits.channels - self._state.ours
 
     @property
-    def outbox(self) -> int:
-        """Queued bytes that wait only for the transport."""
-        return self._state.outbox.used
-
-    @property
     def peer_takes_no_channels(self) -> bool:
         return self.top_sink.gone
-
-    @property
-    def messages_sent(self) -> int:
-        return self._state.messages_sent
 
     @property
     def unread(self) -> int:
@@ -144,71 +99,37 @@ class Engine(MuxEngine):
 
     # --- the stream
 
-    def receive_bytes(self, data: bytes, now: float) -> Sequence[Event]:
-        """Parse and apply received bytes; return the events since the last call. Never raises."""
-        if self._state.over:
-            return self.events()
-        state, reader = self._state, self._reader
-        state.now = now
-        if self._observer is not None and data:
-            self._observer.transport("in", data)
+    def may_peer_continue(self) -> bool:
+        return self._state.can_peer_continue()
+
+    def parse(self, data: bytes, position: int) -> int:
+        reader = self._reader
         if self._first_bytes is not None:
             self._look_for_announcement(self._first_bytes, data)
-        start = 0
-        if self.unparsed:
-            if data:
-                data = self._rest[self._at :] + data
-            else:  # keep the position, because each step of a turn would copy the rest
-                data, start = self._rest, self._at
-            self._rest = b""
         reader.left = self.frames_at_once
-        base = self.bytes_received - start
-        try:
-            position = reader.resume(data, start, base) if self._is_mid_chunk else start
-            if len(data) - position > HEAD_MOST and not reader.rules.announced:
-                position = reader.parse_payloads(data, position)
-            if position < len(data):
-                position = reader.parse(data, position, base)
-        except RemoteProtocolError as error:
-            self._stop(Failed(error))
-            return self.events()
-        self.bytes_received = base + position
-        self.unparsed = len(data) - position
-        if self.unparsed:
-            self._rest, self._at = data, position
-        self._is_mid_chunk = reader.held.size > 0 or reader.owner is not None or reader.rules.announced > 0
-        was_unfinished, self._is_unfinished = self._is_unfinished, self._is_mid_chunk or state.unfinished > 0
-        self._keepalive.heard(now)
-        round_trip = state.budget.round_trip
-        if round_trip.is_wanted and round_trip.is_due(now):
-            self._measure_round_trip()
-        if self._is_unfinished:
-            self._watch_progress(now)
-        elif was_unfinished:
-            self._stall.stop()
-        return self.events()
+        if self.is_mid_frame:
+            position = reader.resume(data, position, self.data_offset)
+        if len(data) - position > HEAD_MOST and not reader.rules.announced:
+            position = reader.parse_payloads(data, position)
+        if position < len(data):
+            position = reader.parse(data, position, self.data_offset)
+        self.unparsed: int = len(data) - position  # the reader keeps the beginning of a chunk itself
+        self.is_mid_frame: bool = reader.held.size > 0 or reader.owner is not None or reader.rules.announced > 0
+        return position
 
-    def _measure_round_trip(self) -> None:
-        """Send a ping whose answer tells the windows how long the path is."""
+    def measure_round_trip(self, now: float) -> None:
         if (entity := self._pingable_entity()) is not None:
-            self._state.budget.round_trip.asked(self._state.now)
+            self._state.budget.round_trip.asked(now)
             self._state.control.measure(entity)
             self._state.events.append(Probed(entity))
 
     def _look_for_announcement(self, first: bytes, data: bytes) -> None:
         """Look at the first bytes of the connection, which are parsed in the usual way as well."""
-        first += data[: ANNOUNCEMENT_MOST - len(first)]
+        first += data[len(first) - self.data_offset : ANNOUNCEMENT_MOST - self.data_offset]
         credit = find_announcement(first)
         self._first_bytes = first if credit is None else None
         if credit:
             self._state.peer_announced(credit)
-
-    def receive_eof(self, now: float) -> Sequence[Event]:
-        """End the connection: the peer closed its direction of the stream."""
-        if not self._state.over:
-            self.hung_up_cleanly = not self._is_mid_chunk and self.channels == 0
-            self._stop(HungUp(self.hung_up_cleanly))
-        return self.events()
 
     def receive_half_close(self, now: float, is_writing: bool) -> bool:
         """Note that the peer sends nothing more; return True if it is still owed something that it may read.
@@ -217,11 +138,11 @@ class Engine(MuxEngine):
         sends a request and shuts down its side of the socket can be answered within the credit that it gave. The last
         message may have left the engine already, while the link is still writing it.
         """
-        if self._state.over or self._is_mid_chunk or not (is_writing or self.owes_peer()):
+        if self._state.over or self.is_mid_frame or not (is_writing or self.owes_peer()):
             return False
         self.is_half_closed = True
         self._stall.stop()
-        self._deadlines.stop(Timer.ANSWER)
+        self._state.deadlines.stop(Vital.ANSWER)
         # The pump reads no more, so it can't notice a reset by itself. Without a pong now and then, the session of a
         # peer that has closed its socket would stay for as long as a handler works for it. Most peers that end their
         # direction have closed it, so the first pongs come quickly.
@@ -269,7 +190,7 @@ class Engine(MuxEngine):
             return entity.orderly
         return entity.kind is Kind.REQUEST_IN or (entity.twin is None and not entity.is_rest_of_reset)
 
-    def _prove_peer(self, now: float) -> Event | None:
+    def _prove_peer(self, now: float) -> Silent | None:
         """Send a pong to a peer that can answer nothing: if it has left altogether, writing fails soon after.
 
         Returns the last event if nothing was written since the last time, because the peer takes no bytes. Without
@@ -303,14 +224,6 @@ class Engine(MuxEngine):
         senders = (Kind.REQUEST_IN, Kind.SINK_IN, Kind.SINK_OUT)
         return chain.from_iterable(self._state.maps[kind].values() for kind in senders)
 
-    def events(self) -> Sequence[Event]:
-        """Take the events since the last call, oldest first: those that commands and writing have caused."""
-        events = self._state.events
-        if not events:
-            return ()
-        self._state.events = []
-        return events
-
     def has_output(self) -> bool:
         """Whether there is something to write."""
         control = self._state.control
@@ -318,87 +231,36 @@ class Engine(MuxEngine):
             self._state.scheduler.line or control.dirty or control.acks or control.ends or control.openings
         )
 
-    def buffers_to_send(self, limit: int = 256 * 1024) -> list[Buffer]:
-        """Take about `limit` bytes to write now."""
-        out: list[Buffer] = []
-        if not self._state.over:
-            control = self._state.control
-            written = 0
-            if control.dirty or control.acks or control.ends or control.openings:
-                written = control.write(limit, out)
-            if written < limit:
-                self._state.scheduler.pull(limit - written, out)
-            if self._observer is not None:
-                observe_written(self._observer, out)
-        return out
+    def write(self, limit: int, out: list[Buffer]) -> None:
+        control = self._state.control
+        written = 0
+        if control.dirty or control.acks or control.ends or control.openings:
+            written = control.write(limit, out)
+        if written < limit:
+            self._state.scheduler.pull(limit - written, out)
+
+    def observe(self, out: Sequence[Buffer]) -> None:
+        if self._state.observer is not None:
+            observe_written(self._state.observer, out)
 
     # --- time
 
-    def next_deadline(self) -> float | None:
-        """When to call `handle_deadline`: at once until the first call, which tells the time; None if no timer runs."""
-        if self._state.over:
-            return None
-        return self._deadlines.next if self._is_started else float("-inf")
-
-    def handle_deadline(self, now: float) -> Sequence[Event]:
-        """Act on the timers that are due."""
-        if self._state.over:
-            return self.events()
-        if not self._is_started:
-            self._is_started = True
-            self._keepalive.start(now)
-        for timer in self._deadlines.expired(now):
-            if self._observer is not None:
-                self._observer.timer(timer.value)
-            if (last := self._timer_expired(timer, now)) is not None:
-                self._stop(last)
-                break
-        return self.events()
-
-    def _timer_expired(self, timer: Timer, now: float) -> Event | None:
-        """Act on a timer; return the last event if the connection is over."""
-        if timer is Timer.ANSWER:
-            return Silent(self._keepalive.silence(now))
-        if timer is Timer.STALL:
-            return self._check_progress(now)
-        if self._keepalive.is_due(now) and self.is_half_closed:
+    def probe(self, now: float) -> Silent | None:
+        if self.is_half_closed:
             return self._prove_peer(now)
-        if self._keepalive.is_due(now):
-            entity = self._pingable_entity()
-            if entity is None:
-                self._keepalive.postpone(now)
-            else:
-                self._state.control.owe(entity, pings=1)
-                self._state.events.append(Probed(entity))
-                self._keepalive.asked(now)
+        entity = self._pingable_entity()
+        if entity is None:
+            self._keepalive.postpone(now)
+        else:
+            self._state.control.owe(entity, pings=1)
+            self._state.events.append(Probed(entity))
+            self._keepalive.asked(now)
         return None
 
     def _pingable_entity(self) -> Entity | None:
         """Return an entity to send a ping about: the top level while there is one."""
         entities = chain((self.top_stream, self.top_sink), *[entities.values() for entities in self._state.maps])
         return next((one for one in entities if one.announced and not one.gone and not one.ending), None)
-
-    def _watch_progress(self, now: float) -> None:
-        self._stall.watch(now, self.bytes_received, self._state.reassembly.served)
-
-    def _check_progress(self, now: float) -> Event | None:
-        state = self._state
-        came = self._stall.shortfall(self.bytes_received, state.reassembly.served)
-        is_due_from_peer = self._is_mid_chunk or state.can_peer_continue()
-        if is_due_from_peer and came is not None:
-            if not came:  # a broken network looks the same, so this is no violation
-                return Silent(self._keepalive.silence(now))
-            return Failed(self._stall.error(came, "message", self.bytes_received))
-        if is_due_from_peer or state.unfinished:
-            self._watch_progress(now)
-        return None
-
-    def _stop(self, last: Event) -> None:
-        self._state.events.append(last)
-        if self._observer is not None and isinstance(last, Failed):
-            self._observer.error(last.error)
-        self._state.over = True
-        self.unparsed = 0
 
     # --- opening
 

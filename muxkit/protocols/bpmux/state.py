@@ -27,42 +27,30 @@ from __future__ import annotations
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import U64_MAX, Outbox, Reassembly, ReceiveBudget, ReceiveWindow, Scheduler, StartPace, TokenBucket
+from muxkit.core import U64_MAX, ReceiveWindow, TokenBucket
 from muxkit.core.events import Refused, Writable
+from muxkit.core.mux_state import MuxState
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.control import Control
 from muxkit.protocols.bpmux.entities import NO_WINDOW, OURS, RECEIVERS, Entity, Kind, Parts
-from muxkit.protocols.bpmux.events import Event
 from muxkit.protocols.bpmux.receive import Receiver
 from muxkit.protocols.bpmux.send import Outgoing, Sender
 
 
-class State:
-    """The maps, budgets, queues and counters that both directions change."""
+class State(MuxState):
+    """The maps, and what else both directions change; `reassembly` lends to entities."""
 
     def __init__(self, config: Config, limits: Limits, observer: Observer | None) -> None:
+        super().__init__(limits, observer, floor=limits.channel_floor, first=limits.channel_first)
         self.config = config
-        self.limits = limits
-        self.observer = observer
-        self.events: list[Event] = []
         self.maps: tuple[dict[int, Entity], ...] = tuple({} for _ in Kind)
         self.control: Control = Control(self)
-        self.scheduler: Scheduler = Scheduler()
-        self.budget: ReceiveBudget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.channel_first)
-        self.reassembly: Reassembly[Entity] = Reassembly(limits.reassembly)
-        self.starts: StartPace = StartPace(limits.resets_per_second, limits.resets_burst)
         self.refusals: TokenBucket = TokenBucket(limits.resets_per_second, limits.resets_burst)
-        self.outbox: Outbox = Outbox()
-        self.messages_sent = 0
         self.largest: int = limits.message
         """The largest message, looked up for each one that is sent."""
-        self.over: bool = False
-        """The connection is over: nothing is sent, and what comes is ignored."""
         self.ours: int = 0  # live channels that this side opened
         self.theirs: int = 0  # live channels that the peer opened
         self.unread: set[Entity] = set()  # gone, opened by the peer, with messages not consumed
-        self.unfinished: int = 0  # incomplete messages that the application wants
-        self.now: float = 0.0
         self._openings: dict[Entity, int] = {}  # openings not written completely, with the top-level credit they claim
         self._starved: dict[Entity, None] = {}  # of these, the ones without top-level credit
         self.top_sink: Sender = self.add_sender(Kind.SINK_OUT, 0)

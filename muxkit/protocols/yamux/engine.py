@@ -162,13 +162,9 @@ class Engine(StreamMuxEngine):
 
     # --- frames of the peer
 
-    @property
-    def is_mid_frame(self) -> bool:
-        return self._left > 0
-
-    def parse(self, data: bytes) -> int:
-        position, size, frames = 0, len(data), self.frames_at_once
-        while position < size and not self.over:
+    def parse(self, data: bytes, position: int) -> int:
+        size, frames = len(data), self.frames_at_once
+        while position < size and not self._state.over:
             if self._left:
                 end = min(size, position + self._left)
                 self._left -= end - position
@@ -183,6 +179,7 @@ class Engine(StreamMuxEngine):
             frames -= 1
             self._take_header(data, position)
             position += HEADER_SIZE
+        self.is_mid_frame: bool = self._left > 0
         return position
 
     def _take_header(self, data: bytes, position: int) -> None:
@@ -192,7 +189,7 @@ class Engine(StreamMuxEngine):
             raise RemoteProtocolError(
                 f"not a yamux frame: expected version 0 and a type from 0 to 3, got version {version} and type {type}",
                 rule="yamux-H02" if version else "yamux-H03",
-                offset=self.bytes_received + position,
+                offset=self.data_offset + position,
             )
         if self._state.observer is not None:
             observe_frame(self._state.observer, "in", type, flags, id, length)
@@ -306,7 +303,7 @@ class Engine(StreamMuxEngine):
         self._peer_is_going_away = True
         reason = Reason()
         if code != Code.NORMAL:
-            self.over = True
+            self._state.over = True
             reason = GONE_AWAY.get(code) or Reason("the peer ended the session with an unknown code", code)
             if rest.startswith(REASON_FOLLOWS) and len(rest) > HEADER_SIZE:
                 reason = Reason.decode(rest[HEADER_SIZE : HEADER_SIZE + LONGEST_REASON])
