@@ -9,6 +9,7 @@ from muxkit.protocols.bpmux.config import Config as Config
 from muxkit.protocols.bpmux.engine import Engine as Engine
 from muxkit.protocols.bpmux.entities import Entity as Entity
 from muxkit.protocols.bpmux.entities import Kind as Kind
+from muxkit.protocols.bpmux.entities import Life as Life
 from muxkit.protocols.bpmux.events import Event as Event
 from muxkit.protocols.bpmux.events import HalfClosed as HalfClosed
 from muxkit.protocols.bpmux.events import Pinged as Pinged
@@ -46,6 +47,7 @@ __all__ = [
     "HalfClosed",
     "IncomingRequest",
     "Kind",
+    "Life",
     "Partial",
     "Pinged",
     "Receiver",

@@ -116,7 +116,7 @@ class Connection(MuxConnection[Engine, Duplex]):
         top = self.engine.top_sink
         if self.top.state is not Sending.OPEN and not top.end_in:
             return trio.ClosedResourceError("no channel can be opened any more: this side is closing the session")
-        return refused_by_peer() if top.gone or top.ending else None
+        return refused_by_peer() if top.ending else None
 
     # --- channels that the peer opens
 

@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from muxkit.core import Buffer, encode_varu64
-from muxkit.protocols.bpmux.entities import OURS, Entity
+from muxkit.protocols.bpmux.entities import END_DUE, ENDED, GONE, OURS, UNANNOUNCED, Entity
 from muxkit.protocols.bpmux.frames import ACK_END, CREDIT, END, PAYLOAD, PING, Type, encode_announcement, head
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Control:
 
     def touch(self, entity: Entity) -> None:
         """Put an entity with control chunks in line, once its opening is written."""
-        if entity.announced and (entity.grant or entity.pings or entity.pongs):
+        if entity.life is not UNANNOUNCED and (entity.grant or entity.pings or entity.pongs):
             self.dirty.setdefault(entity)
 
     def forget(self, entity: Entity) -> None:
@@ -96,7 +96,6 @@ class Control:
             self.round_trip = None
             self._state.budget.round_trip.gave_up()
         entity.grant = entity.pings = entity.pongs = 0
-        entity.end_due = False
 
     def write(self, limit: int, out: list[Buffer]) -> int:
         """Append control chunks to `out`, about `limit` bytes; return their size."""
@@ -113,15 +112,15 @@ class Control:
                 del self.dirty[entity]
         while self.openings and written < limit:
             entity, type = self.openings.popleft()
-            if not entity.gone:
+            if entity.life is not GONE:
                 written += self._write_opening(entity, type, out)
         while self.ends and written < limit:  # behind what was to be written about these entities
             entity = self.ends.popleft()
-            if entity.end_due:
+            if entity.life is END_DUE:
                 chunk = head(entity.type, entity.id, END) + NOTHING
                 out.append(chunk)
                 written += len(chunk)
-                entity.end_out = True
+                entity.step(ENDED)
                 self._state.ended(entity)
         return written
 

@@ -14,7 +14,7 @@ from muxkit.core.events import Failed, Halves, Probed, Silent
 from muxkit.core.mux_state import Vital
 from muxkit.core.stream_engine import StreamMuxEngine
 from muxkit.protocols.bpmux.config import Config
-from muxkit.protocols.bpmux.entities import NO_REASON, Entity, Kind
+from muxkit.protocols.bpmux.entities import NO_REASON, UNANNOUNCED, Entity, Kind
 from muxkit.protocols.bpmux.events import HalfClosed
 from muxkit.protocols.bpmux.frames import (
     ANNOUNCEMENT_MOST,
@@ -181,7 +181,7 @@ class Engine(StreamMuxEngine):
         These are requests without a response, streams that the peer opened, and duplexes that it has finished. One
         whose next message needs credit is not among them, because no credit can come any more.
         """
-        if entity.gone or entity.ending or entity.receives or entity.is_top:
+        if entity.ending or entity.receives or entity.is_top:
             return False
         outgoing = entity.outgoing
         if outgoing is not None and outgoing.queue and not outgoing.is_ready():
@@ -260,7 +260,7 @@ class Engine(StreamMuxEngine):
     def _pingable_entity(self) -> Entity | None:
         """Return an entity to send a ping about: the top level while there is one."""
         entities = chain((self.top_stream, self.top_sink), *[entities.values() for entities in self._state.maps])
-        return next((one for one in entities if one.announced and not one.gone and not one.ending), None)
+        return next((one for one in entities if one.life is not UNANNOUNCED and not one.ending), None)
 
     # --- opening
 
@@ -303,7 +303,7 @@ class Engine(StreamMuxEngine):
     def _check_opening(self, payload: bytes, credit: int | None) -> None:
         self._state.check_alive()
         state = self._state
-        if state.top_sink.gone or state.top_sink.ending:
+        if state.top_sink.ending:
             raise LocalProtocolError("nothing can be opened after the top level was closed")
         if state.ours >= state.limits.channels:
             raise LocalProtocolError(
@@ -344,13 +344,13 @@ class Engine(StreamMuxEngine):
             credit = entity.window.start(self._state.now)
         else:
             entity.window.grant(credit)
-        entity.announced = False  # so the grant is written with the opening
+        entity.life = UNANNOUNCED  # so the grant is written with the opening
         self._state.grant(entity, credit)
         return entity
 
     def _announce(self, entity: Entity, type: Type, payload: bytes) -> None:
         self._state.count_channel(entity)
-        entity.announced = False
+        entity.life = UNANNOUNCED
         if payload:
             self._state.outgoing(entity).open(type, payload)
             self._state.opening_queued(entity)
@@ -375,13 +375,13 @@ class Engine(StreamMuxEngine):
     def decline(self, channel: Halves, reason: Reason = NO_REASON) -> None:
         """`refuse` for an opening that is no fault of the peer, so it is not counted."""
         sender, receiver = channel.sender, channel.receiver
-        if isinstance(sender, Sender) and not (self._state.over or sender.gone or sender.ending):
+        if isinstance(sender, Sender) and not (self._state.over or sender.ending):
             # An abort would wait for credit, and what was refused must not stay.
             if reason and sender.credit_out > 0:
                 sender.abort(reason)
             else:
                 sender.end()
-        if isinstance(receiver, Receiver) and not (self._state.over or receiver.gone or receiver.ending):
+        if isinstance(receiver, Receiver) and not (self._state.over or receiver.ending):
             receiver.end()
 
     # --- the end
@@ -392,7 +392,7 @@ class Engine(StreamMuxEngine):
         Nothing if the end was queued before, or if the peer gave no credit for it.
         """
         sink, outgoing = self.top_sink, self.top_sink.outgoing
-        if sink.gone or sink.ending or not sink.announced or (outgoing is not None and outgoing.is_mid_message):
+        if sink.ending or sink.life is UNANNOUNCED or (outgoing is not None and outgoing.is_mid_message):
             return b""
         told = reason.encode(sink.credit_out)
         return encode_chunk(Chunk(sink.type, sink.id, end=told)) if told else b""
@@ -408,7 +408,7 @@ class Engine(StreamMuxEngine):
         return b"".join(
             encode_chunk(Chunk(entity.type, entity.id, end=b""))
             for entity in entities
-            if entity.announced and not entity.ending and not entity.is_top
+            if entity.life is not UNANNOUNCED and not entity.ending and not entity.is_top
             if entity.twin is None or entity.twin.ending
         )
 
@@ -427,5 +427,5 @@ class Engine(StreamMuxEngine):
 
     def go_away(self, reason: Reason) -> None:
         """Take no new channels: end the stream of the top level, which tells the peer so."""
-        if not (self.top_stream.gone or self.top_stream.ending):
+        if not self.top_stream.ending:
             self.top_stream.end()

@@ -23,7 +23,19 @@ ABORTED = b"\x01"  # end payload of an abort: any payload but an empty one means
 
 
 class Kind(IntEnum):
-    """The six maps of the document; the number is the type of the chunks that this side sends about such an entity."""
+    """The six maps of the document; the number is the type of the chunks that this side sends about such an entity.
+
+    `OUT` is what this side opened, `IN` what the peer opened. "Sink" and "stream" say what the opener does: it sends on
+    a sink and receives from a stream. So the direction of the messages and the application's name follow from both:
+
+        kind          opened by    messages go     the application holds
+        REQUEST_OUT   this side    to this side    a `Request`, for whose response it waits
+        REQUEST_IN    the peer     to the peer     an `IncomingRequest`, which it answers
+        SINK_OUT      this side    to the peer     a `Sink`, or the sending half of a `Duplex`
+        SINK_IN       the peer     to the peer     a `Sink`, or the sending half of a `Duplex` that the peer opened
+        STREAM_OUT    this side    to this side    a `Source`, or the receiving half of a `Duplex`
+        STREAM_IN     the peer     to this side    a `Source`, or the receiving half of a `Duplex` that the peer opened
+    """
 
     REQUEST_OUT = 0
     REQUEST_IN = 1
@@ -31,6 +43,35 @@ class Kind(IntEnum):
     SINK_IN = 3
     STREAM_OUT = 4
     STREAM_IN = 5
+
+
+class Life(IntEnum):
+    """How far the life of an entity has come; `NEXT` has the steps, and the module `state` the picture."""
+
+    HALF_OPENED = 0
+    """The peer is opening it, with a payload in parts of which some are missing. The application doesn't know it."""
+    UNANNOUNCED = 1
+    """This side is opening it, and the opening isn't written completely."""
+    OPEN = 2
+    END_DUE = 3
+    """This side has ended it by a chunk without payload, which waits for nothing but its turn to be written."""
+    ENDED = 4
+    """The end of this side was written, and the peer hasn't acknowledged it."""
+    GONE = 5
+    """It was removed: nothing is written or received about it any more."""
+
+
+# The same without a look-up in the class, because some are asked for with every message.
+HALF_OPENED, UNANNOUNCED, OPEN, END_DUE, ENDED, GONE = Life
+
+NEXT = (
+    (OPEN, GONE),  # from HALF_OPENED
+    (OPEN, GONE),  # from UNANNOUNCED
+    (END_DUE, ENDED, GONE),  # from OPEN
+    (ENDED, GONE),  # from END_DUE
+    (GONE,),  # from ENDED
+    (),  # from GONE
+)
 
 
 # The table under "Receiving Chunks": the map that a received chunk type addresses.
@@ -71,20 +112,16 @@ class Entity:
     """One half of a channel, or a request: payload in one direction, credit and ends in both."""
 
     __slots__ = (
-        "announced",
         "credit",
         "direct",
-        "end_due",
         "end_in",
-        "end_out",
-        "gone",
         "grant",
         "id",
         "is_rest_of_reset",
         "is_wanted",
         "kind",
         "late",
-        "opening",
+        "life",
         "orderly",
         "outgoing",
         "owner",
@@ -103,28 +140,30 @@ class Entity:
         # The state that the document names: credit_out, credit_in and the end flags.
         self.credit: Credit = NO_CREDIT if kind in RECEIVERS else Credit()
         self.window: ReceiveWindow = window or NO_WINDOW
-        self.end_out: bool = False
         self.end_in: bool = False
         # Receiving.
         self.is_wanted: bool = True  # the application receives what arrives; otherwise it is discarded
         self.direct: bool = True  # payloads need no check beside credit: wanted, and nothing in parts on its window
-        self.opening: bool = False  # its opening payload arrives in parts and is incomplete
         self.parts: Parts | None = None
         # Sending.
-        self.announced: bool = True  # its opening has been written completely
         self.outgoing: Outgoing | None = None
-        # Control chunks to write, merged: a grant in bytes, numbers of pings and pongs, and the end.
+        # Control chunks to write, merged: a grant in bytes, and numbers of pings and pongs.
         self.grant: int = 0
         self.pings: int = 0
         self.pongs: int = 0
-        self.end_due: bool = False  # an end without payload, which nothing on its queue comes before
         # Life.
         self.owner: object | None = None  # the session's object for it; the engine does not use it
-        self.gone: bool = False
+        self.life: Life = OPEN
         self.orderly: bool = False  # the peer ended the other half of this duplex without an error
         self.is_rest_of_reset: bool = False  # the peer cancelled the other half of this duplex
         self.late: bool = False  # the peer opened it after it had closed its top level
         self.twin: Entity | None = None  # the other half of a duplex, while both are alive
+
+    def step(self, life: Life) -> None:
+        """Go on to another part of its life."""
+        if life not in NEXT[self.life]:
+            raise AssertionError(f"{self.label}: there is no step from {self.life.name} to {life.name}")
+        self.life = life
 
     # --- commands for entities of both directions: each does all of its work, or raises and changes nothing
 
@@ -157,7 +196,7 @@ class Entity:
         state.check_alive()
         if self.gone:
             raise LocalProtocolError(f"{self.label}: cannot abort an entity that is gone")
-        if self.end_out:
+        if self.life is ENDED:
             return
         if self is state.top_sink:
             state.decline_openings(begun=False)
@@ -255,8 +294,17 @@ class Entity:
 
     @property
     def ending(self) -> bool:
-        """Whether this side has ended it: the end was written or is queued."""
-        return self.end_out or self.end_due or (self.outgoing is not None and self.outgoing.closing)
+        """Whether this side has ended it, so that the end was written or is queued, or it is gone."""
+        return self.life >= END_DUE or (self.outgoing is not None and self.outgoing.closing)
+
+    @property
+    def gone(self) -> bool:
+        return self.life is GONE
+
+    @property
+    def end_out(self) -> bool:
+        """The flag of the document: our end was written, and the peer hasn't acknowledged it."""
+        return self.life is ENDED
 
     @property
     def is_ours(self) -> bool:

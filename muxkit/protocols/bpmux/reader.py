@@ -14,7 +14,7 @@ from __future__ import annotations
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import U64_MAX, Cursor, NeedMore, Pieces
 from muxkit.core.events import Received
-from muxkit.protocols.bpmux.entities import ADDRESSED, Kind
+from muxkit.protocols.bpmux.entities import ADDRESSED, ENDED, HALF_OPENED, Kind
 from muxkit.protocols.bpmux.frames import ACK_END, CREDIT, END, PAYLOAD, Chunk, Type, parse_chunk
 from muxkit.protocols.bpmux.receive import Receiver
 from muxkit.protocols.bpmux.rules import ChunkRules, confirmation_of
@@ -136,12 +136,12 @@ class ChunkReader:
             if id < least:
                 return 0
         entity = self._state.maps[ADDRESSED[tag >> 5]].get(id)
-        if entity is None or entity.parts is not None or entity.opening or entity.window.unfinished:
+        if entity is None or entity.parts is not None or entity.window.unfinished or entity.life is HALF_OPENED:
             return 0
-        if entity.twin is not None and entity.twin.opening:
+        if entity.twin is not None and entity.twin.life is HALF_OPENED:
             return 0
         if flags == ACK_END:
-            if not entity.end_out:
+            if entity.life is not ENDED:
                 return 0
             self._state.remove(entity)
             self._state.events.append(confirmation_of(entity))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import U64_MAX, ReceiveWindow
 from muxkit.core.events import Cancelled, Confirmed, Finished, Halves, Opened, Pong, Received, Stopped
-from muxkit.protocols.bpmux.entities import ADDRESSED, RECEIVERS, Entity, Kind, Parts
+from muxkit.protocols.bpmux.entities import ADDRESSED, ENDED, HALF_OPENED, OPEN, RECEIVERS, Entity, Kind, Parts
 from muxkit.protocols.bpmux.events import Event, Pinged, Requested, Responded
 from muxkit.protocols.bpmux.frames import ACK_END, END, PAYLOAD, PING, Checks, Chunk, Partial, Type, observe_chunk
 from muxkit.protocols.bpmux.receive import Receiver
@@ -96,18 +96,18 @@ class ChunkRules(Checks):
             )
 
     def _check_known(self, entity: Entity, type: Type, id: int, flags: int) -> None:
-        if type is Type.DUPLEX and not (entity.opening and entity.twin is not None and flags & PAYLOAD):
+        if type is Type.DUPLEX and not (entity.life is HALF_OPENED and entity.twin is not None and flags & PAYLOAD):
             rule = "bpmux-R21" if entity.twin is not None else "bpmux-R12"
             raise _broken(type, id, "there is an entity with this id", rule)
-        if entity.opening and entity.twin is not None and type is not Type.DUPLEX and flags & PAYLOAD:
+        if entity.life is HALF_OPENED and entity.twin is not None and type is not Type.DUPLEX and flags & PAYLOAD:
             raise _broken(type, id, "parts of a duplex's opening travel as duplex chunks", "bpmux-P06")
-        if flags & (PAYLOAD | END) and entity.twin is not None and entity.twin.opening:
+        if flags & (PAYLOAD | END) and entity.twin is not None and entity.twin.life is HALF_OPENED:
             raise _broken(type, id, "the opening of this duplex has not come as a whole", "bpmux-P06")
-        if flags & PAYLOAD and type not in PAYLOAD_TYPES and not entity.opening:
+        if flags & PAYLOAD and type not in PAYLOAD_TYPES and entity.life is not HALF_OPENED:
             raise _broken(type, id, "payload in a chunk of a type that carries none", "bpmux-R22")
         if flags & PAYLOAD and flags & END and type is Type.IN_REQUEST:
             raise _broken(type, id, "a response together with an end", "bpmux-R27")
-        if flags & ACK_END and not entity.end_out:
+        if flags & ACK_END and entity.life is not ENDED:
             raise _broken(type, id, "ack-end for an end that was not sent", "bpmux-R33")
         if entity.parts is not None:
             if self.announced:
@@ -136,12 +136,12 @@ class ChunkRules(Checks):
 
     def payload(self, size: int) -> None:
         entity, payer = self._entity, self._payer
-        opening = entity is None or entity.opening
-        if opening and size and self._state.config.letter:
+        is_opening = entity is None or entity.life is HALF_OPENED
+        if is_opening and size and self._state.config.letter:
             raise RemoteProtocolError(f"an opening payload of {size} bytes against a credit of 0", rule="bpmux-R15")
         available = payer.window.credit
         if size > available:
-            rule = "bpmux-R15" if opening else "bpmux-R23"
+            rule = "bpmux-R15" if is_opening else "bpmux-R23"
             name = "new entity" if entity is None else entity.label
             raise RemoteProtocolError(f"{name}: {size} bytes sent against {available} granted", rule=rule)
         self._check_message(size)
@@ -210,7 +210,7 @@ class ChunkRules(Checks):
         if chunk.type is Type.DUPLEX:
             entity.twin = state.add_receiver(Kind.STREAM_IN, chunk.id)
             entity.twin.twin = entity
-        entity.opening = True
+        entity.life = HALF_OPENED
         entity.late = state.top_stream.gone
         state.update_direct(entity)
         state.count_channel(entity)
@@ -226,7 +226,7 @@ class ChunkRules(Checks):
             if whole is None:
                 return
             payload = whole
-        if entity.opening:
+        if entity.life is HALF_OPENED:
             self._finish_opening(entity, payload, parts)
         elif not isinstance(entity, Receiver):
             raise AssertionError(f"{entity.label}: a payload against the direction of its messages")
@@ -239,7 +239,7 @@ class ChunkRules(Checks):
 
     def _finish_opening(self, entity: Entity, payload: bytes, parts: Parts | None) -> None:
         state = self._state
-        entity.opening = False
+        entity.step(OPEN)
         state.update_direct(entity)
         sender, receiver = _halves_of(entity)
         if receiver is not None:
@@ -261,7 +261,7 @@ class ChunkRules(Checks):
         state.events.append(Responded(request, payload) if request.is_wanted else Cancelled(request))
 
     def _take_ping(self, entity: Entity) -> None:
-        if self._state.config.pongs and not entity.end_out:
+        if self._state.config.pongs and entity.life is not ENDED:
             self._state.control.owe(entity, pongs=1)
         parts = _opening_of(entity)
         if parts is None:
@@ -302,9 +302,9 @@ def _broken(type: Type, id: int, what: str, rule: str) -> RemoteProtocolError:
 
 def _opening_of(entity: Entity) -> Parts | None:
     """Return the parts of its or its twin's opening while that is incomplete and the application does not know it."""
-    if entity.opening:
+    if entity.life is HALF_OPENED:
         return entity.parts
-    return entity.twin.parts if entity.twin is not None and entity.twin.opening else None
+    return entity.twin.parts if entity.twin is not None and entity.twin.life is HALF_OPENED else None
 
 
 def _end_of(entity: Entity, payload: bytes, *, breaks_off: bool) -> Event:

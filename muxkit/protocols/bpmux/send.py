@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from muxkit._errors import LocalProtocolError
 from muxkit.core import NO_QUEUE, Buffer, Credit, Reason, encode_varu64, queue_of
 from muxkit.core import halves as core
-from muxkit.protocols.bpmux.entities import Entity, Kind
+from muxkit.protocols.bpmux.entities import ENDED, GONE, OPEN, UNANNOUNCED, Entity, Kind
 from muxkit.protocols.bpmux.frames import CREDIT, END, PAYLOAD, Type, encode_partial, head
 
 if TYPE_CHECKING:
@@ -114,7 +114,6 @@ class Outgoing:
 
     def open(self, type: Type, payload: bytes) -> None:
         """Queue the opening."""
-        self.entity.announced = False
         self._opening = (type, payload)
 
     def push(self, message: bytes) -> None:
@@ -171,11 +170,11 @@ class Outgoing:
 
     def is_ready(self) -> bool:
         """Whether `write` would write anything."""
-        if self.entity.gone:
+        if self.entity.life is GONE:
             return False
         if self._opening is not None:
             return self.opening_left == 0 or self._top.available > 0
-        if not self.entity.announced:
+        if self.entity.life is UNANNOUNCED:
             return False
         if self.queue:
             return self.entity.credit.available > 0 or not self.queue[0]
@@ -184,12 +183,12 @@ class Outgoing:
     def write(self, budget: int, piece: int, out: list[Buffer]) -> int:
         """Append about `budget` bytes of chunks to `out`, no payload above `piece`; return their size."""
         entity, written = self.entity, 0
-        if entity.gone:
+        if entity.life is GONE:
             return 0
         is_opening = self._opening is not None
         if self._opening is not None:
             written = self._write_opening(self._opening[0], self._opening[1], budget, piece, out)
-        if entity.announced:
+        if entity.life is not UNANNOUNCED:
             credit, queue, start, append = entity.credit, self.queue, self._head, out.append
             before = available = credit.available
             while queue and not self._begun and written < budget:  # messages that need no parts: usually all
@@ -213,7 +212,7 @@ class Outgoing:
                 self.queue = NO_QUEUE
                 self._outbox.used -= self.counted
                 self.counted = 0
-        if self.watched or is_opening or entity.end_out:
+        if self.watched or is_opening or entity.life is ENDED:
             self._state.written(self)
         return written
 
@@ -230,13 +229,14 @@ class Outgoing:
             return written
         if self.end is None:
             # A response ends its request in this direction.
-            entity.end_out = entity.end_out or (entity.kind is Kind.REQUEST_IN and self.has_sent)
+            if entity.kind is Kind.REQUEST_IN and self.has_sent and entity.life is not ENDED:
+                entity.step(ENDED)
         elif not self.openings:
             start = head(entity.type, entity.id, END)
             written += self._write_payload(start, self.end, entity.credit, budget - written, piece, out)
             if self._begun == len(self.end):
                 self.end, self._begun = None, 0
-                entity.end_out = True
+                entity.step(ENDED)
         return written
 
     def _write_payload(
@@ -280,7 +280,7 @@ class Outgoing:
             written += self._write_payload(start, payload, top, budget - written, piece, out)
         if self._begun == total:
             self._opening, self._begun = None, 0
-            entity.announced = True
+            entity.step(OPEN)
         return written
 
 
@@ -364,7 +364,7 @@ class Sender(Entity, core.Sender):
         outgoing, size = self.outgoing, len(message)
         state = self.state
         if outgoing is None:
-            if self.gone or size > self.credit.available:
+            if self.life is GONE or size > self.credit.available:
                 return None
             outgoing = state.outgoing(self)
         if not outgoing.accepts or size > state.largest or state.over:
@@ -381,7 +381,7 @@ class Sender(Entity, core.Sender):
         outgoing.counted += size + OVERHEAD
         state.outbox.used += size + OVERHEAD
         state.messages_sent += 1
-        if outgoing.scheduled or not (self.announced or outgoing.is_ready()):
+        if outgoing.scheduled or not (self.life is not UNANNOUNCED or outgoing.is_ready()):
             return False
         state.scheduler.add(outgoing)
         return True

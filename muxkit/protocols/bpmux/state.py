@@ -5,13 +5,20 @@ once for those that we opened and once for those of the peer. A two-way channel,
 the same id, which are `twin` to each other while both live. Two entities with id 0 are the top level: they carry the
 connection's own messages, pay for the payloads of openings, and end when nothing more will be opened.
 
-    opening     the chunk that opens it is queued; behind credit of the top level if it has a payload   (`announced`)
-      |
-    open        messages one way, credit, pings and pongs both ways
-      |  our end is queued: `ending`             |  the peer's end came: it is gone at once,
-      |  it was written: `end_out`               |  and we acknowledge it, unless ours was written before
-      |  the peer acknowledges it, or ends too   |
-      +------------------- gone -----------------+
+    HALF_OPENED                  UNANNOUNCED
+    the peer opens it, and       we open it; the chunk waits, if it has a payload for credit of the top level
+    parts of the opening         |
+    are missing                  |
+      +---------- OPEN ----------+   messages one way; credit, pings and pongs both ways
+                   |  we end it: the end is queued behind our messages, or (END_DUE) among the control chunks
+                   |  and is written
+                 ENDED               we only wait for the peer's acknowledgement, or for its own end
+                   |
+                 GONE                also from each of the others: by the peer's end, which we acknowledge unless ours
+                                     was written before, or because the opening is declined
+
+`Life` has these names, and `entities.NEXT` the steps. Of a duplex that the peer is opening, the sending half is
+HALF_OPENED and stands for both.
 
 Invariants:
 - An entity is in its map until it is gone. Nothing is written about an entity that is gone but the acknowledgement.
@@ -32,7 +39,20 @@ from muxkit.core.events import Refused, Writable
 from muxkit.core.mux_state import MuxState
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.control import Control
-from muxkit.protocols.bpmux.entities import NO_WINDOW, OURS, RECEIVERS, Entity, Kind, Parts
+from muxkit.protocols.bpmux.entities import (
+    END_DUE,
+    ENDED,
+    GONE,
+    HALF_OPENED,
+    NO_WINDOW,
+    OPEN,
+    OURS,
+    RECEIVERS,
+    UNANNOUNCED,
+    Entity,
+    Kind,
+    Parts,
+)
 from muxkit.protocols.bpmux.receive import Receiver
 from muxkit.protocols.bpmux.send import Outgoing, Sender
 
@@ -95,7 +115,7 @@ class State(MuxState):
 
     def peer_ended(self, entity: Entity) -> None:
         """Remove an entity that the peer ended, and acknowledge that unless both ends crossed."""
-        if not entity.end_out:
+        if entity.life is not ENDED:
             self.control.acknowledge(entity)
         self.remove(entity)
 
@@ -105,10 +125,10 @@ class State(MuxState):
             self._drop_half_opened()
             self._withdraw_announcement()
         del self.maps[entity.kind][entity.id]
-        entity.gone = True
         self.control.forget(entity)
         if entity.parts is not None:
             self._drop_parts(entity)
+        entity.step(GONE)
         window = entity.window
         repaid = 0 if window is NO_WINDOW else window.retire()
         if repaid or self.reassembly.waiting:
@@ -139,7 +159,7 @@ class State(MuxState):
 
     def _drop_half_opened(self) -> None:
         """Remove entities whose opening is incomplete, because it used the top level's window; none was reported."""
-        half_opened = [entity for entities in self.maps for entity in entities.values() if entity.opening]
+        half_opened = [entity for entities in self.maps for entity in entities.values() if entity.life is HALF_OPENED]
         for entity in half_opened:
             self.remove_channel(entity)
 
@@ -203,7 +223,7 @@ class State(MuxState):
         if self.control.announces is not None:
             self.control.announces = None
             for stream in self.maps[Kind.STREAM_IN].values() if self.given else ():
-                if not stream.opening:
+                if stream.life is not HALF_OPENED:
                     self.grant(stream, self.given)
             self.given = self._promised = 0
 
@@ -224,7 +244,7 @@ class State(MuxState):
 
     def payer(self, entity: Entity) -> Entity:
         """Return the entity whose window its payload uses: the top level while it is being opened, otherwise itself."""
-        return self.top_stream if entity.opening else entity
+        return self.top_stream if entity.life is HALF_OPENED else entity
 
     def begin_parts(self, entity: Entity, total: int) -> None:
         """Begin a message in parts on an entity."""
@@ -267,7 +287,8 @@ class State(MuxState):
     def update_direct(self, entity: Entity) -> None:
         """Set `direct` again; it is False beside a message in parts, whose loan other payloads might use up."""
         for one in (entity, self.payer(entity)):
-            one.direct = one.is_wanted and not one.opening and one.parts is None and not one.window.unfinished
+            is_idle = one.parts is None and not one.window.unfinished
+            one.direct = one.is_wanted and is_idle and one.life is not HALF_OPENED
 
     def discard_incoming(self, entity: Entity) -> None:
         """Discard from now on what arrives on an entity."""
@@ -279,7 +300,7 @@ class State(MuxState):
 
     def lend_shortfall(self, entity: Entity) -> None:
         """Lend what incomplete messages need beyond the granted credit, or put the entity in line for it."""
-        need = 0 if entity.end_out else entity.window.shortfall()
+        need = 0 if entity.life >= ENDED else entity.window.shortfall()
         if self.reassembly.waits(entity):
             if need == 0:
                 self.reassembly.leave(entity)
@@ -332,7 +353,7 @@ class State(MuxState):
         counts the other order as a cancellation.
         """
         outgoing, twin = entity.outgoing, entity.twin
-        if entity.is_top or not entity.announced or not (outgoing is None or outgoing.is_empty):
+        if entity.is_top or entity.life is UNANNOUNCED or not (outgoing is None or outgoing.is_empty):
             return False
         if twin is not None and twin.outgoing is not None and twin.outgoing.closing:
             return False
@@ -340,7 +361,7 @@ class State(MuxState):
             outgoing.accepts = False
         if entity.receives:
             self.discard_incoming(entity)
-        entity.end_due = True
+        entity.step(END_DUE)
         self.control.ends.append(entity)
         return True
 
@@ -367,7 +388,7 @@ class State(MuxState):
         entity = outgoing.entity
         if entity in self._openings:
             self._opening_written(entity, outgoing)
-        if entity.end_out:
+        if entity.life is ENDED:
             self.ended(entity)
         self.report_writable(outgoing)
 
@@ -389,7 +410,7 @@ class State(MuxState):
 
     def decline_openings(self, *, begun: bool) -> None:
         """Remove entities whose opening is not written; with `begun` also those whose opening was written in part."""
-        declined = [entity for entity, _ in self.control.openings if not entity.gone]
+        declined = [entity for entity, _ in self.control.openings if entity.life is not GONE]
         self.control.openings.clear()
         declined += [
             entity for entity in self._openings if begun or (entity.outgoing is not None and entity.outgoing.is_untold)
@@ -401,7 +422,7 @@ class State(MuxState):
 
     def _opening_written(self, entity: Entity, outgoing: Outgoing) -> None:
         self._claim(entity, outgoing.opening_left)
-        if not entity.announced:
+        if entity.life is UNANNOUNCED:
             if not outgoing.is_ready():
                 self._starved[entity] = None
             return
@@ -412,7 +433,8 @@ class State(MuxState):
         """Act on an opening that was written completely."""
         for half in (entity, entity.twin):
             if half is not None:
-                half.announced = True
+                if half.life is UNANNOUNCED:
+                    half.step(OPEN)
                 if half.outgoing is not None and half.outgoing.is_idle:
                     half.outgoing = None  # made again when it is needed
                 self.control.touch(half)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muxkit.core import Cursor, Pieces
-from muxkit.protocols.bpmux import Chunk, Engine, Entity, Kind, Partial, Receiver, Type, parse_chunk
+from muxkit.protocols.bpmux import Chunk, Engine, Entity, Kind, Life, Partial, Receiver, Type, parse_chunk
 
 if TYPE_CHECKING:
     from muxkit.protocols.bpmux.state import State
@@ -123,6 +123,6 @@ def _check_parts(state: State, entities: list[Entity]) -> None:
         if entity.direct:
             assert entity.is_wanted
             assert not entity.partial
-            assert not entity.opening
-        elif entity.is_wanted and not entity.opening:
+            assert entity.life is not Life.HALF_OPENED
+        elif entity.is_wanted and entity.life is not Life.HALF_OPENED:
             assert entity.partial or entity.window.unfinished

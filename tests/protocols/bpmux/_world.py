@@ -11,7 +11,7 @@ import attrs
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.core.events import Cancelled, Confirmed, Failed, Finished, Opened, Received, Refused, Silent, Stopped
-from muxkit.protocols.bpmux import Config, Engine, Entity, Event, Kind, Receiver, Requested, Responded, Sender
+from muxkit.protocols.bpmux import Config, Engine, Entity, Event, Kind, Life, Receiver, Requested, Responded, Sender
 from muxkit.testing._pair import EnginePair
 from tests.protocols.bpmux._books import Wire, check_books
 from tests.protocols.bpmux._helpers import channel_of, entity_of
@@ -303,12 +303,12 @@ class World:
                 if entity.is_top:
                     mirror = Kind.STREAM_OUT if kind is Kind.SINK_OUT else Kind.SINK_OUT
                 other = there.entities(mirror).get(id)
-                if other is None or entity.ending or other.ending or not (entity.announced and other.announced):
+                if other is None or entity.ending or other.ending or Life.UNANNOUNCED in (entity.life, other.life):
                     continue
                 due = entity.credit.available + paid[kind, id] + back[mirror, id] + other.grant
                 if kind is Kind.SINK_OUT and not entity.is_top:
                     # What was announced and not read yet, and the window begins when the opening is complete.
-                    is_opening = other.opening or (other.twin is not None and other.twin.opening)
+                    is_opening = Life.HALF_OPENED in (other.life, other.twin and other.twin.life)
                     due += (0 if is_opening else there._state.given) - here._state.got
                 assert other.window.credit == due, (
                     f"{other.label}: {other.window.credit} allowed, but {entity.credit.available} free, "

@@ -6,7 +6,7 @@ import pytest
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.bpmux import Kind, Type
+from muxkit.protocols.bpmux import Kind, Life, Type
 from tests.protocols.bpmux._helpers import (
     allowed_to_open,
     by_hand,
@@ -245,7 +245,7 @@ def test_giving_up_the_top_level_takes_back_openings_of_which_nothing_went_out()
         Type.OUT_SINK,
         Type.IN_SINK,
     ]
-    assert begun.announced
+    assert begun.life is Life.OPEN
 
 
 # --- refusals
