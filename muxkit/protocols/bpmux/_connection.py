@@ -47,6 +47,7 @@ class Connection(MuxConnection[Engine, Duplex]):
         engine = Engine(config, limits=limits, observer=frames_of(observer))
         super().__init__(engine, stream, "bpmux", engine.limits, observer, outbox=engine.waiting)
         self.pump: StreamPump[Any] = StreamPump(stream, engine, self, outbox=engine.waiting)
+        # A backlog has the peer's word for its items, since the peer reads it in a refusal: its sinks are our sources.
         self.sources: Backlog[tuple[Source, bytes]] = self.new_backlog("sinks")
         self.sinks: Backlog[tuple[Sink, bytes]] = self.new_backlog("sources")
         self.requests: Backlog[IncomingRequest] = self.new_backlog("requests")

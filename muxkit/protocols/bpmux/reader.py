@@ -22,8 +22,8 @@ from muxkit.protocols.bpmux.state import State
 
 EVENT_FRAMES = 4  # frames that an event counts as, because acting on an opening or an end takes that much longer
 HEAD_MOST = 16  # bytes; the head of a usual payload chunk is shorter
-OWN_SINK = Type.OUT_SINK << 5 | PAYLOAD
-PEERS_SINK = Type.IN_SINK << 5 | PAYLOAD
+ON_PEERS_SINK = Type.OUT_SINK << 5 | PAYLOAD  # a message on a sink that the peer opened: our STREAM_IN
+ON_OUR_STREAM = Type.IN_SINK << 5 | PAYLOAD  # a message on a stream that we opened: our STREAM_OUT
 DUPLEX = Type.DUPLEX << 5  # such chunks open entities, and those with a higher tag announce parts
 SHORT_CONTROL = frozenset({CREDIT, END, ACK_END})  # flags
 LEAST = (0, 248, 1 << 8, 1 << 16, 1 << 24)  # the least number whose VarU64 has so many bytes behind the first
@@ -174,16 +174,16 @@ class ChunkReader:
         size = len(data)
         last = size - HEAD_MOST
         maps, events, observer = self._state.maps, self._state.events, self._state.observer
+        peers_sinks, our_streams = maps[Kind.STREAM_IN], maps[Kind.STREAM_OUT]
         largest = self._state.limits.message
-        sinks, streams = maps[Kind.STREAM_IN], maps[Kind.STREAM_OUT]
         left = self.left
         while left > 0 and position < last:
             first = position
             tag = data[position]
-            if tag == OWN_SINK:
-                entities = sinks
-            elif tag == PEERS_SINK:
-                entities = streams
+            if tag == ON_PEERS_SINK:
+                entities = peers_sinks
+            elif tag == ON_OUR_STREAM:
+                entities = our_streams
             else:
                 break
             id = data[position + 1]
