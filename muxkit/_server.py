@@ -29,9 +29,9 @@ from muxkit.runtime import (
     background,
     bare_nursery,
     current_place,
+    home_thread,
     log_failure,
     may_log,
-    owner,
     peer_of,
     protect_package,
     protected_manager,
@@ -63,7 +63,7 @@ class Server:
         """The observer of all sessions, or None."""
         self.is_draining: bool = False
         """True once `shutdown` has been called: the server accepts no new sessions."""
-        self._owner = owner()
+        self._thread = home_thread()
         self._listening = listening
         self._tls = tls
         self._closed = closed
@@ -95,7 +95,7 @@ class Server:
 
         If cancelled, the server accepts no new sessions any more, but live sessions continue and it keeps serving.
         """
-        self._owner.check()
+        self._thread.check()
         self.is_draining = True
         async with bare_nursery() as nursery:
             for each in self._listening:
@@ -104,7 +104,7 @@ class Server:
 
     async def wait_closed(self) -> None:
         """Wait until the server was shut down, or can't serve any more, as with a transport for a single connection."""
-        self._owner.check()
+        self._thread.check()
         await self._closed.wait()
 
     def __repr__(self) -> str:

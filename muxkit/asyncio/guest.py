@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import trio
 
-from muxkit.runtime import owner
+from muxkit.runtime import home_thread
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -144,7 +144,7 @@ class Guest:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop: asyncio.AbstractEventLoop = loop
         self.is_ending: bool = False
-        self._owner = owner()
+        self._thread = home_thread()
         self._users = 0
         self._stop = trio.Event()
         self._over: list[Call[None]] = []
@@ -228,7 +228,7 @@ class Guest:
 
         Cancelled means that it was cancelled on Trio's side; a call that was quicker than its cancellation returns.
         """
-        self._owner.check()
+        self._thread.check()
         if self.is_ending:
             raise trio.ClosedResourceError("the block of this session or server was left")
         if _LOCAL.late and _cancel_now():

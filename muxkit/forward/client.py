@@ -27,14 +27,23 @@ from muxkit.forward.wire import (
     decode_notice,
     encode,
 )
-from muxkit.runtime import Backoff, Channel, Session, background, may_log, owner, protect_package, protected_manager
+from muxkit.runtime import (
+    Backoff,
+    Channel,
+    Session,
+    background,
+    home_thread,
+    may_log,
+    protect_package,
+    protected_manager,
+)
 
 
 class Forward(ABC):
     """A running forward. Leaving its block ends it and resets the connections that are still open."""
 
     def __init__(self, carrier: Carrier, patience: float, limits: ForwardLimits | None) -> None:
-        self._owner = owner()
+        self._thread = home_thread()
         self._carrier = carrier
         self._patience = patience
         self._limits = limits or ForwardLimits()
@@ -58,7 +67,7 @@ class Forward(ABC):
 
     async def shutdown(self, *, grace: float) -> None:
         """Stop accepting connections, wait up to `grace` seconds for live ones, then reset them."""
-        self._owner.check()
+        self._thread.check()
         self._stop_accepting()
         with trio.move_on_after(grace):
             await self._tally.wait_idle()
@@ -204,7 +213,7 @@ class RemoteForward(Forward):
 
     async def listening(self) -> str:
         """Wait until the server listens, and return the address."""
-        self._owner.check()
+        self._thread.check()
         while not self._address:
             await self._changed.park()
         return self._address

@@ -76,8 +76,8 @@ from muxkit.runtime._session import TypedChannel as TypedChannel
 from muxkit.runtime._session import ValueT as ValueT
 from muxkit.runtime._session import describe as describe
 from muxkit.runtime._session import typed as typed
-from muxkit.runtime._thread import Owner as Owner
-from muxkit.runtime._thread import owner as owner
+from muxkit.runtime._thread import HomeThread as HomeThread
+from muxkit.runtime._thread import home_thread as home_thread
 from muxkit.runtime.admission import Admission as Admission
 from muxkit.runtime.admission import Occupant as Occupant
 from muxkit.runtime.admission import Place as Place
@@ -179,6 +179,7 @@ __all__ = [
     "HandshakeFailed",
     "HandshakeQueue",
     "HandshakeReader",
+    "HomeThread",
     "Identity",
     "IncomingRequest",
     "ItemQueue",
@@ -205,7 +206,6 @@ __all__ = [
     "Outage",
     "OutageLog",
     "OutboxBudget",
-    "Owner",
     "PacketLink",
     "Parting",
     "Phase",
@@ -256,6 +256,7 @@ __all__ = [
     "facts_of",
     "framed",
     "frames_of",
+    "home_thread",
     "interruptible",
     "leaves_of",
     "log_failure",
@@ -263,7 +264,6 @@ __all__ = [
     "looks_like",
     "meaning_of",
     "measured",
-    "owner",
     "peer_of",
     "prefixed",
     "protect_package",

@@ -17,8 +17,8 @@ from threading import get_ident
 from typing import Final, NoReturn
 
 
-class Owner:
-    """A thread that sessions belong to; made by `owner`, one for each thread."""
+class HomeThread:
+    """A thread that sessions belong to. `home_thread` makes one for each thread."""
 
     __slots__ = ("ident",)
 
@@ -42,12 +42,12 @@ def refuse_thread() -> NoReturn:
 
 class _Local(threading.local):
     def __init__(self) -> None:
-        self.owner = Owner()
+        self.home = HomeThread()
 
 
 _LOCAL: Final = _Local()
 
 
-def owner() -> Owner:
-    """Return the owner of what this thread opens; objects share it, so that each keeps no more than a reference."""
-    return _LOCAL.owner
+def home_thread() -> HomeThread:
+    """Return the calling thread as the home of what it opens. All objects of a thread share one `HomeThread`."""
+    return _LOCAL.home

@@ -526,7 +526,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
 
     async def shutdown(self, *, grace: float) -> None:
         """See `MuxSession.shutdown`."""
-        self.budget.owner.check()
+        self.budget.thread.check()
         await trio.lowlevel.checkpoint()
         if not self.pump.is_lost:
             self.stop_opening(None)
@@ -550,7 +550,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
 
     async def ping_about(self, key: object) -> float:
         """Send a ping, about a half if the protocol has such pings, and wait for the answer; return its seconds."""
-        self.budget.owner.check()
+        self.budget.thread.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         if (loss := self.loss) is not None:
             await trio.lowlevel.checkpoint()

@@ -82,7 +82,7 @@ class AqueductSendHalf(SendHalf):
         self, message: bytes, headers: Pairs, attachments: Sequence[Ticket], mode: Mode, *, receipt: bool
     ) -> Promise | None:
         """Send a message as soon as there is room for it, and return a promise for it if a receipt is wanted."""
-        self._budget.owner.check()
+        self._budget.thread.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         payload = message if type(message) is bytes else as_bytes(message)
         for ticket in attachments:
@@ -265,7 +265,7 @@ class Receipt:
         Raises `LinkLost` if the connection is lost first.
         """
         connection = self._connection
-        connection.budget.owner.check()
+        connection.budget.thread.check()
         await trio.lowlevel.checkpoint()
         if self._promise.arrived is None:
             connection.raise_if_lost()

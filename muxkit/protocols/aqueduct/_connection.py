@@ -296,7 +296,7 @@ class Connection(MuxConnection[Engine, Channel]):
         self.engine.opener = opener.machine
 
     async def open_channel(self, opening: bytes) -> Channel:
-        self.budget.owner.check()
+        self.budget.thread.check()
         self.carry_channels()
         opener = await self._wait_for_turn(self.engine.size_of_opening(opening))
         try:
@@ -594,7 +594,7 @@ class Connection(MuxConnection[Engine, Channel]):
 
     async def ping_about(self, key: object) -> float:
         """Return the round trip that the link has measured, in seconds; `Unsupported` if it measures none."""
-        self.budget.owner.check()
+        self.budget.thread.check()
         await trio.lowlevel.checkpoint()
         self.raise_if_lost()
         round_trip = self._round_trip

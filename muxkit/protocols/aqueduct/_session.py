@@ -93,7 +93,7 @@ class Session(MuxSession[Connection, Channel]):
 
         The channel exists once that message is sent. `headers` go with it. A `oneshot` channel carries one message.
         """
-        self._connection.budget.owner.check()
+        self._connection.budget.thread.check()
         self._connection.raise_if_lost()
         if keep == "sender":
             return self._connection.new_sender(oneshot=oneshot, headers=headers)
@@ -102,7 +102,7 @@ class Session(MuxSession[Connection, Channel]):
     async def peer_headers(self) -> Headers:
         """Wait for the headers that the peer gave to `connection`."""
         connection = self._connection
-        connection.budget.owner.check()
+        connection.budget.thread.check()
         await trio.lowlevel.checkpoint()
         await connection.connected.wait()
         if connection.peer_headers is None:

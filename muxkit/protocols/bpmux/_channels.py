@@ -32,7 +32,7 @@ class Sink(common.Sink):
 
         Harmless once either side has ended the channel.
         """
-        self._connection.budget.owner.check()
+        self._connection.budget.thread.check()
         if self.half.state is Sending.OPEN:
             self._entity.give_credit(amount)
             self._connection.request_write()
@@ -52,7 +52,7 @@ class Source(common.Source):
 
         Harmless once either side has ended the channel.
         """
-        self._connection.budget.owner.check()
+        self._connection.budget.thread.check()
         if self.half.state is Receiving.OPEN:
             self._entity.give_credit(amount)
             self._connection.request_write()
@@ -93,7 +93,7 @@ class Request:
         Raises `ChannelStopped` when the peer declined, `LinkLost` when the connection is gone,
         `trio.ClosedResourceError` after `abort`.
         """
-        self._connection.budget.owner.check()
+        self._connection.budget.thread.check()
         await self._over.wait()
         if self._response is None:
             raise (self._error() if self._error is not None else trio.ClosedResourceError("the request was cancelled"))
@@ -101,7 +101,7 @@ class Request:
 
     def abort(self) -> None:
         """Tell the peer that no response is needed; harmless after the response has arrived."""
-        self._connection.budget.owner.check()
+        self._connection.budget.thread.check()
         if not self._over.is_set():
             self._over.set()
             if not self._connection.pump.is_lost:
@@ -188,7 +188,7 @@ class IncomingRequest(CommonRequest):
         await self._answer.finish(payload)
 
     async def cancelled(self) -> None:
-        self._connection.budget.owner.check()
+        self._connection.budget.thread.check()
         await self._answer.on_cancelled.wait()
 
     async def ping(self) -> float:

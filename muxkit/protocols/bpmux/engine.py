@@ -114,7 +114,7 @@ class Engine(StreamMuxEngine):
         if position < len(data):
             position = reader.parse(data, position, self.data_offset)
         self.unparsed: int = len(data) - position  # the reader keeps the beginning of a chunk itself
-        self.is_mid_frame: bool = reader.held.size > 0 or reader.owner is not None or reader.rules.announced > 0
+        self.is_mid_frame: bool = reader.held.size > 0 or reader.receiver is not None or reader.rules.announced > 0
         return position
 
     def measure_round_trip(self, now: float) -> None:

@@ -40,7 +40,7 @@ class ChunkReader:
         self.rules: ChunkRules = ChunkRules(state)
         self.held: Pieces = Pieces()  # the beginning of a chunk
         self._wanted = 0  # bytes to hold before parsing is tried again
-        self.owner: Receiver | None = None  # the entity of an incomplete payload whose chunk head was parsed
+        self.receiver: Receiver | None = None  # the entity of an incomplete payload whose chunk head was parsed
         self._missing = 0  # bytes missing of that payload
         self._pieces = Pieces()  # the beginning of that payload
         self.left: int = 0  # frames that may still be parsed; events count as several
@@ -55,11 +55,11 @@ class ChunkReader:
                 return len(data)
             held = self.held.join()  # one chunk; it stays held while it is incomplete
             self.parse(held, 0, base + position - len(held))
-        if self.owner is not None and position < len(data):
-            position = self._continue_payload(self.owner, data, position)
+        if self.receiver is not None and position < len(data):
+            position = self._continue_payload(self.receiver, data, position)
         return position
 
-    def _continue_payload(self, owner: Receiver, data: bytes, position: int) -> int:
+    def _continue_payload(self, receiver: Receiver, data: bytes, position: int) -> int:
         """Add to the incomplete payload of an entity; return the position in `data` behind it."""
         pieces, missing = self._pieces, self._missing
         if len(data) - position < missing:
@@ -68,18 +68,18 @@ class ChunkReader:
             return len(data)
         pieces.append(memoryview(data)[position : position + missing])
         payload = pieces.join()
-        self.owner = None
-        if owner.direct and len(payload) <= owner.window.credit:
-            owner.window.credit -= len(payload)
-            owner.window.held += len(payload)
-            self._state.events.append(Received(owner, [payload]))
+        self.receiver = None
+        if receiver.direct and len(payload) <= receiver.window.credit:
+            receiver.window.credit -= len(payload)
+            receiver.window.held += len(payload)
+            self._state.events.append(Received(receiver, [payload]))
             if self._state.observer is not None:
-                self._state.observer.frame("in", owner.label, "payload", len(payload))
+                self._state.observer.frame("in", receiver.label, "payload", len(payload))
         else:  # the entity has changed since the head was parsed
-            type = Type.OUT_SINK if owner.kind is Kind.STREAM_IN else Type.IN_SINK
-            self.rules.header(type, owner.id, PAYLOAD)
+            type = Type.OUT_SINK if receiver.kind is Kind.STREAM_IN else Type.IN_SINK
+            self.rules.header(type, receiver.id, PAYLOAD)
             self.rules.payload(len(payload))
-            self.rules.apply(Chunk(type, owner.id, payload))
+            self.rules.apply(Chunk(type, receiver.id, payload))
         self.left -= 1
         return position + missing
 
@@ -223,7 +223,7 @@ class ChunkReader:
                 if length > credit or length > largest:
                     break
                 if end > size:  # the rest is not here yet
-                    self.owner, self._missing = entity, end - size
+                    self.receiver, self._missing = entity, end - size
                     self._pieces.append(memoryview(data)[start:])
                     position = size
                     break

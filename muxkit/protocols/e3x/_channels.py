@@ -173,7 +173,7 @@ class E3xSendHalf(SendHalf):
 
     async def post(self, message: bytes) -> Receipt:
         """Send a message; return its receipt."""
-        self._budget.owner.check()
+        self._budget.thread.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._hand_over(message if type(message) is bytes else as_bytes(message))
         sender = self.engine_channel.sender
@@ -195,7 +195,7 @@ class E3xSendHalf(SendHalf):
 
     async def wait_delivered(self, number: int | None = None) -> None:
         """Wait until the peer's application has processed everything up to a receipt; None waits for everything."""
-        self._budget.owner.check()
+        self._budget.thread.check()
         if number is None:
             sender = self.engine_channel.sender
             assert isinstance(sender, ReliableSender)
@@ -286,7 +286,7 @@ class ReliableReceiveHalf(E3xReceiveHalf):
 
     def done(self) -> None:
         """Count the taken messages as processed, and tell the peer. Harmless if none was taken."""
-        self._owner.check()
+        self._thread.check()
         if self._reliable.handed and not self._stored.count:
             self._reliable.done()
             self._e3x.dispatch_events()
@@ -339,7 +339,7 @@ class UnreliableReceiveHalf(E3xReceiveHalf):
 
     def done(self) -> None:
         """Do nothing, since an unreliable channel confirms nothing."""
-        self._owner.check()
+        self._thread.check()
 
     def drop(self) -> None:
         """Stop receiving."""

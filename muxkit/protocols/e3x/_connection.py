@@ -384,7 +384,7 @@ class Connection(MuxConnection[Engine, Channel]):
 
     async def ping_about(self, key: object) -> float:
         """Send a ping, by a channel of a reserved type, once there is a place for it, and wait for the answer."""
-        self.budget.owner.check()
+        self.budget.thread.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         while self.engine.places < 1 and not self.pump.is_lost:
             await self.gone.park()

@@ -95,7 +95,7 @@ class Channel(MuxChannel):
             self.common.close_if_done()
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
-        self._connection.budget.owner.check()
+        self._connection.budget.thread.check()
         with self._connection.written_together():
             self.common.leave()
             self.sending.abort(reason, code=code)
@@ -223,7 +223,7 @@ class SenderHalf(SendHalf):
 
     def check_thread(self) -> None:
         """Raise RuntimeError in another thread than that of the link."""
-        self._budget.owner.check()
+        self._budget.thread.check()
 
     def raise_if_lost(self) -> None:
         """Raise why nothing more will be known about what was sent."""
@@ -552,7 +552,7 @@ class MessageHalf(ReceiveHalf[Message]):
 
     def _number(self, through: Message | int) -> int:
         """Return the number of a message that the application has; raises if it cannot be consumed."""
-        self._owner.check()
+        self._thread.check()
         if self.unusable is not None:
             raise self.unusable()
         number = through.number if isinstance(through, Message) else through

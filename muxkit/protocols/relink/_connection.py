@@ -201,7 +201,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
 
     async def connected(self) -> None:
         """Wait for a connection on which messages flow; raises what ended the link if it is over."""
-        self.budget.owner.check()
+        self.budget.thread.check()
         await trio.lowlevel.checkpoint()
         while self.carrier is None or not self.link.state.is_resumed:
             self.raise_if_over()
@@ -332,7 +332,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             self.link.forget_expected(incoming)
 
     def _check_channel(self, channel: int, id_size: int) -> None:
-        self.budget.owner.check()
+        self.budget.thread.check()
         self.raise_if_over()
         if not 0 <= channel < 1 << 8 * id_size:
             raise LocalProtocolError(f"channel {channel} does not fit an id of {id_size} bytes")
@@ -341,7 +341,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
 
     async def multicast(self, senders: Sequence[Sender], *parts: bytes) -> list[Receipt]:
         """Send one message to several channels in one packet, once all of them have room."""
-        self.budget.owner.check()
+        self.budget.thread.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         message, link = as_parts(parts), self.link
         halves = [sender.half for sender in senders]
@@ -369,7 +369,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
 
     async def open_channel(self, opening: bytes) -> Channel:
         """Open a common channel. The peer hears of it with the first message, or at once if it has an opening."""
-        self.budget.owner.check()
+        self.budget.thread.check()
         self._use_common()
         if self.limits.channels < 2:  # half of them are for the peer, so waiting for a slot would never end
             raise Unsupported(
@@ -794,7 +794,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
 
     async def shutdown(self, *, grace: float) -> None:
         """Open no more channels, let the live ones end for up to `grace` seconds, then cut them."""
-        self.budget.owner.check()
+        self.budget.thread.check()
         await trio.lowlevel.checkpoint()
         if self.error is not None:
             return
@@ -816,7 +816,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
 
     async def ping_about(self, key: object) -> float:
         """Wait for one round trip, on the next connection if there is none or if this one is lost."""
-        self.budget.owner.check()
+        self.budget.thread.check()
         await trio.lowlevel.checkpoint()
         self.raise_if_over()
         if self.carrier is None:

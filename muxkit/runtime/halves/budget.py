@@ -20,7 +20,7 @@ import trio
 from muxkit._observer import Facts
 from muxkit.core import Outbox, Queued
 from muxkit.runtime._log_pace import may_log
-from muxkit.runtime._thread import Owner, owner
+from muxkit.runtime._thread import HomeThread, home_thread
 from muxkit.runtime.pumps.clock import Reminder
 
 ErrorMaker = Callable[[], Exception]
@@ -74,18 +74,18 @@ class OutboxBudget:
         "_line",
         "_outbox",
         "facts",
-        "owner",
         "reserved",
         "thread",
+        "thread_ident",
         "watchdog",
     )
 
     def __init__(self, limit: int = sys.maxsize, outbox: Queued | None = None, *, facts: Facts | None = None) -> None:
         self.facts: Facts | None = facts
         """Told how long senders waited."""
-        self.owner: Owner = owner()
+        self.thread: HomeThread = home_thread()
         """The thread whose tasks may send."""
-        self.thread: int = self.owner.ident
+        self.thread_ident: int = self.thread.ident
         """The same as `get_ident` gives it, for the check that each message makes."""
         self._limit = limit
         self._largest_share = limit // LARGEST_SHARE

@@ -15,7 +15,7 @@ import trio
 
 from muxkit.core import Reason, StartPace
 from muxkit.runtime._log_pace import may_log
-from muxkit.runtime._thread import Owner, owner
+from muxkit.runtime._thread import HomeThread, home_thread
 from muxkit.runtime.halves.budget import ErrorMaker
 
 LEFT_BY_ERROR: Final = "the other side left the channel by an error"
@@ -122,10 +122,10 @@ class SlotQueue:
     wait, so that all of them wake and find out.
     """
 
-    __slots__ = ("_free", "_line", "_numbers", "_owner", "_woken")
+    __slots__ = ("_free", "_line", "_numbers", "_thread", "_woken")
 
     def __init__(self, free: Callable[[], int]) -> None:
-        self._owner: Owner = owner()
+        self._thread: HomeThread = home_thread()
         self._free = free
         self._numbers = count()  # in the order in which the tasks came
         self._line: list[tuple[int, trio.lowlevel.Task]] = []  # sorted
@@ -136,7 +136,7 @@ class SlotQueue:
 
         Checks for cancellation and yields only if it has to wait. Raises RuntimeError in another thread.
         """
-        self._owner.check()
+        self._thread.check()
         if self._free() > self._woken + len(self._line):
             return
         number, task = next(self._numbers), trio.lowlevel.current_task()
@@ -182,11 +182,11 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
         "_is_over",
         "_items",
         "_lot",
-        "_owner",
         "_pace",
         "_paused",
         "_since_yield",
         "_taken",
+        "_thread",
         "is_claimed",
         "kind",
         "refusal",
@@ -199,7 +199,7 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
         self.is_claimed: bool = False
         self.refusal: Reason | None = None
         """Why the session declines further items; None while it keeps them."""
-        self._owner: Owner = owner()
+        self._thread: HomeThread = home_thread()
         self._taken = taken
         self._pace = pace
         self._items: OrderedDict[object, ItemT] = OrderedDict()
@@ -244,7 +244,7 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
             self._paused.unpark_all()
 
     async def __anext__(self) -> ItemT:
-        self._owner.check()
+        self._thread.check()
         pace = self._pace
         if self._items and self._since_yield < YIELD_ITEMS and (pace is None or pace.is_full()):
             await trio.lowlevel.checkpoint_if_cancelled()

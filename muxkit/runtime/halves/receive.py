@@ -16,7 +16,7 @@ import trio
 
 from muxkit.core import Reason, Receiving, Step, advance
 from muxkit.core.halves import Receiver
-from muxkit.runtime._thread import Owner, refuse_thread
+from muxkit.runtime._thread import HomeThread, refuse_thread
 from muxkit.runtime.halves.budget import ErrorMaker
 from muxkit.runtime.halves.mailbox import ItemQueue, Mailbox, Storage
 from muxkit.runtime.halves.owner import HalfOwner
@@ -83,12 +83,12 @@ class ReceiveHalf(Generic[ItemT]):
     __slots__ = (
         "_connection",
         "_error",
-        "_owner",
         "_portion",
         "_portion_bytes",
         "_portion_count",
         "_since_yield",
         "_stored",
+        "_thread",
         "_waiters",
         "channel",
         "reason",
@@ -106,7 +106,7 @@ class ReceiveHalf(Generic[ItemT]):
     def __init__(self, connection: HalfOwner, receiver: Receiver[ItemT]) -> None:
         self.receiver: Final = receiver
         self._connection = connection
-        self._owner: Owner = connection.budget.owner
+        self._thread: HomeThread = connection.budget.thread
         self._stored: Storage[ItemT] = EMPTY
         self._portion: list[ItemT] = (
             NO_ITEMS  # what is handed out next, the oldest at the end; the engine hears of it behind the last
@@ -144,12 +144,12 @@ class ReceiveHalf(Generic[ItemT]):
             item = portion.pop()
             if portion:  # the engine counts a portion as a whole, so this call changes nothing but the list
                 return item
-            if get_ident() != self._owner.ident:
+            if get_ident() != self._thread.ident:
                 portion.append(item)
                 refuse_thread()
             self._portion_taken()
         else:
-            self._owner.check()
+            self._thread.check()
             item = self._take_stored()
         if self._since_yield >= YIELD_BYTES and not self._portion:
             await self._yield()
@@ -157,7 +157,7 @@ class ReceiveHalf(Generic[ItemT]):
 
     def try_receive(self) -> ItemT | None:
         """Take an item that is stored, outside of Trio's tasks; None if there is none."""
-        if get_ident() != self._owner.ident:
+        if get_ident() != self._thread.ident:
             refuse_thread()
         if self._portion:
             item = self._portion.pop()
@@ -171,7 +171,7 @@ class ReceiveHalf(Generic[ItemT]):
 
         Cancelled means that none was taken.
         """
-        self._owner.check()
+        self._thread.check()
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit}: must be at least 1")
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -194,7 +194,7 @@ class ReceiveHalf(Generic[ItemT]):
 
     def close(self, reason: Reason | None = None) -> None:
         """Stop receiving without a checkpoint: what came is dropped, and the peer is told to send no more, and why."""
-        self._owner.check()
+        self._thread.check()
         if self.state is Receiving.OPEN:
             self.receiver.stop(reason or Reason())
             self._connection.dispatch_events()
@@ -271,7 +271,7 @@ class ReceiveHalf(Generic[ItemT]):
 
     async def _wait(self) -> ItemT:
         """Return the next item, in the order in which the waiting tasks came. Always a checkpoint."""
-        self._owner.check()
+        self._thread.check()
         if self.state is not Receiving.OPEN:
             await trio.lowlevel.checkpoint()  # a loop around this call must let other tasks run
             raise self._error()

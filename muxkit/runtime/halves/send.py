@@ -102,7 +102,7 @@ class SendHalf:
         wants no more, `LinkLost` when the connection is gone, `LocalProtocolError` for what cannot be sent.
         """
         budget = self._budget
-        if get_ident() != budget.thread:
+        if get_ident() != budget.thread_ident:
             refuse_thread()
         await trio.lowlevel.checkpoint_if_cancelled()
         if type(message) is not bytes:
@@ -123,7 +123,7 @@ class SendHalf:
 
     def try_send(self, message: bytes) -> bool:
         """`send` outside of Trio's tasks; False means that it would wait or raise, and that nothing was done."""
-        if get_ident() != self._budget.thread:
+        if get_ident() != self._budget.thread_ident:
             refuse_thread()
         if type(message) is not bytes or self.state is not OPEN or self._line:
             return False
@@ -134,7 +134,7 @@ class SendHalf:
 
     async def send_many(self, messages: Iterable[bytes]) -> None:
         """Send several messages with one checkpoint, if they need not wait; cancelled, a prefix was sent."""
-        self._budget.owner.check()
+        self._budget.thread.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
             rest = iter(messages)
@@ -157,7 +157,7 @@ class SendHalf:
 
         Raises `ChannelStopped` if the peer stopped listening before, `LinkLost` if that is never known.
         """
-        self._budget.owner.check()
+        self._budget.thread.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         if self.state is OPEN:
             if payload:
@@ -177,7 +177,7 @@ class SendHalf:
 
     async def wait_for_room(self, size: int = 1) -> None:
         """Wait until a message of this size might be sent without waiting; no promise."""
-        self._budget.owner.check()
+        self._budget.thread.check()
         await trio.lowlevel.checkpoint()
         if self.state is not OPEN:
             await self.refuse()
@@ -225,7 +225,7 @@ class SendHalf:
 
     def close_quietly(self) -> bool:
         """`close`, for a caller that requests the write itself, behind another command; return False if it was done."""
-        self._budget.owner.check()
+        self._budget.thread.check()
         if self.state is not OPEN:
             return False
         self._finish(b"")
@@ -236,7 +236,7 @@ class SendHalf:
 
         After `finish` or `aclose` as well, as long as their end has not left.
         """
-        self._budget.owner.check()
+        self._budget.thread.check()
         if self.state is Sending.CLOSED:
             return
         self.sender.cancel(Reason(reason, code))
@@ -251,7 +251,7 @@ class SendHalf:
 
     async def wait_over(self) -> None:
         """Wait until the peer confirmed the end; raises what came instead."""
-        self._budget.owner.check()
+        self._budget.thread.check()
         if self.state is not Sending.CLOSED:
             if self._over is None:
                 self._over = trio.Event()

@@ -58,7 +58,7 @@ from muxkit.runtime import (
     OutageLog,
     background,
     called,
-    owner,
+    home_thread,
     protect_package,
     protected_manager,
 )
@@ -90,7 +90,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
         on_failed: OnFailed | None,
         name: str = "restream",
     ) -> None:
-        self._owner = owner()
+        self._thread = home_thread()
         self._engine = engine
         self._convert = convert
         self._policy = policy
@@ -147,7 +147,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
         An error of the server whose code is `ErrorCode.UNAVAILABLE` passes. It counts as a failed attempt to connect:
         the stream is resumed after a pause.
         """
-        self._owner.check()
+        self._thread.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         was_there = bool(self._waiting)
         while self._is_closed or not self._waiting:
@@ -174,7 +174,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
 
     def acknowledge(self, id: int | None = None) -> None:
         """Let the server delete all messages up to this id, or all that were received here; does not wait."""
-        self._owner.check()
+        self._thread.check()
         if id is None:
             if self._engine.mode is Mode.STATEFUL and self.last_id <= self._engine.acknowledged:
                 return
@@ -188,7 +188,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
 
     async def aclose(self) -> None:
         """Write the acknowledgement that is owed and close, in at most `ClientPolicy.linger` seconds."""
-        self._owner.check()
+        self._thread.check()
         self._is_closed = True
         self._arrived.unpark_all()
         try:

@@ -91,9 +91,9 @@ from muxkit.runtime import (
     close_at_once,
     current_place,
     describe,
+    home_thread,
     loggable_text,
     may_log,
-    owner,
     protect_package,
 )
 from muxkit.trace import traced
@@ -332,7 +332,7 @@ class Served:
     """A running server."""
 
     def __init__(self, service: Service, urls: list[str], scope: trio.CancelScope) -> None:
-        self._owner = owner()
+        self._thread = home_thread()
         self._service = service
         self._scope = scope
         self.urls: tuple[str, ...] = tuple(urls)
@@ -354,7 +354,7 @@ class Served:
 
     async def shutdown(self, *, grace: float) -> None:
         """Accept no new requests, write what is queued for up to `grace` seconds, then stop."""
-        self._owner.check()
+        self._thread.check()
         await self._service.shutdown(grace=grace)
         self._scope.cancel()
 
