@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import attrs
+
+from muxkit._settings import ABOVE_ZERO
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -17,20 +17,6 @@ SHORT_WINDOW = 1 * MIB  # bytes; the largest window of a channel on a path that 
 MAX_HEADERS = 65_535  # bytes of the headers of a channel: their length is a 16-bit number on the wire
 
 NumberT = TypeVar("NumberT", int, float)
-
-
-def must_be(what: str, is_right: Callable[[Any], bool]) -> Callable[[object, attrs.Attribute[Any], Any], None]:
-    """Make a validator for a field of options; its ValueError names the class, the field and the value."""
-
-    def check(instance: object, field: attrs.Attribute[Any], value: Any) -> None:  # noqa: ANN401 - of any field
-        if not is_right(value):
-            raise ValueError(f"{type(instance).__name__}({field.name}={value!r}): must be {what}")
-
-    return check
-
-
-ABOVE_ZERO = must_be("finite and above 0", lambda value: 0 < value < math.inf)
-NOT_NEGATIVE = must_be("finite and not below 0", lambda value: 0 <= value < math.inf)
 
 
 def _limit(default: NumberT) -> NumberT:

@@ -378,8 +378,8 @@ class Engine(StreamMuxEngine):
     def peer_takes_no_channels(self) -> bool:
         return self._peer_takes_no_channels
 
-    def each_channel(self) -> Iterator[SshChannel]:
-        return iter(self._state.channels)
+    def live_channels(self) -> list[Halves]:
+        return [Halves(each.sender, each.receiver) for each in self._state.channels]
 
     # commands
 
@@ -585,15 +585,12 @@ class Engine(StreamMuxEngine):
 class Connection(MuxConnection[Engine, MuxChannel]):
     """Joins the engine to a byte stream. Everything else is inherited."""
 
+    channel_type = MuxChannel
+
     def __init__(self, stream: trio.abc.Stream, limits: Limits, observer: Observer | None) -> None:
         engine = Engine(limits, frames_of(observer))
         super().__init__(engine, stream, "rfc4254", limits, observer, outbox=engine.waiting)
         self.pump = StreamPump(stream, engine, self, outbox=engine.waiting)
-
-    def new_channel(self, channel: Halves | SshChannel, opening: bytes) -> MuxChannel:
-        assert channel.sender is not None
-        assert channel.receiver is not None  # a channel has both halves
-        return MuxChannel(self, SendHalf(self, channel.sender), ReceiveHalf(self, channel.receiver), opening)
 
     def handle_opened(self, event: Opened) -> None:
         if (reason := self.refusal_of(self.incoming, event.opening)) is not None:
@@ -603,18 +600,8 @@ class Connection(MuxConnection[Engine, MuxChannel]):
             self.offer(self.incoming, self.new_channel(event.channel, event.opening))
         self.request_write()
 
-    def handle_going_away(self, event: GoingAway) -> None:
-        if event.reason:
-            self.pump.told(event.reason)
-            self.lose("the peer ended the session", by="peer")
-        else:
-            super().handle_going_away(event)
-
     def live_halves(self) -> Iterator[SendHalf | ReceiveHalf[Any]]:
-        channels = [*self.engine.each_channel()]
-        for owner in [*(each.sender.owner for each in channels), *(each.receiver.owner for each in channels)]:
-            if isinstance(owner, SendHalf | ReceiveHalf):
-                yield owner
+        return self.halves_of(self.engine.live_channels())
 
 
 class Session(MuxSession[Connection, MuxChannel]):

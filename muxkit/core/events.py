@@ -141,7 +141,7 @@ class Probed:
 
 @attrs.define(eq=False)
 class GoingAway:
-    """The peer opens no more channels and takes none; those that are open go on."""
+    """The peer opens no more channels and takes none. Those that are open go on, unless it gave a reason."""
 
     reason: Reason
 

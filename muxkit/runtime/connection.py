@@ -50,6 +50,7 @@ from muxkit.core.events import (
     Failed,
     Finished,
     GoingAway,
+    Halves,
     HungUp,
     LimitReached,
     MayOpen,
@@ -98,6 +99,8 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
     pump: Pump[Any]
     session: Session
     """What applications hold of it."""
+    channel_type: type[ChannelT]
+    """What applications hold of a two-way channel; for the default of `new_channel`."""
 
     reason_of_error: ClassVar[Reason] = LEFT_BY_ERROR
     """What the peer is told if the session is left by an error."""
@@ -216,9 +219,9 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         finally:
             self.opened()
 
-    @abstractmethod
     def new_channel(self, channel: Any, opening: bytes) -> ChannelT:  # noqa: ANN401 - see `Opened.channel`
         """Make the application's channel for a two-way channel of the engine."""
+        return self.channel_type(self, SendHalf(self, channel.sender), ReceiveHalf(self, channel.receiver), opening)
 
     # --- channels that the peer opens
 
@@ -392,12 +395,19 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
             half.ended(refused_by_peer)
         self.half_ended(end)
 
-    @abstractmethod
     def handle_opened(self, event: Opened) -> None:
-        """The peer opened a channel: choose the backlog for its kind, and refuse or offer it."""
+        """The peer opened a channel: refuse or offer it. Protocols with several kinds choose the backlog."""
+        if (reason := self.refusal_of(self.incoming, event.opening)) is not None:
+            self.engine.refuse(event.channel, reason)
+        else:
+            self.offer(self.incoming, self.new_channel(event.channel, event.opening))
 
     def handle_going_away(self, event: GoingAway) -> None:
-        """The peer opens no more channels and takes none."""
+        """The peer opens no more channels and takes none; with a reason it ends the connection now."""
+        if event.reason:
+            self.pump.told(event.reason)
+            self.lose("the peer ended the session", by="peer")
+            return
         for backlog in self._backlogs:
             backlog.ended()
         self.openers.wake_waiters()
@@ -466,6 +476,12 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
     @abstractmethod
     def live_halves(self) -> Iterator[SendHalf | ReceiveHalf[Any]]:
         """Iterate over the live halves, in the order in which they are closed: those to send on come first."""
+
+    def halves_of(self, channels: Sequence[Halves]) -> Iterator[SendHalf | ReceiveHalf[Any]]:
+        """Iterate over the halves of these channels in the order of `live_halves`."""
+        for half in [*(each.sender for each in channels), *(each.receiver for each in channels)]:
+            if half is not None and isinstance(half.owner, SendHalf | ReceiveHalf):
+                yield half.owner
 
     async def leave(self, linger: float) -> None:
         """Close everything, wait until the peer has heard it, say goodbye and hang up; at most `linger` seconds.

@@ -24,8 +24,9 @@ import attrs
 import trio
 
 from muxkit._door import Door
-from muxkit._limits import ABOVE_ZERO, KIB, MIB, NOT_NEGATIVE, Limits, must_be
+from muxkit._limits import KIB, MIB, Limits
 from muxkit._plugins import load_transport
+from muxkit._settings import ABOVE_ZERO_OR_NONE, NOT_NEGATIVE, between, must_be
 from muxkit.runtime import Dial, background, peer_of
 from muxkit.testing._weather import Line, WeatherStream, weather_pair
 
@@ -68,7 +69,7 @@ class Way(Enum):
 
 BOTH_WAYS = (Way.THERE, Way.BACK)
 
-SHARE = must_be("from 0 to 1", lambda value: 0 <= value <= 1)
+SHARE = between(0, 1)
 RANGE = must_be("(least, most), not below 0", lambda value: 0 <= value[0] <= value[1])
 
 
@@ -80,7 +81,7 @@ class ChaosPlan:
     """Each byte arrives so much later, in both directions."""
     jitter: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
     """And up to so much later still; bytes do not overtake each other."""
-    rate: float | None = attrs.field(default=None, validator=attrs.validators.optional(ABOVE_ZERO))
+    rate: float | None = attrs.field(default=None, validator=ABOVE_ZERO_OR_NONE)
     """Bytes a second in each direction of each connection."""
     loss: float = attrs.field(default=0.0, validator=SHARE)
     """The share of packets that are lost, by a relay of packets; streams lose nothing."""

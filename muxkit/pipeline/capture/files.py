@@ -28,8 +28,8 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from muxkit._limits import must_be
 from muxkit._observer import Direction
+from muxkit._settings import ABOVE_ZERO, ABOVE_ZERO_OR_NONE
 from muxkit.pipeline.errors import CaptureError
 
 Kind = Literal["frames", "raw"]
@@ -264,18 +264,17 @@ _log = logging.getLogger("muxkit")
 
 MOST_OPEN: Final = 64  # files that are open at once
 DAY: Final = 86_400
-_ABOVE_ZERO = must_be("above 0", lambda value: value > 0)
 
 
 @attrs.frozen(kw_only=True)
 class Rotation:
     """When a file is closed and the next one begins, and how many are kept. A file has rows of one day in UTC."""
 
-    bytes: int = attrs.field(default=64 * MIB, validator=_ABOVE_ZERO)
+    bytes: int = attrs.field(default=64 * MIB, validator=ABOVE_ZERO)
     """Size as it is stored."""
-    seconds: float = attrs.field(default=300.0, validator=_ABOVE_ZERO)
+    seconds: float = attrs.field(default=300.0, validator=ABOVE_ZERO)
     """Age since its first row was written; checked when rows are written."""
-    keep: int | None = attrs.field(default=None, validator=attrs.validators.optional(_ABOVE_ZERO))
+    keep: int | None = attrs.field(default=None, validator=ABOVE_ZERO_OR_NONE)
     """How many closed files of each kind are kept, the newest; None deletes nothing."""
     by_connection: bool = False
     """Each connection has files of its own, in a folder with its name, for captures of which one connection is read at

@@ -20,7 +20,7 @@ import attrs
 import msgspec
 from msgspec import Meta
 
-from muxkit._limits import ABOVE_ZERO
+from muxkit._settings import ABOVE_ZERO
 from muxkit.pipeline.errors import STAGING_ERRORS, StagingError, StagingRequestInvalid
 
 NO_BATCH = -1  # the last committed batch of an application that has committed nothing

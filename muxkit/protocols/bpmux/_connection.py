@@ -41,6 +41,7 @@ class Connection(MuxConnection[Engine, Duplex]):
     """The connection of a bpmux session."""
 
     wire_name = "bpmux"
+    channel_type = Duplex
     refusal_while_closing: ClassVar[Reason] = Reason()  # the peer knows by the end of our top level
 
     def __init__(self, stream: trio.abc.Stream, config: Config, limits: Limits, observer: Observer | None) -> None:
@@ -133,11 +134,6 @@ class Connection(MuxConnection[Engine, Duplex]):
             self.offer(backlog, (Sink(self, SendHalf(self, sender)), event.opening), sender)
         else:
             self.offer(backlog, self.new_channel(event.channel, event.opening))
-
-    def new_channel(self, channel: Halves, opening: bytes) -> Duplex:
-        assert channel.sender is not None
-        assert channel.receiver is not None  # a duplex has both
-        return Duplex(self, SendHalf(self, channel.sender), ReceiveHalf(self, channel.receiver), opening)
 
     def _on_requested(self, event: Requested) -> None:
         if not self._is_declined(self.requests, Halves(event.request, None), event.payload):

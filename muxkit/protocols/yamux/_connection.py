@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import chain
 from typing import Any, Literal
 
 import trio
@@ -16,7 +15,7 @@ import trio
 from muxkit._limits import Limits
 from muxkit._observer import Observer, frames_of
 from muxkit.core import Reason
-from muxkit.core.events import GoingAway, Halves, Opened
+from muxkit.core.events import Opened
 from muxkit.protocols.yamux._channels import Channel, YamuxStream
 from muxkit.protocols.yamux.config import Config
 from muxkit.protocols.yamux.engine import Engine
@@ -35,6 +34,7 @@ class Connection(MuxConnection[Engine, Channel]):
     """The connection of a yamux session."""
 
     wire_name = "yamux"
+    channel_type = Channel
 
     def __init__(
         self, stream: trio.abc.Stream, role: Role, config: Config, limits: Limits, observer: Observer | None
@@ -58,11 +58,6 @@ class Connection(MuxConnection[Engine, Channel]):
     def _new_stream(self, sender: StreamSender, receiver: StreamReceiver) -> YamuxStream:
         return YamuxStream(self, SendHalf(self, sender), ReceiveHalf(self, receiver), sender.stream.id)
 
-    def new_channel(self, channel: Halves, opening: bytes) -> Channel:
-        assert channel.sender is not None
-        assert channel.receiver is not None  # a channel has both
-        return Channel(self, SendHalf(self, channel.sender), ReceiveHalf(self, channel.receiver), opening)
-
     # --- those that the peer opens
 
     def handle_opened(self, event: Opened) -> None:
@@ -70,13 +65,12 @@ class Connection(MuxConnection[Engine, Channel]):
         sender, receiver = event.channel.sender, event.channel.receiver
         assert isinstance(sender, StreamSender)
         assert isinstance(receiver, StreamReceiver)
-        backlog: Backlog[Any] = self.incoming if sender.carries_messages else self.streams
-        if (reason := self.refusal_of(backlog, event.opening)) is not None:
+        if sender.carries_messages:
+            super().handle_opened(event)
+        elif (reason := self.refusal_of(self.streams, b"")) is not None:
             self.engine.refuse(event.channel, reason)
-        elif sender.carries_messages:
-            self.offer(backlog, self.new_channel(event.channel, event.opening))
         else:
-            self.offer(backlog, self._new_stream(sender, receiver), receiver)
+            self.offer(self.streams, self._new_stream(sender, receiver), receiver)
 
     def took(self, item: Channel | YamuxStream) -> None:
         sender = item.sending.sender
@@ -88,23 +82,13 @@ class Connection(MuxConnection[Engine, Channel]):
 
     # --- events
 
-    def handle_going_away(self, event: GoingAway) -> None:
-        if event.reason:
-            self.pump.told(event.reason)
-            self.lose("the peer ended the session", by="peer")
-        else:
-            super().handle_going_away(event)
-
     def ends_in_order(self) -> bool:
         return self.engine.hung_up_cleanly and not self.pump.is_refusal
 
     # --- leaving
 
     def live_halves(self) -> Iterator[SendHalf | ReceiveHalf[Any]]:
-        streams = [*self.engine.streams()]
-        for half in chain((each.sender for each in streams), (each.receiver for each in streams)):
-            if half is not None and isinstance(half.owner, SendHalf | ReceiveHalf):
-                yield half.owner
+        return self.halves_of([*self.engine.streams()])
 
     async def say_goodbye(self) -> None:
         """Send a go-away behind everything else: implementations in Rust and JavaScript drop all streams at once.

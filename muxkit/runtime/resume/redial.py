@@ -14,7 +14,7 @@ from enum import Enum
 import attrs
 import trio
 
-from muxkit._limits import NOT_NEGATIVE
+from muxkit._settings import NOT_NEGATIVE
 from muxkit.runtime._errors import RETRIED_ERRORS, can_heal
 from muxkit.runtime._scope import close_at_once
 

@@ -209,7 +209,7 @@ def test_credit_above_64_bits_is_a_violation_beside_it_too(channels: int) -> Non
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Config(initial_credit=-1), r"Config\(initial_credit=-1\): must not be below 0"),
+        (lambda: Config(initial_credit=-1), r"Config\(initial_credit=-1\): expected a number from 0"),
         (lambda: Config(initial_credit=1, letter=True), "cannot be together with letter=True"),
         (lambda: Config(initial_credit=1, grants=False), "cannot be together with grants=False"),
         (
