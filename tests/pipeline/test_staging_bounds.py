@@ -126,7 +126,7 @@ async def test_rows_that_are_not_what_was_written_are_an_error_and_the_file_is_p
 
 @pytest.mark.parametrize("field", ["staged", "transactions", "applications", "row", "block", "bytes", "ttl"])
 def test_every_limit_has_to_be_above_0(field: str) -> None:
-    with pytest.raises(ValueError, match=rf"StagingLimits\({field}=0\): must be finite and above 0"):
+    with pytest.raises(ValueError, match=rf"StagingLimits\({field}=0\): expected a finite number above 0"):
         StagingLimits(**{field: 0})
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import attrs
 
+from muxkit._settings import ABOVE_ZERO, ABOVE_ZERO_OR_NONE
+
 KIB = 1024
 
 
@@ -13,37 +15,31 @@ class Config:
 
     channel_field: bool = True
     """Whether ACK_NACK_UNRELIABLE carries its CHANNEL field, as the document says; both sides must agree."""
-    flush_delay: float = 0.025
+    flush_delay: float = attrs.field(default=0.025, validator=ABOVE_ZERO)
     """How long acks and datagram counts are collected before they are sent."""
-    receipt_deadline: float | None = None
+    receipt_deadline: float | None = attrs.field(default=None, validator=ABOVE_ZERO_OR_NONE)
     """How long to wait for a datagram that the peer has counted. None: twice the RTT if it is known, else 1 s."""
-    tombstone: float = 1.0
+    tombstone: float = attrs.field(default=1.0, validator=ABOVE_ZERO)
     """How long the id of a channel that ended is remembered."""
-    in_flight: int = 1024
+    in_flight: int = attrs.field(default=1024, validator=ABOVE_ZERO)
     """Messages of one channel that are unsent or unanswered at once."""
-    unopened: int = 64
+    unopened: int = attrs.field(default=64, validator=ABOVE_ZERO)
     """Unordered messages of one channel that wait until the peer allows one more stream."""
-    unreliable_queue: int = 256
+    unreliable_queue: int = attrs.field(default=256, validator=ABOVE_ZERO)
     """Unreliable messages of one channel that wait for the link; above it the oldest are dropped."""
-    streams: int = 1024
+    streams: int = attrs.field(default=1024, validator=ABOVE_ZERO)
     """Streams that the peer may have open at once, beside two for each channel that `Limits.channels` allows."""
-    early_bytes: int = 1024 * KIB
+    early_bytes: int = attrs.field(default=1024 * KIB, validator=ABOVE_ZERO)
     """Bytes of datagrams that are kept until the peer's connection headers have come."""
-    connection_headers: int = 16 * KIB
+    connection_headers: int = attrs.field(default=16 * KIB, validator=ABOVE_ZERO)
     """Header data of the connection."""
-    headers: int = 64 * KIB
+    headers: int = attrs.field(default=64 * KIB, validator=ABOVE_ZERO)
     """Header data of one message or channel."""
-    header_pairs: int = 1024
+    header_pairs: int = attrs.field(default=1024, validator=ABOVE_ZERO)
     """Headers in one block."""
-    attachments: int = 1024
+    attachments: int = attrs.field(default=1024, validator=ABOVE_ZERO)
     """Channels attached to one message."""
-    gaps: int = 4096
+    gaps: int = attrs.field(default=4096, validator=ABOVE_ZERO)
     """Runs of message numbers with holes between them, for one channel."""
-    datagram: int = 16 * KIB
+    datagram: int = attrs.field(default=16 * KIB, validator=ABOVE_ZERO)
     """The largest datagram over the byte-stream carrier."""
-
-    def __attrs_post_init__(self) -> None:
-        for field in attrs.fields(Config):
-            value = getattr(self, field.name)
-            if value is not None and not isinstance(value, bool) and not value > 0:
-                raise ValueError(f"Config({field.name}={value}): must be above 0")

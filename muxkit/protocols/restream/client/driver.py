@@ -13,6 +13,7 @@ import trio
 from muxkit._errors import MuxError
 from muxkit._info import SessionInfo
 from muxkit._observer import Facts, Observer, facts_of, frames_of, measured
+from muxkit._settings import ABOVE_ZERO, ABOVE_ZERO_OR_NONE
 from muxkit.core import printable
 from muxkit.protocols.restream.engine import (
     ClientEngine,
@@ -47,14 +48,14 @@ class ClientPolicy:
 
     backoff: Backoff = attrs.field(factory=_backoff)
     """The pauses after failed attempts to connect. After a lost connection there is none."""
-    ahead: int = 64
+    ahead: int = attrs.field(default=64, validator=ABOVE_ZERO)
     """Reading pauses while this many messages wait for the application."""
-    ack_after: float | None = 1.0
+    ack_after: float | None = attrs.field(default=1.0, validator=ABOVE_ZERO_OR_NONE)
     """The longest time until a received message is acknowledged; None: only as `ClientConfig(ack_every=)` says."""
-    silence: float | None = 20.0
+    silence: float | None = attrs.field(default=20.0, validator=ABOVE_ZERO_OR_NONE)
     """A connection that brings nothing for this time is closed and dialled again; None: never. A session whose client
     is absent expires after 30 s, so this should be less."""
-    linger: float = 5.0
+    linger: float = attrs.field(default=5.0, validator=ABOVE_ZERO)
     """For the last acknowledgement and the closing handshake."""
 
     def __attrs_post_init__(self) -> None:
@@ -63,12 +64,6 @@ class ClientPolicy:
                 f"ClientPolicy(backoff=Backoff(least={self.backoff.least:g})): restream asks for at least "
                 f"{MIN_PAUSE:g} s after a failed attempt to connect"
             )
-        if self.ahead < 1:
-            raise ValueError(f"ClientPolicy(ahead={self.ahead}): must be at least 1")
-        for name in ("ack_after", "silence", "linger"):
-            seconds: float | None = getattr(self, name)
-            if seconds is not None and not 0 < seconds < float("inf"):
-                raise ValueError(f"ClientPolicy({name}={seconds!r}): must be finite and above 0")
 
 
 class StreamRefused(MuxError, trio.BrokenResourceError):

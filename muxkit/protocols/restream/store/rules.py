@@ -14,6 +14,7 @@ import attrs
 import msgspec
 
 from muxkit._errors import LocalProtocolError
+from muxkit._settings import ABOVE_ZERO_OR_NONE
 from muxkit.protocols.restream.wire import Message, StoredMessage, check_depth
 from muxkit.storage import StoreCorrupt, StoreError, StoreFull
 
@@ -72,14 +73,8 @@ class Retention:
     Messages that fall out count as acknowledged: a client or reader that had not read them is told so.
     """
 
-    seconds: float | None = None
-    bytes: int | None = None
-
-    def __attrs_post_init__(self) -> None:
-        for name in ("seconds", "bytes"):
-            value: float | None = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"Retention({name}={value}): must be above 0, or None")
+    seconds: float | None = attrs.field(default=None, validator=ABOVE_ZERO_OR_NONE)
+    bytes: int | None = attrs.field(default=None, validator=ABOVE_ZERO_OR_NONE)
 
     def is_due(self, last: Mark | None, now: float, written: int) -> bool:
         """Return True if a mark is wanted after the last one; there are about `MARKS` in what is kept."""
