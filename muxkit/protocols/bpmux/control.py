@@ -20,19 +20,19 @@ class Control:
 
     They are merged until they are written: a grant is one integer an entity, pings and pongs are counters, an
     acknowledgement is the two to ten bytes of its chunk. So reading never waits for writing, whatever the peer sends.
-    Openings and ends are here if they have no payload and nothing has to be written before them; `on_opened` and
-    `on_ended` are called when one was written. `announces` is written before anything else. There is something to write
-    while `acks`, `openings`, `dirty` or `ends` hold anything.
+    Openings and ends are here if they have no payload and nothing has to be written before them. When one was written,
+    `State.announced` or `State.ended` is called. `announces` is written before anything else. There is something to
+    write while `acks`, `bare_openings`, `dirty` or `ends` hold anything.
     """
 
     __slots__ = (
         "_state",
         "acks",
         "announces",
+        "bare_openings",
         "dirty",
         "ends",
         "leaving",
-        "openings",
         "pongs_owed",
         "round_trip",
         "unanswered",
@@ -41,7 +41,7 @@ class Control:
     def __init__(self, state: State) -> None:
         self._state = state
         self.announces: tuple[Entity, int] | None = None  # the top level, and the first credit of channels
-        self.openings: deque[tuple[Entity, Type]] = deque()  # those of entities that are gone are not written
+        self.bare_openings: deque[tuple[Entity, Type]] = deque()  # those of entities that are gone are not written
         self.ends: deque[Entity] = deque()  # the same
         self.dirty: dict[Entity, None] = {}  # announced entities with something to write
         self.acks: bytearray = bytearray()
@@ -110,8 +110,8 @@ class Control:
             written += self._write_entity(entity, limit - written, out)
             if not (entity.grant or entity.pings or entity.pongs):
                 del self.dirty[entity]
-        while self.openings and written < limit:
-            entity, type = self.openings.popleft()
+        while self.bare_openings and written < limit:
+            entity, type = self.bare_openings.popleft()
             if entity.life is not GONE:
                 written += self._write_opening(entity, type, out)
         while self.ends and written < limit:  # behind what was to be written about these entities

@@ -228,13 +228,13 @@ class Engine(StreamMuxEngine):
         """Whether there is something to write."""
         control = self._state.control
         return not self._state.over and bool(
-            self._state.scheduler.line or control.dirty or control.acks or control.ends or control.openings
+            self._state.scheduler.line or control.dirty or control.acks or control.ends or control.bare_openings
         )
 
     def write(self, limit: int, out: list[Buffer]) -> None:
         control = self._state.control
         written = 0
-        if control.dirty or control.acks or control.ends or control.openings:
+        if control.dirty or control.acks or control.ends or control.bare_openings:
             written = control.write(limit, out)
         if written < limit:
             self._state.scheduler.pull(limit - written, out)
@@ -355,7 +355,7 @@ class Engine(StreamMuxEngine):
             self._state.outgoing(entity).open(type, payload)
             self._state.opening_queued(entity)
         else:
-            self._state.control.openings.append((entity, type))
+            self._state.control.bare_openings.append((entity, type))
 
     # --- refusing
 

@@ -48,7 +48,7 @@ class Outgoing:
         "end",
         "entity",
         "has_sent",
-        "openings",
+        "openings_before_end",
         "queue",
         "queued",
         "scheduled",
@@ -70,7 +70,7 @@ class Outgoing:
         self.has_sent: bool = False  # a message was queued on it, ever
         self.queued: int = 0  # payload bytes that use the entity's own credit
         self.claimed: int = 0  # on the top level: bytes of queued openings, which use its credit as well
-        self.openings: int = 0  # on the top level: openings not written completely; its end is written after them
+        self.openings_before_end: int = 0  # on the top level: openings with a payload that isn't written completely
         self.counted: int = 0  # bytes that it counts in the connection's outbox
         self.watched: bool = False  # a `Writable` event was asked for
         self.wanted: int = 1  # bytes of credit that it needs, 0 for an empty message
@@ -178,7 +178,9 @@ class Outgoing:
             return False
         if self.queue:
             return self.entity.credit.available > 0 or not self.queue[0]
-        return self.end is not None and not self.openings and (self.entity.credit.available > 0 or not self.end)
+        return (
+            self.end is not None and not self.openings_before_end and (self.entity.credit.available > 0 or not self.end)
+        )
 
     def write(self, budget: int, piece: int, out: list[Buffer]) -> int:
         """Append about `budget` bytes of chunks to `out`, no payload above `piece`; return their size."""
@@ -231,7 +233,7 @@ class Outgoing:
             # A response ends its request in this direction.
             if entity.kind is Kind.REQUEST_IN and self.has_sent and entity.life is not ENDED:
                 entity.step(ENDED)
-        elif not self.openings:
+        elif not self.openings_before_end:
             start = head(entity.type, entity.id, END)
             written += self._write_payload(start, self.end, entity.credit, budget - written, piece, out)
             if self._begun == len(self.end):

@@ -71,7 +71,7 @@ class State(MuxState):
         self.ours: int = 0  # live channels that this side opened
         self.theirs: int = 0  # live channels that the peer opened
         self.unread: set[Entity] = set()  # gone, opened by the peer, with messages not consumed
-        self._openings: dict[Entity, int] = {}  # openings not written completely, with the top-level credit they claim
+        self._claims: dict[Entity, int] = {}  # the top-level credit that openings with a payload still need
         self._starved: dict[Entity, None] = {}  # of these, the ones without top-level credit
         self.top_sink: Sender = self.add_sender(Kind.SINK_OUT, 0)
         self.top_stream: Receiver = self.add_receiver(Kind.STREAM_OUT, 0)
@@ -138,7 +138,7 @@ class State(MuxState):
         if entity.outgoing is not None:
             entity.outgoing.accepts = False
             entity.outgoing.count(0)
-            if entity in self._openings:
+            if entity in self._claims:
                 self._remove_opening(entity)
             if not entity.is_top:
                 entity.outgoing = None  # break the reference cycle, which only a full garbage collection would free
@@ -386,7 +386,7 @@ class State(MuxState):
     def written(self, outgoing: Outgoing) -> None:
         """Act on a turn of writing: of an opening, behind an end, or of messages beside which another may fit."""
         entity = outgoing.entity
-        if entity in self._openings:
+        if entity in self._claims:
             self._opening_written(entity, outgoing)
         if entity.life is ENDED:
             self.ended(entity)
@@ -397,9 +397,9 @@ class State(MuxState):
     def opening_queued(self, entity: Entity) -> None:
         """Claim top-level credit for a queued opening and put it in line."""
         opening, top = self.outgoing(entity), self.outgoing(self.top_sink)
-        self._openings[entity] = opening.opening_left
+        self._claims[entity] = opening.opening_left
         top.claimed += opening.opening_left
-        top.openings += 1
+        top.openings_before_end += 1
         self.scheduler.add(opening)  # it was admitted, so there is credit for its first part
 
     def top_credit_arrived(self) -> None:
@@ -410,10 +410,10 @@ class State(MuxState):
 
     def decline_openings(self, *, begun: bool) -> None:
         """Remove entities whose opening is not written; with `begun` also those whose opening was written in part."""
-        declined = [entity for entity, _ in self.control.openings if entity.life is not GONE]
-        self.control.openings.clear()
+        declined = [entity for entity, _ in self.control.bare_openings if entity.life is not GONE]
+        self.control.bare_openings.clear()
         declined += [
-            entity for entity in self._openings if begun or (entity.outgoing is not None and entity.outgoing.is_untold)
+            entity for entity in self._claims if begun or (entity.outgoing is not None and entity.outgoing.is_untold)
         ]
         for entity in declined:
             halves = [half for half in (entity, entity.twin) if isinstance(half, Sender | Receiver)]
@@ -443,13 +443,13 @@ class State(MuxState):
     def _claim(self, entity: Entity, amount: int) -> None:
         """Let an opening claim only so much top-level credit from now on."""
         top = self.outgoing(self.top_sink)
-        top.claimed += amount - self._openings[entity]
-        self._openings[entity] = amount
+        top.claimed += amount - self._claims[entity]
+        self._claims[entity] = amount
         self.report_writable(top)
 
     def _remove_opening(self, entity: Entity) -> None:
         self._claim(entity, 0)
-        del self._openings[entity]
+        del self._claims[entity]
         self._starved.pop(entity, None)
-        self.outgoing(self.top_sink).openings -= 1
+        self.outgoing(self.top_sink).openings_before_end -= 1
         self.schedule(self.top_sink)

@@ -92,7 +92,7 @@ def _check_queues(engine: Engine, entities: list[Entity]) -> None:
     if not engine.top_sink.gone and engine.top_sink.outgoing is not None:
         top = engine.top_sink.outgoing
         assert top.claimed == sum(queue.opening_left for queue in queues)
-        assert top.openings == sum(queue._opening is not None for queue in queues)
+        assert top.openings_before_end == sum(queue._opening is not None for queue in queues)
     asleep = [queue.entity for queue in queues if queue.is_ready() and not queue.scheduled]
     assert not asleep, f"ready and not in line: {asleep}"
 

@@ -227,7 +227,7 @@ def _parts_of(parts: Parts) -> object:
 def _queue_of(entity: Entity) -> object:
     queue = entity.outgoing
     assert queue is not None
-    if not (queue.queue or queue._opening or queue.end is not None or queue.claimed or queue.openings):
+    if not (queue.queue or queue._opening or queue.end is not None or queue.claimed or queue.openings_before_end):
         return None
     return (
         tuple(queue.queue),
@@ -237,7 +237,7 @@ def _queue_of(entity: Entity) -> object:
         queue.queued,
         queue.claimed,
         queue.counted,
-        queue.openings,
+        queue.openings_before_end,
     )
 
 
