@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from muxkit import Channel, LinkLost, Session
-from muxkit.protocols import bpmux, yamux
+from muxkit.protocols import bpmux, relink, yamux
 from muxkit.runtime import background
 from muxkit.testing import weather_pair
 
@@ -35,7 +35,11 @@ def with_roles(session: Callable[..., Any], one: str, other: str) -> tuple[Any, 
     return partial(session, role=one), partial(session, role=other)
 
 
-ENDS = {"bpmux": (bpmux.session, bpmux.session), "yamux": with_roles(yamux.session, "client", "server")}
+ENDS = {
+    "bpmux": (bpmux.session, bpmux.session),
+    "relink": with_roles(relink.session, "connector", "listener"),
+    "yamux": with_roles(yamux.session, "client", "server"),
+}
 
 
 @asynccontextmanager

@@ -32,7 +32,8 @@ class Config:
     versions: tuple[int, ...] = (0,)
     """The versions of the protocol to offer or to accept; 0 is the only one that has packets."""
     window: int = attrs.field(default=65_536, validator=between(1, U32_MAX))
-    """Messages of one channel that may be unanswered; the bytes of a window are `Limits.short_window`."""
+    """Messages of one channel that may be unanswered. Their bytes are bounded by `Limits.short_window`, and on a long
+    path by `Limits.channel_bytes`."""
     targets: int = attrs.field(default=1024, validator=between(1, U32_MAX))
     """Channels that one multicast packet may name."""
     parts: int = attrs.field(default=65_536, validator=between(1, U32_MAX))

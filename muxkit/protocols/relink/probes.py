@@ -12,7 +12,7 @@ from collections import deque
 from enum import Enum
 from typing import Final, Protocol
 
-from muxkit.core import Buffer
+from muxkit.core import Buffer, RoundTrip
 from muxkit.protocols.relink.frames import General, encode_general
 
 PING: Final = encode_general(General.PING)
@@ -39,6 +39,8 @@ class Purpose(Enum):
     """The application wants to know the round trip."""
     ALIVE = "alive"
     """Nothing came for a while."""
+    ROUND_TRIP = "round trip"
+    """The windows want to know the round trip."""
     PROOF = "proof"
     """The pong shows that the peer has read what was written before."""
 
@@ -70,6 +72,12 @@ class Probes:
                 self.unproven.pop(one, None)
                 one.proven(through)
         return purpose
+
+    def measure(self, round_trip: RoundTrip, now: float) -> None:
+        """Ping if a window could use the round trip."""
+        if round_trip.is_due(now):
+            round_trip.asked(now)
+            self.pings.append(Purpose.ROUND_TRIP)
 
     def prove(self, one: Provable, *, at_once: bool = False) -> None:
         """Keep what was written until a later ping, or one that is sent at once, proves that the peer has read it."""

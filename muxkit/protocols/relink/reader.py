@@ -375,8 +375,11 @@ class Reader:
                     raise RemoteProtocolError(what, limit="pongs")
                 probes.pongs += 1
             case frames.General.PONG:
-                if probes.pong_came() is Purpose.ASKED:
+                purpose = probes.pong_came()
+                if purpose is Purpose.ASKED:
                     state.events.append(Pong())
+                elif purpose is Purpose.ROUND_TRIP:
+                    self._ours.budget.round_trip.answered(state.now)
             case frames.General.RESUME:
                 if not state.is_resuming:
                     raise RemoteProtocolError("a resume on a connection that has none to come", rule="relink-R04")

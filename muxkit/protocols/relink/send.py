@@ -2,6 +2,11 @@
 
 A message is queued, written, received by the peer, and consumed or answered there. Only then it leaves the window.
 Until the peer has received it, the message is kept, because another connection may have to carry it again.
+
+Relink has no grants: a sender bounds its own window. A short window is enough on a short path. On a long one the window
+grows as `core.receive_windows` says, by what the peer's acknowledgements say is consumed. The pong of a ping measures
+the round trip. Once windows have taken `LONG_SHARE` of the link's budget, they are all short, so that channels of which
+the peer reads nothing leave room for the others.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from typing import Final, cast
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import NO_QUEUE, Buffer, Reason, counted
+from muxkit.core import NO_QUEUE, Buffer, Reason, ReceiveWindow, counted
 from muxkit.core.halves import Sender
 from muxkit.protocols.relink import events, frames
 from muxkit.protocols.relink.numbers import Run, advance, extend, resolve
@@ -66,7 +71,9 @@ class ChannelSender(Sender):
 
     __slots__ = (
         "_again",
+        "_meter",
         "_told_last",
+        "_unmetered",
         "answered",
         "bytes",
         "channel",
@@ -100,6 +107,7 @@ class ChannelSender(Sender):
         "table",
         "told",
         "unsent",
+        "window",
     )
 
     def __init__(self, channel: int, state: State) -> None:
@@ -123,6 +131,9 @@ class ChannelSender(Sender):
         self.consumed_told: int = none
         self.last_answer: frames.Ack | None = None
         self.bytes: int = 0  # in the window
+        self.window: int = self.table.short_window  # bytes that may be in it
+        self._meter: ReceiveWindow | None = None  # says how large it should be, once the channel is busy
+        self._unmetered = 0  # bytes that left the window and that the meter was not told of
         self.unsent: deque[Item] = deque()
         self.kept: deque[Item] = deque()  # `released` + 1 to `sent`
         self.grown: int = 0  # items in both that are more than a packet put together
@@ -203,7 +214,12 @@ class ChannelSender(Sender):
             return True
         if table.retained_over + queued > state.limits.connection_bytes and not overdraw:
             return False
-        return kept + cost <= table.channel_bytes or messages == 0
+        return kept + cost <= table.short_window or messages == 0 or self._fits_long_window(kept + cost, queued)
+
+    def _fits_long_window(self, size: int, queued: int = 0) -> bool:
+        """Return True if the window is longer than a short one, and has room for so many bytes in all."""
+        table = self.table
+        return size <= self.window and table.retained_over + queued <= table.long_bytes
 
     def _cost(self, size: int, parts: int) -> int:
         """Return an upper bound of the window bytes that such a message takes."""
@@ -255,7 +271,7 @@ class ChannelSender(Sender):
         cost = length + frames.OVERHEAD
         number, kept = self.next, self.bytes
         if (
-            kept + cost + reserve > table.channel_bytes
+            (kept + cost + reserve > table.short_window and not self._fits_long_window(kept + cost + reserve))
             or number - self.released > table.window
             or table.retained_over > table.connection_bytes
         ):
@@ -286,8 +302,9 @@ class ChannelSender(Sender):
             return None
         items = [self._pack((payload,)) for payload in payloads]
         cost = sum(map(len, items)) + count * frames.OVERHEAD
+        needed = self.bytes + cost + reserve
         if (
-            self.bytes + cost + reserve > self.table.channel_bytes
+            (needed > self.table.short_window and not self._fits_long_window(needed))
             or self.outstanding + count > self.state.config.window
             or self.table.retained_over + self.over_floor(cost) > self.state.limits.connection_bytes
         ):
@@ -358,7 +375,7 @@ class ChannelSender(Sender):
         return LocalProtocolError(
             f"channel {self.channel}: {size} bytes beside {self.outstanding + messages} messages of "
             f"{self.bytes + messages * cost} bytes that are not answered; "
-            f"{self.state.config.window} of {self.table.channel_bytes} fit, and {limits.connection_bytes} in all"
+            f"{self.state.config.window} of {self.window} fit, and {limits.connection_bytes} in all"
         )
 
     # --- queueing
@@ -680,7 +697,24 @@ class ChannelSender(Sender):
                 kept.popleft()
         over = max(0, min(self.bytes - self.state.floor, size))
         self.bytes -= size
+        self._unmetered += size
+        if self._unmetered >= self.table.metered_bytes:
+            self._size_window()
         self.table.freed(self, size, over)
+
+    def _size_window(self) -> None:
+        """Let the window follow the path, each time that a part of a short window was consumed."""
+        table, state = self.table, self.state
+        meter = self._meter
+        if meter is None:
+            meter = self._meter = ReceiveWindow(state.limits.channel_bytes, table.budget)
+            meter.start(state.now)
+        size = min(self._unmetered, meter.credit)
+        self._unmetered = 0
+        meter.arrived(size)
+        meter.consumed(size, state.now)
+        self.window = max(table.short_window, meter.target)
+        state.probes.measure(table.budget.round_trip, state.now)
 
     def check_closed(self) -> bool:
         """Return True if `closed` ends the channel, and False if it repeats, in a resume, an earlier end."""
@@ -700,6 +734,8 @@ class ChannelSender(Sender):
             self.consumed = self.next - 1
             self.state.report(events.Consumed(self, self.consumed))
         self._release(self.next - 1)
+        if self._meter is not None:
+            self._meter.retire()
         self.state.report(events.ChannelClosed(self))
         self.free = False
         self.table.forget(self)

@@ -47,7 +47,8 @@ Invariants
 ==========
 
 - A message stays in its window from `send_parts` until the peer's application has consumed or answered it. The window
-  is bounded in messages (`Config.window`) and in bytes (`Limits.short_window`).
+  is bounded in messages (`Config.window`) and in bytes (`Limits.short_window`, on a long path up to
+  `Limits.channel_bytes`).
 - All windows together are bounded by `Limits.connection_bytes`, but each channel's first bytes up to `floor` are free.
   So a channel that nobody reads cannot stop the others. The sum over the floors doesn't depend on the order in which
   messages come, so both sides count the same.
@@ -66,7 +67,7 @@ from typing import TYPE_CHECKING, Final
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import Buffer, Deadlines, Outbox, Scheduler
+from muxkit.core import Buffer, Deadlines, Outbox, ReceiveBudget, Scheduler
 from muxkit.core.events import Writable
 from muxkit.protocols.relink import frames
 from muxkit.protocols.relink.config import Config
@@ -82,7 +83,9 @@ if TYPE_CHECKING:
 RESUME: Final = frames.encode_general(frames.General.RESUME)
 OUTCOMES_MOST: Final = 2**20  # answers that a peer may leave without a sign that it has read them
 COUNTED_ACKS: Final = 4  # acknowledgements for each window of messages, at least
-SIZED_ACKS: Final = 2  # the same for each window of bytes
+SIZED_ACKS: Final = 2  # the same for each short window of bytes
+METERED_PARTS: Final = 4  # of a short window, after each of which the size of the window is looked at
+LONG_SHARE: Final = 0.75  # of the link's budget; above it no window is longer than a short one
 LARGE_LEAST: Final = frames.SMALL_MOST + 1  # bytes of a part whose size takes eight bytes
 
 
@@ -229,8 +232,10 @@ class SendTable:
         self.floor: int = state.floor
         self.largest: int = state.limits.message
         self.window: int = state.config.window
-        self.channel_bytes: int = state.limits.short_window
+        self.short_window: int = state.limits.short_window
         self.connection_bytes: int = state.limits.connection_bytes
+        self.metered_bytes: int = max(1, self.short_window // METERED_PARTS)
+        self.long_bytes: int = int(LONG_SHARE * self.connection_bytes)
         self.outbox: Outbox = Outbox()
         self.messages: int = 0
         """How many messages were queued, on all links so far."""
@@ -242,6 +247,7 @@ class SendTable:
         self.watchers: dict[int, tuple[ChannelSender, int]] = {}  # who waits for room, and for how much
         self.retained: int = 0  # bytes in all windows
         self.retained_over: int = 0  # of them, over the floors
+        self.budget: ReceiveBudget = ReceiveBudget(self.connection_bytes, self.floor, self.state.limits.channel_first)
         self.outbox.used = 0
         self.closing: int = 0  # channels that are to be closed
         self.scheduler: Scheduler = Scheduler()
@@ -264,12 +270,12 @@ class SendTable:
 
     def freed(self, sender: ChannelSender, size: int, over: int) -> None:
         """Return bytes to the budget, `over` of them from above the floor, and wake who waits for room."""
-        was_full = self.retained_over > self.connection_bytes
+        before = self.retained_over
         self.retained -= size
         self.retained_over -= over
         if not self.watchers:
             return
-        if was_full and self.retained_over <= self.connection_bytes:
+        if any(self.retained_over <= bound < before for bound in (self.connection_bytes, self.long_bytes)):
             for watched in [*self.watchers]:
                 self.wake(watched)
         else:
@@ -307,6 +313,7 @@ class SendTable:
         for sender in self.live.values():
             sender.disconnect()
         self.scheduler = Scheduler()
+        self.budget.round_trip.gave_up()
 
     def resume(self) -> None:
         """Finish the peer's resume. A channel that it left out is unknown to the peer, or closed there."""
