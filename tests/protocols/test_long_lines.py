@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from muxkit import Channel, LinkLost, Session
-from muxkit.protocols import bpmux, relink, yamux
+from muxkit.protocols import aqueduct, bpmux, relink, yamux
 from muxkit.runtime import background
 from muxkit.testing import weather_pair
 
@@ -36,6 +36,7 @@ def with_roles(session: Callable[..., Any], one: str, other: str) -> tuple[Any, 
 
 
 ENDS = {
+    "aqueduct": with_roles(aqueduct.connection, "client", "server"),
     "bpmux": (bpmux.session, bpmux.session),
     "relink": with_roles(relink.session, "connector", "listener"),
     "yamux": with_roles(yamux.session, "client", "server"),

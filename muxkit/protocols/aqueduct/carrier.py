@@ -3,6 +3,10 @@
 Aqueduct is made for QUIC. Over a byte stream the carrier does what QUIC does otherwise: it numbers streams, limits how
 many of them and how many bytes on each may be sent, and says why a connection ends. It is a `StreamEngine` around an
 `Engine`. docs/reference/aqueduct-carrier.md describes the framing.
+
+The windows of streams follow the path (`core.receive_windows`), for which the carrier needs the round trip. The framing
+has no ping. But a peer that has used up all credit of a stream waits for more, so the time between the next grant and
+the next bytes of that stream is a round trip. A new stream with more than `FIRST_CREDIT` bytes gives such a sample.
 """
 
 from __future__ import annotations
@@ -59,6 +63,7 @@ class _IncomingStream:
 
     window: ReceiveWindow
     over: bool = False  # its last byte has come
+    granted_at: float | None = None  # when the peer got credit after it had used up all; None once it has sent more
 
 
 class Carrier:
@@ -251,18 +256,37 @@ class Carrier:
                 case Lent(stream, amount):
                     incoming = self._incoming.get(stream)
                     if incoming is not None and not incoming.over:
-                        incoming.window.lend(amount)
-                        self._grant(stream, amount)
+                        self._lend(stream, incoming, amount)
                 case Consumed(stream, amount):
                     incoming = self._incoming.get(stream)
                     if incoming is not None:
-                        grant, _ = incoming.window.consumed(amount, self._now)
-                        self._grant(stream, grant)
+                        grant, _ = incoming.window.consumed(amount, self._update_time())
+                        self._grant(stream, incoming, grant)
                         self._release(stream, incoming)
 
-    def _grant(self, stream: StreamId, amount: int) -> None:
+    def _lend(self, stream: StreamId, incoming: _IncomingStream, amount: int) -> None:
+        """Lend what the frame lacks beyond the credit that is out, at most `amount`.
+
+        A loan that was not needed would be repaid with bytes that should have renewed the window, and the window would
+        never be used up and never grow.
+        """
+        coming = self._chunk_left if stream == self._chunk_stream else 0
+        lacking = min(amount, self.engine.missing(stream) - coming - incoming.window.credit)
+        if lacking > 0:
+            incoming.window.lend(lacking)
+            self._grant(stream, incoming, lacking)
+
+    def _grant(self, stream: StreamId, incoming: _IncomingStream, amount: int) -> None:
         if amount:
             self._grants[stream] = self._grants.get(stream, 0) + amount
+            if incoming.window.credit == amount:
+                incoming.granted_at = self._update_time()
+
+    def _update_time(self) -> float:
+        """Return the time; a command may follow a long silence."""
+        self._state.update_time()
+        self._now = max(self._now, self._state.now)
+        return self._now
 
     def _release(self, stream: StreamId, incoming: _IncomingStream) -> None:
         if incoming.over and not incoming.window.held:
@@ -355,7 +379,11 @@ class Carrier:
             self._incoming[index << 2 | 2 | self.engine.role.peer] = _IncomingStream(window)
             self._peer_opened += 1
         stream = self._theirs(index)
-        self._incoming[stream].window.arrived(size)
+        incoming = self._incoming[stream]
+        incoming.window.arrived(size)
+        if incoming.granted_at is not None:
+            self._budget.round_trip.measured(self._now - incoming.granted_at)
+            incoming.granted_at = None
         self._chunk_stream, self._chunk_left, self._chunk_is_last = stream, size, last
         if size:
             return ()

@@ -403,9 +403,10 @@ class Reader:
         return bool(self.consumed or self.lent or self.stops)
 
     def take_control(self) -> list[StreamControl]:
-        """Return what the link has to do about these streams: stop, lend, renew credit."""
-        control: list[StreamControl] = [*self.stops.values(), *self.lent]
+        """Return what the link has to do about these streams: stop, renew credit, lend what is lacking then."""
+        control: list[StreamControl] = [*self.stops.values()]
         control += [Consumed(stream, amount) for stream, amount in self.consumed.items()]
+        control += self.lent
         self.stops.clear()
         self.lent.clear()
         self.consumed.clear()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from muxkit._limits import Limits
-from muxkit.core import Reason
+from muxkit.core import Reason, encode_varint
 from muxkit.core.events import Failed, HungUp
 from muxkit.protocols.aqueduct import Carrier, Config, Engine, Mode, Role
 from muxkit.protocols.aqueduct.events import Arrived, Event, Parted
@@ -250,6 +250,17 @@ def test_large_messages_borrow_pass_and_repay() -> None:
     assert link.engines[1]._incoming == {}
     assert link.engines[1]._budget.used == 0
     assert link.engines[1]._budget.windows == 0
+
+
+def test_bytes_of_a_chunk_that_has_begun_are_not_lent() -> None:
+    made = opened(limits=Limits(channel_first=4096))
+    message = bytes.fromhex("03 00 04 00 00 00") + encode_varint(4088) + bytes(4088)
+    chunk = bytes.fromhex("00 01") + encode_varint(4096) + message
+    feed(made, [chunk[:3000]])
+    made._run_control()
+    assert made._incoming[6].window.lent == 0
+    (event,) = messages(feed(made, [chunk[3000:]]))
+    assert len(event.payload) == 4088
 
 
 @pytest.mark.requirement("R-08")

@@ -230,7 +230,7 @@ def test_a_message_larger_than_a_window_borrows_its_rest_and_repays_it() -> None
     peer = server()
     left = peer.engine.reader.reassembly.left
     peer.send("03 00 04 00 00 00 90 4e" + "61" * 1000, stream=2)  # 10,000 bytes
-    assert controls(peer) == [("Lent", 2, 9000), ("Consumed", 2, 2)]
+    assert controls(peer) == [("Consumed", 2, 2), ("Lent", 2, 9000)]
     assert peer.engine.reader.reassembly.left == left - 9000
     (message,) = peer.messages("61" * 9000, stream=2)
     assert controls(peer) == []
@@ -257,7 +257,7 @@ def test_loans_are_given_whole_and_in_turn() -> None:
 def test_a_head_that_comes_in_parts_reserves_for_the_largest_message() -> None:
     peer = server(limits=Limits(message=6000, reassembly=10_000))
     peer.send("03 00 04 00 88 27" + "00" * 100, stream=2)  # 5000 bytes of headers
-    assert controls(peer) == [("Lent", 2, 4900), ("Consumed", 2, 2)]
+    assert controls(peer) == [("Consumed", 2, 2), ("Lent", 2, 4900)]
     assert peer.engine.reader.reassembly.left < 4100
     peer.send("00" * 4900 + "00 80 01", stream=2)  # no attachments, a payload of 128 bytes
     assert [control for control in controls(peer) if control[0] == "Lent"] == [("Lent", 2, 131)]
