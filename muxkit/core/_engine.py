@@ -101,7 +101,10 @@ class Consumed:
 
 @attrs.define
 class Lent:
-    """Let the peer send so many bytes beyond the window; what is consumed of the stream repays them first."""
+    """Let the peer send so many bytes beyond the window; what is consumed of the stream repays them first.
+
+    A link that knows how much credit is out lends what the frame lacks beyond that (`MultistreamEngine.missing`).
+    """
 
     stream: StreamId
     amount: int

@@ -243,6 +243,13 @@ class MultistreamLink(trio.abc.AsyncResource):
     def consumed(self, stream: StreamId, amount: int) -> None:
         """Renew so many bytes of credit for a stream that the peer writes: they were consumed."""
 
+    def credit(self, stream: StreamId) -> int:
+        """Return how many bytes the peer may still send on a stream, beyond those that `receive` has returned.
+
+        A link that doesn't know returns 0, and then lends more than is lacking.
+        """
+        return 0
+
     @abstractmethod
     def lend(self, stream: StreamId, amount: int) -> None:
         """Let the peer send so many bytes beyond the window; what is consumed of the stream repays them first."""

@@ -17,7 +17,7 @@ from muxkit_adapters.quic import compatibility
 
 FENCED = Path(muxkit_adapters.quic.connection.__file__)
 OURS = {"_data", "_peer_streams", "_queue", "_unacked", "_given_up", "_committed", "_skipped", "_skip_at"}
-OURS |= {"_is_ended_by_us", "_check_gaps", "_grant", "_ids", "_expect_finished_of_client"}
+OURS |= {"_is_ended_by_us", "_check_gaps", "_grant", "_ids", "_expect_finished_of_client", "_measured"}
 
 
 def private_names(path: Path) -> set[str]:

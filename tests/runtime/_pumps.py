@@ -277,6 +277,7 @@ class SteppedLink(MultistreamLink):
         self.written: list[tuple[int, bytes, bool]] = []
         self.wanted: list[int] = []
         self.done: list[object] = []
+        self.credits: dict[int, int] = {}
         self.opened: list[int] = []
         self.datagrams: list[bytes] = []
         self.datagram_room = 100
@@ -336,6 +337,9 @@ class SteppedLink(MultistreamLink):
 
     def consumed(self, stream: int, amount: int) -> None:
         self.done.append(Consumed(stream, amount))
+
+    def credit(self, stream: int) -> int:
+        return self.credits.get(stream, 0)
 
     def lend(self, stream: int, amount: int) -> None:
         self.done.append(Lent(stream, amount))

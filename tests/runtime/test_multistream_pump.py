@@ -86,10 +86,22 @@ async def test_streams_take_turns_in_chunks() -> None:
 async def test_control_is_run_before_anything_is_written() -> None:
     async with running() as run:
         run.engine.control = [Consumed(3, 5), Lent(3, 7), Reset(2), Stop(3)]
+        run.engine.wanted = 7
         run.pump.request_write()
         await trio.testing.wait_all_tasks_blocked()
         assert run.link.done == [Consumed(3, 5), Lent(3, 7), Reset(2), Stop(3)]
         assert run.written == 1
+
+
+@pytest.mark.parametrize(("credit", "lent"), [(0, [Lent(3, 7)]), (4, [Lent(3, 6)]), (10, []), (12, [])])
+async def test_only_what_a_frame_lacks_beyond_its_credit_is_lent(credit: int, lent: list[Lent]) -> None:
+    async with running() as run:
+        run.engine.control = [Lent(3, 7)]
+        run.engine.wanted = 10
+        run.link.credits[3] = credit
+        run.pump.request_write()
+        await trio.testing.wait_all_tasks_blocked()
+        assert run.link.done == lent
 
 
 async def test_datagrams_stay_in_the_engine_while_the_link_has_no_room_for_them() -> None:

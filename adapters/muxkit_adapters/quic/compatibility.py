@@ -76,7 +76,7 @@ PRIVATE_NAMES: Final = MappingProxyType(
                 "_server_expect_finished",
             }
         ),
-        QuicPacketRecovery: frozenset({"_rtt_initialized", "_rtt_smoothed"}),
+        QuicPacketRecovery: frozenset({"_rtt_initialized", "_rtt_latest", "_rtt_smoothed"}),
         QuicStreamReceiver: frozenset({"_buffer", "_buffer_start", "_ranges"}),
         QuicStreamSender: frozenset(
             {"_buffer", "_buffer_fin", "_buffer_start", "_buffer_stop", "_pending", "_pending_eof", "_reset_error_code"}

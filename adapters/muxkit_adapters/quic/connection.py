@@ -87,6 +87,7 @@ class LimitedConnection(QuicConnection):
         self._is_ended_by_us: bool | None = None  # None before the end, and after a timeout
         self._skipped: int | None = None
         self._skip_at = secrets.randbelow(SKIP_EVERY)
+        self._measured = 0.0  # the last sample of the round trip that `incoming` was given
         self.buffered: int = 0
         """Bytes that were written and not acknowledged."""
 
@@ -127,6 +128,11 @@ class LimitedConnection(QuicConnection):
     @property
     def round_trip(self) -> float | None:
         return self._loss._rtt_smoothed if self._loss._rtt_initialized else None
+
+    @property
+    def unsent(self) -> int:
+        """About how many bytes were written and are not under way: they wait for the congestion window."""
+        return max(0, self.buffered - self._loss.bytes_in_flight)
 
     @property
     def datagram_limit(self) -> int:
@@ -358,6 +364,9 @@ class LimitedConnection(QuicConnection):
                 QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "a packet was acknowledged that was not sent"
             )
         super()._handle_ack_frame(context, frame_type, buf)
+        if self._loss._rtt_initialized and self._loss._rtt_latest != self._measured:
+            self._measured = self._loss._rtt_latest
+            self.incoming.round_trip.measured(self._measured)
 
     def _handle_crypto_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
         start = buf.tell()

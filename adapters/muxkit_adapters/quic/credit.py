@@ -1,4 +1,10 @@
-"""Credit for a QUIC peer: how much it may send, raised when data is consumed and not when it arrives."""
+"""Credit for a QUIC peer: how much it may send, raised when data is consumed and not when it arrives.
+
+The windows of streams follow the path, as those of all protocols do (`muxkit.core.receive_windows`). QUIC measures the
+round trip itself. In addition to the streams, QUIC bounds the connection: bytes that arrived on any stream and were not
+consumed, lost bytes included. Streams could use up this bound and block those that are read. So windows that have grown
+share `GROWN_SHARE` of it, and the rest remains for what each stream has from its start.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +13,54 @@ from collections.abc import Callable
 import attrs
 from aioquic.quic.connection import Limit
 
-BUSY = 1.0  # s; a stream that consumes half a window within this time could use a larger one
+from muxkit.core import ReceiveBudget, ReceiveWindow, RoundTrip
+
+GROWN_SHARE = 0.75  # of the connection's window, for the growth of windows
 STREAMS_AT_ONCE = 256  # streams that the peer may open ahead, which bounds what one frame can create
 
 
 class Credit:
     """Windows of bytes for each stream and for all of them, and the number of streams that the peer may open.
 
-    `granted = consumed + window + loan`, told to the peer once it has grown by half a window. A window that is used
-    quickly doubles, up to `most`, while all growth together takes at most half of the connection's window.
+    What a stream was granted is what it has consumed, its window and its loan. The connection was granted what all
+    streams have consumed, its window and all loans, and the peer is told once that has grown by half a window.
     """
 
     def __init__(
         self, *, first: int, most: int, data: Granted, streams: GrantedStreams, grant: Callable[[int, int], None]
     ) -> None:
-        self._first = first
         self._most = most
         self._data = data
         self._window = data.granted
+        self._budget = ReceiveBudget(int(GROWN_SHARE * self._window), first, first)
         self._streams = streams
         self._grant = grant
         self._arriving: dict[int, _StreamCredit] = {}
         self._consumed = 0
         self._loans = 0
-        self._grown = 0
 
     @property
     def held(self) -> int:
         """Bytes that were handed to the application and not consumed."""
-        return sum(arriving.delivered - arriving.consumed for arriving in self._arriving.values())
+        return sum(arriving.window.held for arriving in self._arriving.values())
+
+    @property
+    def round_trip(self) -> RoundTrip:
+        """The round trip that windows are sized by; QUIC gives it samples."""
+        return self._budget.round_trip
+
+    def of(self, stream: int) -> int:
+        """Return how many bytes the peer may still send on a stream, beyond those that were handed on."""
+        arriving = self._arriving.get(stream)
+        return 0 if arriving is None else arriving.window.credit
 
     def arrived(self, stream: int, size: int, now: float) -> None:
         """Count bytes of a stream that were handed to the application."""
         arriving = self._arriving.get(stream)
         if arriving is None:
-            arriving = self._arriving[stream] = _StreamCredit(self._first, self._first, now)
+            window = ReceiveWindow(self._most, self._budget)
+            arriving = self._arriving[stream] = _StreamCredit(window, window.start(now))
+        arriving.window.arrived(size)
         arriving.delivered += size
 
     def ended(self, stream: int, final_size: int, now: float) -> None:
@@ -50,9 +69,7 @@ class Credit:
         arriving = self._arriving[stream]
         arriving.is_over = True
         self._consumed += final_size - arriving.delivered
-        self._loans -= arriving.loan
-        arriving.loan = 0
-        self._grown -= arriving.window - self._first
+        self._loans -= arriving.window.retire()
         self._renew_all()
         self._release(stream, arriving)
 
@@ -61,46 +78,34 @@ class Credit:
         arriving = self._arriving.get(stream)
         if arriving is None:
             return False
-        amount = min(amount, arriving.delivered - arriving.consumed)
-        arriving.consumed += amount
+        amount = min(amount, arriving.window.held)
+        grant, repaid = arriving.window.consumed(amount, now)
         self._consumed += amount
-        repaid = min(arriving.loan, amount)
-        arriving.loan -= repaid
         self._loans -= repaid
         has_news = self._renew_all()
         if arriving.is_over:
             return self._release(stream, arriving) or has_news
-        return self._renew(stream, arriving, now) or has_news
+        if grant:
+            self._tell(stream, arriving, grant)
+        return grant > 0 or has_news
 
     def lend(self, stream: int, amount: int) -> bool:
         """Let the peer send more than the window; return False if it has ended the stream."""
         arriving = self._arriving.get(stream)
         if arriving is None or arriving.is_over:
             return False
-        arriving.loan += amount
+        arriving.window.lend(amount)
         self._loans += amount
         self._data.granted += amount
-        self._tell(stream, arriving, arriving.granted + amount)
+        self._tell(stream, arriving, amount)
         return True
 
     def _release(self, stream: int, arriving: _StreamCredit) -> bool:
-        if arriving.consumed < arriving.delivered:
+        if arriving.window.held:
             return False
         del self._arriving[stream]
         self._streams.done += 1
         return self._streams.is_due
-
-    def _renew(self, stream: int, arriving: _StreamCredit, now: float) -> bool:
-        if 2 * (arriving.consumed + arriving.window + arriving.loan - arriving.granted) < arriving.window:
-            return False
-        larger = min(2 * arriving.window, self._most)
-        growth = larger - arriving.window
-        if now - arriving.renewed_at < BUSY and 2 * (self._grown + growth) <= self._window:
-            self._grown += growth
-            arriving.window = larger
-        arriving.renewed_at = now
-        self._tell(stream, arriving, arriving.consumed + arriving.window + arriving.loan)
-        return True
 
     def _renew_all(self) -> bool:
         limit = self._consumed + self._window + self._loans
@@ -109,21 +114,18 @@ class Credit:
         self._data.granted = limit
         return True
 
-    def _tell(self, stream: int, arriving: _StreamCredit, limit: int) -> None:
-        arriving.granted = limit
-        self._grant(stream, limit)
+    def _tell(self, stream: int, arriving: _StreamCredit, more: int) -> None:
+        arriving.granted += more
+        self._grant(stream, arriving.granted)
 
 
 @attrs.define
 class _StreamCredit:
-    """The credit of one stream, and the bytes received and consumed."""
+    """The credit of one stream, and the bytes received."""
 
-    window: int
+    window: ReceiveWindow
     granted: int
-    renewed_at: float
     delivered: int = 0
-    consumed: int = 0
-    loan: int = 0
     is_over: bool = False
 
 

@@ -221,7 +221,7 @@ class _Client:
         self._quic = LimitedConnection(
             configuration,
             streams=options.most_streams,
-            window_most=options.limits.short_window,
+            window_most=options.limits.channel_bytes,
             session_ticket_handler=tickets.keep if tickets is not None else None,
         )
         self._name = f"quic {join_host_port(*address[:2])}{'' if verified else ' (not verified, insecure)'}"

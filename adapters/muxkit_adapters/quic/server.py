@@ -193,7 +193,7 @@ class Server:
         quic = LimitedConnection(
             self._configuration,
             streams=self._options.most_streams,
-            window_most=self._limits.short_window,
+            window_most=self._limits.channel_bytes,
             original_destination_connection_id=original,
             retry_source_connection_id=token_id,
             session_ticket_fetcher=self._tickets.take if self._tickets is not None else None,

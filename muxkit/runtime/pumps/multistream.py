@@ -178,13 +178,23 @@ class MultistreamPump(Pump[EventT]):
                 case Consumed(stream, amount):
                     self._link.consumed(stream, amount)
                 case Lent(stream, amount):
-                    self._link.lend(stream, amount)
+                    self._lend(stream, amount)
                 case Reset(stream):
                     self._parked.discard(stream)
                     self._link.reset(stream)
                 case Stop(stream):
                     self._link.stop(stream)
         return bool(controls)
+
+    def _lend(self, stream: StreamId, amount: int) -> None:
+        """Lend what the frame lacks beyond the credit that is out, at most `amount`.
+
+        A loan that was not needed would be repaid with bytes that should have renewed the window, and the window would
+        never be used up and never grow.
+        """
+        lacking = min(amount, self._engine.missing(stream) - self._link.credit(stream))
+        if lacking > 0:
+            self._link.lend(stream, lacking)
 
     # --- reading
 
