@@ -78,9 +78,9 @@ async def opened(one: Session, other: Session) -> tuple[Channel, Channel]:
     return here, there[0]
 
 
-async def send_all(channel: Channel, size: int) -> None:
-    for _ in range(size // SIZE):
-        await channel.send(bytes(SIZE))
+async def send_all(channel: Channel, size: int, *, each: int = SIZE) -> None:
+    for _ in range(size // each):
+        await channel.send(bytes(each))
 
 
 async def receive_all(channel: Channel, size: int) -> float:
@@ -101,6 +101,18 @@ async def test_one_channel_that_is_read_fills_a_long_line(protocol: str, autojum
             took = await receive_all(there, 60 * MIB)
             nursery.cancel_scope.cancel()
     assert 60 * MIB / took >= 0.95 * RATE
+
+
+@pytest.mark.parametrize("protocol", ENDS)
+async def test_short_messages_fill_a_long_line_as_well(protocol: str, autojump_clock: MockClock) -> None:
+    async with on_a_long_line(protocol, rate=4 * MIB) as (one, other):
+        here, there = await opened(one, other)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(send_all, here, 8 * MIB, each=512))
+            await receive_all(there, 4 * MIB)
+            took = await receive_all(there, 2 * MIB)
+            nursery.cancel_scope.cancel()
+    assert 2 * MIB / took >= 0.9 * 4 * MIB
 
 
 @pytest.mark.parametrize("protocol", ENDS)

@@ -21,8 +21,9 @@ class Config:
     """How long to wait for a datagram that the peer has counted. None: twice the RTT if it is known, else 1 s."""
     tombstone: float = attrs.field(default=1.0, validator=ABOVE_ZERO)
     """How long the id of a channel that ended is remembered."""
-    in_flight: int = attrs.field(default=1024, validator=ABOVE_ZERO)
-    """Messages of one channel that are unsent or unanswered at once."""
+    in_flight: int = attrs.field(default=65_536, validator=ABOVE_ZERO)
+    """Messages of one channel that are unsent or unanswered at once. At most 1024 of them may be unsent, or have a
+    receipt, an attachment or a stream of their own."""
     unopened: int = attrs.field(default=64, validator=ABOVE_ZERO)
     """Unordered messages of one channel that wait until the peer allows one more stream."""
     unreliable_queue: int = attrs.field(default=256, validator=ABOVE_ZERO)

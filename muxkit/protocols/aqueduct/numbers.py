@@ -11,8 +11,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-import attrs
-
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Ranges
 
@@ -37,29 +35,64 @@ def ack_varints(ranges: Ranges) -> list[int]:
     return varints
 
 
-@attrs.define(eq=False)
 class Flight(Generic[RecordT]):
-    """Sent numbers without an answer, with a record for each one that a receipt or an attachment depends on."""
+    """Sent numbers without an answer, with a record for each one that a receipt or an attachment depends on.
 
-    _numbers: list[int] = attrs.Factory(list)
-    _records: dict[int, RecordT] = attrs.Factory(dict)
+    The numbers are kept as runs. So a message without a record takes no memory, as long as the peer acks in order.
+    """
+
+    __slots__ = ("_count", "_firsts", "_lasts", "_records")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        self._records: dict[int, RecordT] = {}
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return self._count
+
+    @property
+    def kept(self) -> int:
+        """What takes memory: records and runs of numbers."""
+        return len(self._records) + len(self._lasts)
 
     def add(self, number: int, record: RecordT | None) -> None:
         """Add a number above all earlier ones."""
-        self._numbers.append(number)
+        self._count += 1
+        if self._lasts and self._lasts[-1] == number - 1:
+            self._lasts[-1] = number
+        else:
+            self._firsts.append(number)
+            self._lasts.append(number)
         if record is not None:
             self._records[number] = record
 
     def take(self, first: int, last: int) -> list[RecordT]:
         """Remove the numbers from `first` to `last`, and return their records."""
-        begin = bisect_left(self._numbers, first)
-        end = bisect_right(self._numbers, last)
-        taken = self._numbers[begin:end]
-        del self._numbers[begin:end]
-        return [self._records.pop(number) for number in taken if number in self._records]
+        begin, end = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
+        if begin >= end:
+            return []
+        firsts, lasts = self._firsts[begin:end], self._lasts[begin:end]
+        taken = [*zip(firsts, lasts, strict=True)]
+        left: list[tuple[int, int]] = []
+        if firsts[0] < first:
+            left.append((firsts[0], first - 1))
+            taken[0] = first, taken[0][1]
+        if lasts[-1] > last:
+            left.append((last + 1, lasts[-1]))
+            taken[-1] = taken[-1][0], last
+        self._firsts[begin:end] = [run[0] for run in left]
+        self._lasts[begin:end] = [run[1] for run in left]
+        self._count -= sum(run[1] - run[0] + 1 for run in taken)
+        if not self._records:
+            return []
+        return [
+            self._records.pop(number)
+            for run in taken
+            for number in range(run[0], run[1] + 1)
+            if number in self._records
+        ]
 
     def records(self) -> list[RecordT]:
         """Return the records of all unanswered numbers."""
@@ -68,7 +101,9 @@ class Flight(Generic[RecordT]):
     def clear(self) -> list[RecordT]:
         """Remove all numbers, and return their records."""
         records = self.records()
-        self._numbers.clear()
+        self._count = 0
+        self._firsts.clear()
+        self._lasts.clear()
         self._records.clear()
         return records
 

@@ -32,6 +32,8 @@ EMPTY_FIELD: Final = frames.encode_headers(())  # no headers, or no attachments
 PLAIN_HEADERS_SIZE: Final = len(EMPTY_FIELD)  # bytes that the headers of a message without any count
 PLAIN_SIZE: Final = 2 * len(EMPTY_FIELD)  # bytes that a message without headers and attachments has beside its payload
 ATTACHMENT_SIZE: Final = 10  # bytes, the longest channel id
+# Unsent messages, records and runs of numbers of one channel. Each takes a few hundred bytes beside its payload.
+KEPT_MOST: Final = 1024
 
 
 class Mode(Enum):
@@ -159,6 +161,8 @@ class EngineSender(EngineHalf, Sender):
         """
         state = self.state
         if self.unanswered >= state.config.in_flight or len(self.unordered) >= state.config.unopened:
+            return False
+        if self.reliable.kept + self.unreliable.kept + len(self.ordered) >= KEPT_MOST:
             return False
         limits = state.limits
         return self.queued == 0 or (self.queued + size <= state.short_window and state.outbox + size <= limits.outbox)
@@ -332,7 +336,7 @@ class EngineSender(EngineHalf, Sender):
             return False
         outgoing = self.datagrams[0]
         is_tracked = outgoing.nodes or outgoing.receipt
-        return not is_tracked or len(self.unreliable) < self.state.config.in_flight
+        return not is_tracked or len(self.unreliable) < min(self.state.config.in_flight, KEPT_MOST)
 
     def take_datagram(self) -> Outgoing:
         """Remove the oldest unreliable message."""
