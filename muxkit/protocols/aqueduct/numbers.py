@@ -41,12 +41,11 @@ class Flight(Generic[RecordT]):
     The numbers are kept as runs. So a message without a record takes no memory, as long as the peer acks in order.
     """
 
-    __slots__ = ("_count", "_firsts", "_lasts", "_records")
+    __slots__ = ("_count", "_records", "_runs")
 
     def __init__(self) -> None:
         self._count = 0
-        self._firsts: list[int] = []
-        self._lasts: list[int] = []
+        self._runs: list[int] = []  # the first and the last number of each run, in turn; one list takes less memory
         self._records: dict[int, RecordT] = {}
 
     def __len__(self) -> int:
@@ -55,44 +54,36 @@ class Flight(Generic[RecordT]):
     @property
     def kept(self) -> int:
         """What takes memory: records and runs of numbers."""
-        return len(self._records) + len(self._lasts)
+        return len(self._records) + len(self._runs) // 2
 
     def add(self, number: int, record: RecordT | None) -> None:
         """Add a number above all earlier ones."""
         self._count += 1
-        if self._lasts and self._lasts[-1] == number - 1:
-            self._lasts[-1] = number
+        if self._runs and self._runs[-1] == number - 1:
+            self._runs[-1] = number
         else:
-            self._firsts.append(number)
-            self._lasts.append(number)
+            self._runs += (number, number)
         if record is not None:
             self._records[number] = record
 
     def take(self, first: int, last: int) -> list[RecordT]:
         """Remove the numbers from `first` to `last`, and return their records."""
-        begin, end = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
-        if begin >= end:
-            return []
-        firsts, lasts = self._firsts[begin:end], self._lasts[begin:end]
-        taken = [*zip(firsts, lasts, strict=True)]
-        left: list[tuple[int, int]] = []
-        if firsts[0] < first:
-            left.append((firsts[0], first - 1))
-            taken[0] = first, taken[0][1]
-        if lasts[-1] > last:
-            left.append((last + 1, lasts[-1]))
-            taken[-1] = taken[-1][0], last
-        self._firsts[begin:end] = [run[0] for run in left]
-        self._lasts[begin:end] = [run[1] for run in left]
-        self._count -= sum(run[1] - run[0] + 1 for run in taken)
-        if not self._records:
-            return []
-        return [
-            self._records.pop(number)
-            for run in taken
-            for number in range(run[0], run[1] + 1)
-            if number in self._records
-        ]
+        # The runs of which at least one number is in the range; bounds of runs that only touch it are outside.
+        begin, end = bisect_left(self._runs, first) // 2 * 2, (bisect_right(self._runs, last) + 1) // 2 * 2
+        touched = self._runs[begin:end]
+        taken: list[RecordT] = []
+        left: list[int] = []
+        for start, stop in zip(touched[::2], touched[1::2], strict=True):
+            if start < first:
+                left += (start, first - 1)
+            if stop > last:
+                left += (last + 1, stop)
+            numbers = range(max(start, first), min(stop, last) + 1)
+            self._count -= len(numbers)
+            if self._records:
+                taken += [self._records.pop(number) for number in numbers if number in self._records]
+        self._runs[begin:end] = left
+        return taken
 
     def records(self) -> list[RecordT]:
         """Return the records of all unanswered numbers."""
@@ -102,8 +93,7 @@ class Flight(Generic[RecordT]):
         """Remove all numbers, and return their records."""
         records = self.records()
         self._count = 0
-        self._firsts.clear()
-        self._lasts.clear()
+        self._runs.clear()
         self._records.clear()
         return records
 
