@@ -254,14 +254,19 @@ def _flood_size(link: Link) -> int:
 
 
 async def _drain(here: Link, there: Link) -> int:
-    """Receive what is left of a flood; how many bytes it was."""
-    kept, was_quiet = 0, False
-    while not was_quiet:
-        with trio.move_on_after(QUIET) as scope:
-            kept += len(await there.receive())
-        was_quiet = scope.cancelled_caught
-    # There is room now; if that was only a pause, the rest comes before this.
-    await here.send(b"after the flood")
-    while (packet := await there.receive()) != b"after the flood":
-        kept += len(packet)
+    """Receive the packets of a flood that the link kept, and return how many bytes they have.
+
+    A pause doesn't prove that the flood is over, because a busy machine may not have run this task in time. What proves
+    it is a last packet, since all others arrive before it. A link that is still full drops the last packet, so the next
+    one follows after a pause that is twice as long.
+    """
+    kept, pause, lasts = 0, QUIET, 0
+    packet = b""
+    while not lasts or packet != b"after the flood, %d" % lasts:
+        with trio.move_on_after(pause) as scope:
+            packet = await there.receive()
+            kept += len(packet)
+        if scope.cancelled_caught:
+            lasts, pause = lasts + 1, 2 * pause
+            await here.send(b"after the flood, %d" % lasts)
     return kept

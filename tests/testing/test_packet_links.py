@@ -165,6 +165,18 @@ class GivesMoreThanWasAskedFor(Good):
         return super().receive_nowait(limit + 1)
 
 
+class OnABusyMachine(Good):
+    """Keeps all its promises, but its reader gets no time until a flood counts as over, and has taken nothing of it."""
+
+    has_paused = False
+
+    async def receive(self) -> bytes:
+        if len(self.inbox) == 500 and not self.has_paused:
+            self.has_paused = True
+            await trio.sleep(1)
+        return await super().receive()
+
+
 @asynccontextmanager
 async def pair_of(kind: type[Good]) -> AsyncIterator[tuple[Good, Good]]:
     one, other = kind(), kind()
@@ -180,6 +192,12 @@ def a_small_flood(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_good_link_passes(autojump_clock: trio.testing.MockClock) -> None:
     await check_packet_link(lambda: pair_of(Good), goodbye=True)
+
+
+@pytest.mark.requirement("R-71")
+async def test_a_good_link_passes_on_a_machine_without_time_for_it(autojump_clock: trio.testing.MockClock) -> None:
+    """Was: The packet that ends a flood could be dropped by the full link, and the check waited for it for ever."""
+    await check_packet_link(lambda: pair_of(OnABusyMachine), goodbye=True)
 
 
 async def test_the_simulated_packets_keep_the_same_promises(autojump_clock: trio.testing.MockClock) -> None:
