@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -13,6 +13,8 @@ from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols import aqueduct, bpmux, relink
 from muxkit.runtime import LinkLost, background
+from muxkit.runtime._errors import looks_like
+from muxkit.runtime.pumps.stream import StreamPump
 from muxkit_adapters import memory
 
 if TYPE_CHECKING:
@@ -253,3 +255,29 @@ async def test_a_violation_while_the_session_takes_leave_is_told(
         with pytest.raises(LinkLost) as caught:
             await run_session(make, violation, role, leave_at_once, peer_leaves=False)
     assert names_the_rule(caught.value)
+
+
+@pytest.mark.requirement("R-71")
+@pytest.mark.parametrize(("protocol", "make"), [("bpmux", of_bpmux), ("Aqueduct", of_aqueduct)])
+async def test_a_peer_of_another_protocol_that_speaks_first_reads_what_is_spoken_here(
+    protocol: str, make: MakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Was: When the reader ran before the writer, the peer read nothing that names our protocol."""
+    write = StreamPump._write
+
+    async def write_late(self: StreamPump[Any]) -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        await write(self)
+
+    monkeypatch.setattr(StreamPump, "_write", write_late)
+    here, there = memory.pair()
+    await there.send_all(b"GET / HTTP/1.1\r\n\r\n")
+
+    async def serve() -> None:
+        async with make(here, "server") as session:
+            async for _ in session.incoming():
+                pass
+
+    with pytest.raises(LinkLost, match="look like an HTTP request"):
+        await serve()
+    assert looks_like(await there.receive_some()) == protocol

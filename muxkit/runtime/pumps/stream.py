@@ -313,6 +313,11 @@ class StreamPump(Pump[EventT], ReadingOwner):
         self._head += data[: HEAD - len(self._head)]
         self._has_head = len(self._head) >= HEAD
         self.phase = "open"
+        is_silent = self.bytes_sent == 0 and not (self._hanging_up or self.is_lost)
+        if is_silent and self._nowait is not None and self._foreign_protocol():
+            # The engine refuses these bytes, and writes nothing after that. If the reader ran before the writer, the
+            # peer would read nothing either. From our first bytes it can tell which protocol is spoken here.
+            self._write_now(self._nowait)
 
     def _parse_in_steps(self, parser: BoundedParsing, began: float, events: Sequence[EventT] | None) -> None:
         """Parse in steps, and hand out the events of each: the time of the turn counts what is done about them."""
