@@ -73,7 +73,8 @@ async def running(*command: str, port: int) -> AsyncIterator[None]:
         yield
     finally:
         with trio.CancelScope(shield=True):
-            process.terminate()
+            # tinyproxy looks for a SIGTERM before it waits for connections, so one that comes in between is lost.
+            process.kill()
             await process.wait()
 
 

@@ -187,7 +187,9 @@ async def test_a_window_grows_while_it_is_used_and_no_further_than_it_may(autoju
                 else:
                     await pair.client.wait_writable()
         await trio.sleep(1)
-        assert 96 * KIB < fill(pair, stream) <= 128 * KIB
+        # A grant waits until it is worth half a window, so more than half of the last window is always free here. The
+        # window before it has 64 KiB.
+        assert 64 * KIB < fill(pair, stream) <= 128 * KIB
 
 
 async def test_windows_that_grew_leave_half_of_the_connection_to_the_others(autojump_clock: MockClock) -> None:

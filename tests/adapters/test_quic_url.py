@@ -67,7 +67,7 @@ async def test_64_mib_into_a_stalled_peer_cost_next_to_nothing() -> None:
 
     async with trio.open_nursery() as nursery:
         served = await nursery.start(serve, stall)
-        async with muxkit.connect(served.url, ca=FILES.ca, linger=0.1) as session:
+        async with muxkit.connect(served.url, ca=FILES.ca) as session:
             channel = await session.open().__aenter__()
             await channel.send(b"first")
             block = bytes(MIB // 16)

@@ -27,7 +27,7 @@ async def streams(pair: Pair, stack: AsyncExitStack) -> tuple[ByteStream, ByteSt
     return here.as_stream(), there.as_stream()
 
 
-async def test_a_duplex_passes_trios_checks_for_byte_streams() -> None:
+async def test_a_duplex_passes_trios_checks_for_byte_streams(autojump_clock: trio.testing.MockClock) -> None:
     async with rough_sessions(limits=TINY) as pair, AsyncExitStack() as stack:
 
         async def make() -> tuple[ByteStream, ByteStream]:
