@@ -128,7 +128,7 @@ def check_large_ids(row: Row) -> None:
     """Check that ids of more than eight bytes are refused."""
     found = re.search(r"idsize=(\d+)", row["name"])
     assert found is not None
-    with pytest.raises(ValueError, match="0 to 8 bytes"):
+    with pytest.raises(ValueError, match="expected a number from 0 to 8"):
         Config(connector_id_size=int(found[1]))
 
 
