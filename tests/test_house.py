@@ -18,8 +18,8 @@ MEANT: dict[str, str] = dict.fromkeys(
     (
         # A half has its stream or its entity, and that has its halves.
         "circle: muxkit.protocols.yamux.receive muxkit.protocols.yamux.send muxkit.protocols.yamux.state",
-        "circle: muxkit.protocols.bpmux.control muxkit.protocols.bpmux.entities muxkit.protocols.bpmux.events "
-        "muxkit.protocols.bpmux.receive muxkit.protocols.bpmux.send muxkit.protocols.bpmux.state",
+        "circle: muxkit.protocols.bpmux.control muxkit.protocols.bpmux.entities muxkit.protocols.bpmux.receive "
+        "muxkit.protocols.bpmux.send muxkit.protocols.bpmux.state",
         # A half refers to the table that it stands in, and events name halves.
         "circle: muxkit.protocols.relink.events muxkit.protocols.relink.receive muxkit.protocols.relink.send "
         "muxkit.protocols.relink.state",

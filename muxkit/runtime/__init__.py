@@ -9,6 +9,9 @@ from muxkit._observer import frames_of as frames_of
 from muxkit._observer import measured as measured
 from muxkit._observer import turned_away as turned_away
 from muxkit.core import Reason as Reason
+from muxkit.core import ReceiveBudget as ReceiveBudget
+from muxkit.core import ReceiveWindow as ReceiveWindow
+from muxkit.core import RoundTrip as RoundTrip
 from muxkit.core import StartPace as StartPace
 from muxkit.core import TokenBucket as TokenBucket
 from muxkit.runtime._errors import CLOSED_HERE as CLOSED_HERE
@@ -216,11 +219,14 @@ __all__ = [
     "ProtocolPlugin",
     "Reading",
     "Reason",
+    "ReceiveBudget",
     "ReceiveHalf",
+    "ReceiveWindow",
     "Refusing",
     "Registry",
     "Request",
     "ResumingPlugin",
+    "RoundTrip",
     "SendHalf",
     "Session",
     "SessionInfo",

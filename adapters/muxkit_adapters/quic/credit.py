@@ -13,7 +13,7 @@ from collections.abc import Callable
 import attrs
 from aioquic.quic.connection import Limit
 
-from muxkit.core import ReceiveBudget, ReceiveWindow, RoundTrip
+from muxkit.runtime import ReceiveBudget, ReceiveWindow, RoundTrip
 
 GROWN_SHARE = 0.75  # of the connection's window, for the growth of windows
 STREAMS_AT_ONCE = 256  # streams that the peer may open ahead, which bounds what one frame can create

@@ -15,7 +15,7 @@ We send (`EngineSender`; `phase` is its state):
 
 We receive (`EngineReceiver`):
 
-    OPEN        messages may come                                              -> ended
+    OPEN        messages may come                                              -> complete, ended
     complete    FINISH_SENDER came, and every message has come or is reported  -> ended, immediately
 
 Only the receiver's side ends a channel: it writes CLOSE_RECEIVER when it is complete, when it hears CANCEL_SENDER, or

@@ -1,6 +1,9 @@
 """The state of one end of a connection, and the steps that receiving and sending share.
 
-Theory of operation. The document has six maps, one for each kind of entity (`Kind`): requests, sinks and streams, each
+Theory of operation
+===================
+
+The document has six maps, one for each kind of entity (`Kind`): requests, sinks and streams, each
 once for those that we opened and once for those of the peer. A two-way channel, a duplex, is a sink and a stream with
 the same id, which are `twin` to each other while both live. Two entities with id 0 are the top level: they carry the
 connection's own messages, pay for the payloads of openings, and end when nothing more will be opened.
@@ -20,7 +23,8 @@ connection's own messages, pay for the payloads of openings, and end when nothin
 `Life` has these names, and `entities.NEXT` the steps. Of a duplex that the peer is opening, the sending half is
 HALF_OPENED and stands for both.
 
-Invariants:
+The invariants:
+
 - An entity is in its map until it is gone. Nothing is written about an entity that is gone but the acknowledgement.
 - What we have granted and what was not consumed is in the entity's window, and all windows share `budget`.
 - A message in parts beyond the window borrows the whole rest of its size from `reassembly`, or waits in line for it.

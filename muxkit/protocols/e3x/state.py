@@ -5,9 +5,10 @@ number their packets and repair losses (`ReliableSender`, `ReliableReceiver`), u
 the same ids, of which the connector opens the odd ones and the listener the even ones. An id is used only once.
 
     unopened   a later packet came before the first: a miss asks for that one. It ends after `Limits.handshake`,
-               without a tombstone, because the first packet may still come
+               without a tombstone, because the first packet may still come             -> open, gone
     open       the peer's channel waits in the backlog until it is `taken`; both directions carry messages
-    closing    the application receives no more: what comes is discarded (see below)
+                                                                                        -> closing, gone
+    closing    the application receives no more: what comes is discarded (see below)    -> gone
     gone       not in the table any more. A tombstone answers what the peer sends again, for at least 10 s
 
 **How a channel ends.** It is over in order (`Closed`) when both sides have sent their end and all packets are acked; an

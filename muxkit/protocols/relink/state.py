@@ -6,8 +6,8 @@ A link and its connections
 A link outlives its connections. The engine has one `State` for the whole life of the link, and the link is:
 
     ABSENT     there is no connection; messages may be queued        `connection_made`           -> RESUMING, OPEN
-    RESUMING   both sides say what they have (`resume`)              the peer's resume came      -> OPEN
-    OPEN       messages flow                                         `connection_lost`           -> ABSENT
+    RESUMING   both sides say what they have (`resume`)              the peer's resume came      -> OPEN, ABSENT, OVER
+    OPEN       messages flow                                         `connection_lost`           -> ABSENT, OVER
     OVER       both have shut down, or the peer broke a rule         (final)
 
 The handshake, which is a small engine of its own (`handshake`), tells on which link a connection goes on. On the

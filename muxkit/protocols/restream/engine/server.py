@@ -1,10 +1,14 @@
-"""The engine of a server: one connection, requests and acknowledgements in, messages out."""
+"""The engine of a server: one connection, requests and acknowledgements in, messages out.
+
+A connection serves one request, so its phase follows from the request in the first line, and `NEXT` has all steps.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import Final
 
 import attrs
 
@@ -79,6 +83,18 @@ class Phase(Enum):
     """The client hung up, or the connection is lost."""
 
 
+NEXT: Final[Mapping[Phase, frozenset[Phase]]] = {
+    Phase.ASKING: frozenset({Phase.VALUES, Phase.OPENING, Phase.STATUS, Phase.CLOSING, Phase.OVER}),
+    Phase.VALUES: frozenset({Phase.CLOSING, Phase.OVER}),
+    Phase.OPENING: frozenset({Phase.MESSAGES, Phase.CLOSING, Phase.OVER}),
+    Phase.MESSAGES: frozenset({Phase.CLOSING, Phase.OVER}),
+    Phase.STATUS: frozenset({Phase.CLOSING, Phase.OVER}),
+    Phase.CLOSING: frozenset({Phase.CLOSING, Phase.OVER}),
+    Phase.OVER: frozenset({Phase.OVER}),
+}
+"""The phases that may follow each phase. A line that a closing connection still has to write keeps it closing."""
+
+
 class ServerEngine(LineEngine[ServerEvent]):
     """A server's end of one connection; a `StreamEngine`.
 
@@ -142,7 +158,7 @@ class ServerEngine(LineEngine[ServerEvent]):
         if error is not None:
             self._fail(error)
             return False
-        self.phase = Phase.MESSAGES
+        self._enter(Phase.MESSAGES)
         self.acknowledged, self.sent = acknowledged, head
         if self._early > acknowledged:
             self.acknowledged = self._early
@@ -215,7 +231,7 @@ class ServerEngine(LineEngine[ServerEvent]):
         """Queue an error line and close. Harmless if the connection is ending already."""
         if self.phase is not Phase.CLOSING and self.phase is not Phase.OVER:
             self._push(messages.encode_error(text, code, acknowledged))
-            self.phase = Phase.CLOSING
+            self._enter(Phase.CLOSING)
             self._stop_reading()
 
     def finish(self) -> None:
@@ -227,7 +243,7 @@ class ServerEngine(LineEngine[ServerEvent]):
             return
         if self.phase is not Phase.MESSAGES:
             self._stop_reading()
-        self.phase = Phase.CLOSING
+        self._enter(Phase.CLOSING)
 
     def connection_lost(self, now: float) -> None:
         """End the connection: no event follows, and nothing is written. Earlier events can still be fetched."""
@@ -303,13 +319,16 @@ class ServerEngine(LineEngine[ServerEvent]):
             )
         match request:
             case messages.StatelessRequested():
-                self.phase = Phase.VALUES
+                self._enter(Phase.VALUES)
             case messages.Registered(uuid):
-                self.phase, self.uuid = Phase.OPENING, uuid
+                self._enter(Phase.OPENING)
+                self.uuid = uuid
             case messages.Resumed(uuid=uuid, state=state):
-                self.phase, self.uuid, self._queued, self._state = Phase.OPENING, uuid, state, state
+                self._enter(Phase.OPENING)
+                self.uuid, self._queued, self._state = uuid, state, state
             case messages.StatusRequested(uuid=uuid):
-                self.phase, self.uuid = Phase.STATUS, uuid
+                self._enter(Phase.STATUS)
+                self.uuid = uuid
         self._events.append(request)
 
     def _violation_of(self, acknowledged: int, head: int) -> RemoteProtocolError | None:
@@ -324,6 +343,11 @@ class ServerEngine(LineEngine[ServerEvent]):
         return None  # an early ack is not below the state, which is not below what was acknowledged
 
     # --- inside
+
+    def _enter(self, phase: Phase) -> None:
+        if phase not in NEXT[self.phase]:
+            raise AssertionError(f"there is no step from {self.phase.value} to {phase.value}")
+        self.phase = phase
 
     def _wrong_phase(self, what: str) -> LocalProtocolError:
         return LocalProtocolError(f"{what} cannot be sent, the connection is {self.phase.value}")
@@ -349,13 +373,13 @@ class ServerEngine(LineEngine[ServerEvent]):
         """Queue the last event, and the error line unless the last line is written and the transport perhaps closed."""
         if self.phase is not Phase.CLOSING or self._queue:
             self._push(line)
-        self.phase = Phase.CLOSING
+        self._enter(Phase.CLOSING)
         self._failed = True
         self._stop_reading()
         self._events.append(last)
 
     def _end(self) -> None:
-        self.phase = Phase.OVER
+        self._enter(Phase.OVER)
         self._stop_reading()
         self._queue.clear()
         self.outbox = 0
