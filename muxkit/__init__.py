@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from muxkit._tls import TLS
     from muxkit.codecs import Codec, InvalidMessage, Json, MessagePack, Protobuf, Pydantic, Zstd
     from muxkit.runtime import (
+        AllAttemptsFailed,
         Backoff,
         Channel,
         ChannelCancelled,
@@ -57,6 +58,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "TLS",
+    "AllAttemptsFailed",
     "Authorize",
     "Backoff",
     "BaseObserver",
@@ -121,6 +123,7 @@ _LAZY = {
     "Server open_server run_server serve": "_server",
     "TLS": "_tls",
     "Codec InvalidMessage Json MessagePack Protobuf Pydantic Zstd": "codecs",
+    "AllAttemptsFailed": "runtime",
     "Backoff Channel ChannelCancelled ChannelStats ChannelStopped HandshakeFailed Identity": "runtime",
     "IncomingRequest LinkLost PlaintextWarning Request Session SessionInfo SessionStats": "runtime",
     "Lagged Subscription TypedChannel Unsupported": "runtime",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import count
@@ -17,10 +17,13 @@ from muxkit._errors import MuxError, Refused
 from muxkit._handlers import SessionHandler
 from muxkit._limits import Limits
 from muxkit._observer import Observer, for_connection, tell, telling_of_listener
-from muxkit._plugins import PROTOCOLS, STREAMS, link_kind, load, load_transport, split_url
+from muxkit._plugins import PROTOCOLS, STREAMS, PluginError, link_kind, load, load_transport, split_url
+from muxkit._racing import FirstDial, first_session
 from muxkit._tls import TLS
 from muxkit.core import printable, without_secrets
 from muxkit.runtime import (
+    STAGGER,
+    ExtraNeeded,
     Link,
     Listening,
     ProtocolPlugin,
@@ -77,6 +80,7 @@ class Door:
         token: str | None = None,
         authorize: Authorize | None = None,
     ) -> None:
+        self.url = url
         protocol, self._transport_name, self.address = split_url(url)
         self.scheme = f"{protocol}+{self._transport_name}"
         self.protocol_name = protocol
@@ -98,6 +102,7 @@ class Door:
         self._token = token
         self._gatekeeper = None if authorize is None else Gatekeeper(protocol, authorize, self.limits)
         self._endpoint: str | None = None
+        self.first_dial: FirstDial | None = FirstDial() if isinstance(self.protocol, ResumingPlugin) else None
         if isinstance(self.protocol, ResumingPlugin):
             self.address, self._endpoint = self.protocol.split(self._transport_name, self.address)
         if token is not None:
@@ -121,7 +126,20 @@ class Door:
         async with self.transport.connect(self.address, **bounds, **self._link_options) as link:
             yield link if self._token is None else await show_token(link, self.protocol_name, self._token)
 
-    def url(self, address: str) -> str:
+    @protected_manager
+    async def redial(self) -> AsyncGenerator[Link, None]:
+        """Dial for a session that outlives its connections, and note whether the first dial failed."""
+        is_connected = False
+        try:
+            async with self.dial() as link:
+                is_connected = True
+                yield link
+        except Exception as error:
+            if not is_connected and self.first_dial is not None:
+                self.first_dial.fail(error)
+            raise
+
+    def url_at(self, address: str) -> str:
         """Return the URL that a client connects to."""
         if isinstance(self.protocol, ResumingPlugin):
             address = self.protocol.join(self._transport_name, address, self._endpoint)
@@ -133,6 +151,19 @@ class Door:
         if options is not None:
             theirs = {self.protocol_name: self.protocol.options}
             check_options(self._transport_name, self._link_options, options(side), **theirs)
+
+    def drop_options_of_others(self) -> frozenset[str] | None:
+        """Leave out options that this transport doesn't have, because they're meant for another URL of a list.
+
+        Returns:
+            The names of all options that it has, None if the transport doesn't declare them.
+        """
+        options = getattr(self.transport, "options", None)
+        if options is None:
+            return None
+        known: frozenset[str] = options("client") | self.protocol.options
+        self._link_options = {name: value for name, value in self._link_options.items() if name in known}
+        return known
 
     def takes_tls(self) -> bool:
         """Return True if the transport encrypts, or may; if it does not, `tls=` is left out."""
@@ -148,7 +179,7 @@ class Door:
         if isinstance(self.protocol, ResumingPlugin):
             observer = self._observer_of(f"client {without_secrets(self.address)}")
             async with self.protocol.link(
-                self.dial, endpoint=self._endpoint, observer=observer, **self._session_options
+                self.redial, endpoint=self._endpoint, observer=observer, **self._session_options
             ) as session:
                 with _lifetime(session.info, self._observer, observer):
                     yield session
@@ -225,15 +256,66 @@ class Door:
             await handle(link, refused=refused)
 
 
-@protected_manager
-async def connect(
-    url: str,
+def client_doors(
+    url: str | Sequence[str],
     *,
     tls: TLS | None = None,
     token: str | None = None,
     limits: Limits | None = None,
     observer: Observer | None = None,
     linger: float = LINGER_SECONDS,
+    options: Mapping[str, Any],
+) -> Sequence[Door]:
+    """Read the URL, or the URLs, of a client. An option of a list applies to each URL that has it.
+
+    All URLs are checked, so that a mistake in the second one shows before the first one fails. A URL that needs an
+    extra of muxkit which isn't installed is skipped if the list has others.
+    """
+    urls = [url] if isinstance(url, (str, bytes)) or not isinstance(url, Sequence) else url
+    if not urls:
+        raise ValueError("connect: expected a URL or a list of URLs, got an empty list")
+    doors: list[Door] = []
+    missing: PluginError | None = None
+    for each in urls:
+        try:
+            doors.append(
+                Door(each, limits=limits, observer=observer, linger=linger, tls=tls, token=token, options={**options})
+            )
+        except PluginError as error:
+            if len(urls) == 1 or not isinstance(error.__cause__, ExtraNeeded):
+                raise
+            # log: A URL of a list is left out, because it needs an extra of muxkit that isn't installed.
+            _log.info("skipping %s: %s", without_secrets(each), error)
+            missing = error
+    if missing is not None and not doors:
+        raise missing
+    if len(urls) > 1:
+        _share_out(doors, options, tls)
+    return doors
+
+
+def _share_out(doors: Sequence[Door], options: Mapping[str, Any], tls: TLS | None) -> None:
+    """Leave each URL of a list the options that it has; raises if an option belongs to none of them."""
+    known = {door.scheme: door.drop_options_of_others() for door in doors}
+    declared = [names for names in known.values() if names is not None]
+    if len(declared) < len(known):
+        return  # the transport that declares no options may take any
+    everything = frozenset().union(*declared)
+    if tls is not None and "tls" not in everything:
+        raise ValueError("tls=…: not one of these URLs has a transport that encrypts")
+    check_options("the list", options, everything)
+
+
+@protected_manager
+async def connect(
+    url: str | Sequence[str],
+    *,
+    tls: TLS | None = None,
+    token: str | None = None,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
+    linger: float = LINGER_SECONDS,
+    stagger: float = STAGGER,
     **options: Any,
 ) -> AsyncGenerator[Session, None]:
     """Connect to the server at `url`, and keep the session while the block runs.
@@ -249,16 +331,25 @@ async def connect(
     With Relink, an absent server isn't an error: the session keeps trying, and its calls raise `LinkLost` if the server
     rejects the client.
 
+    With a list of URLs, `connect` races them as RFC 8305 does: it tries the first, starts the next attempt after
+    `stagger` seconds or when the attempt before it has failed, and keeps the first session on which the server answers.
+    The other attempts are cancelled. The winner is tried first for the next ten minutes.
+
+        async with muxkit.connect(["aqueduct+quic://example.com:7000", "bpmux+wss://example.com/mux"]) as session:
+            ...
+
     Args:
-        url: `protocol+transport://address`, such as `bpmux+tls://example.com:7000`.
+        url: `protocol+transport://address`, such as `bpmux+tls://example.com:7000`, or a list of such URLs, the
+            preferred one first.
         tls: Certificates and trust settings for transports that encrypt. By default, a client trusts the authorities of
             the system.
         token: Sent to the server's `authorize`.
         limits: What the peer can make this side store or do.
         observer: Receives notifications about the session.
         linger: How many seconds leaving the block may take.
+        stagger: Seconds between the starts of two attempts, if there are several URLs.
         **options: Options of the protocol (such as `config=`) and of the transport (such as `insecure=True` for
-            plaintext beyond loopback).
+            plaintext beyond loopback). With several URLs, each option applies to those that have it.
 
     Returns:
         A context manager whose value is the `Session`.
@@ -267,12 +358,14 @@ async def connect(
         ValueError: If the URL or an option is invalid, or the transport would send plaintext beyond loopback.
         PluginError: If the protocol or the transport isn't installed.
         OSError: If no address of the server answers. `HandshakeFailed`, a subclass, has the reason of a failed
-            handshake.
+            handshake. `AllAttemptsFailed`, another subclass, has the reason for each URL of a list.
         Refused: If the server doesn't accept this client.
         LinkLost: When leaving the block, if the peer hasn't confirmed everything.
     """
-    door = Door(url, limits=limits, observer=observer, linger=linger, tls=tls, token=token, options=options)
-    async with door.session_to() as session:
+    doors = client_doors(url, limits=limits, observer=observer, linger=linger, tls=tls, token=token, options=options)
+    for door in doors if len(doors) > 1 else ():
+        await door.check_client()
+    async with doors[0].session_to() if len(doors) == 1 else first_session(doors, stagger=stagger) as session:
         yield session
 
 

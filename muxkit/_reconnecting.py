@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ _log = logging.getLogger("muxkit")
 
 
 def reconnecting(
-    url: str,
+    url: str | Sequence[str],
     *,
     backoff: Backoff | None = None,
     patience: float | None = None,
@@ -51,8 +51,11 @@ def reconnecting(
     such as Relink, gets `backoff`, `patience` and `on_failed` too. With `patience`, the loop waits for its first
     connection.
 
+    With a list of URLs, each attempt to open a session races them, as `connect` does.
+
     Args:
-        url: The server's URL. `tls`, `token`, `limits`, `observer`, `linger` and the options are those of `connect`.
+        url: The server's URL, or a list of URLs. `tls`, `token`, `limits`, `observer`, `linger` and the options are
+            those of `connect`.
         backoff: The pauses after failed attempts.
         patience: Give up after that many seconds without a session. None never gives up.
         on_failed: Called with each failure and the seconds until the next attempt, instead of logging warnings.
@@ -64,11 +67,16 @@ def reconnecting(
             server that speaks another protocol.
     """
     ours = {"backoff": backoff, "on_failed": on_failed, "patience": patience}
-    with suppress(PluginError):  # the first attempt raises it
-        theirs = getattr(load(PROTOCOLS, url.partition("+")[0]), "options", frozenset[str]())
-        options |= {name: value for name, value in ours.items() if value is not None and name in theirs}
+    urls = [url] if isinstance(url, str) else url
+    theirs: set[str] = set()
+    for each in urls:
+        with suppress(PluginError):  # the first attempt raises it
+            theirs |= getattr(load(PROTOCOLS, each.partition("+")[0]), "options", frozenset[str]())
+    options |= {name: value for name, value in ours.items() if value is not None and name in theirs}
     open_one = partial(connect, url, limits=limits, observer=observer, linger=linger, tls=tls, token=token, **options)
-    return _Sessions(url, open_one, backoff or Backoff(), patience, on_failed, observer)
+    return _Sessions(
+        ", ".join(map(without_secrets, urls)), open_one, backoff or Backoff(), patience, on_failed, observer
+    )
 
 
 class _Sessions(AsyncIterator[Session]):
@@ -83,7 +91,7 @@ class _Sessions(AsyncIterator[Session]):
         on_failed: OnFailed | None,
         observer: Observer | None,
     ) -> None:
-        self._url = without_secrets(url)
+        self._url = url
         self._observer = observer
         self._is_first = True
         self._open = open_one

@@ -201,7 +201,7 @@ async def open_server(
             urls: list[str] = []
             for door, each in zip(doors, listening, strict=True):
                 addresses: list[str] = await nursery.start(serve_at, door, each)
-                urls += map(door.url, addresses)
+                urls += map(door.url_at, addresses)
             server = Server(urls, listening, tls, closed, observer)
             yield server
             if not server._closed.is_set():

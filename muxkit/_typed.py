@@ -36,7 +36,7 @@ class Connect(Generic[SessionT]):
 
     def __call__(
         self,
-        url: str,
+        url: str | Sequence[str],
         *,
         tls: TLS | None = None,
         token: str | None = None,
@@ -45,8 +45,8 @@ class Connect(Generic[SessionT]):
         linger: float = LINGER_SECONDS,
         **options: Any,
     ) -> AbstractAsyncContextManager[SessionT]:
-        """Open a session with the server at `url`, as `muxkit.connect` does."""
-        url = url_of(self.protocol, url)
+        """Open a session with the server at `url`, or at the first of several that answers, as `connect` does."""
+        url = client_urls(self.protocol, url)
         session = connect(url, tls=tls, token=token, limits=limits, observer=observer, linger=linger, **options)
         return cast("AbstractAsyncContextManager[SessionT]", session)  # what the protocol's plugin gives
 
@@ -93,7 +93,7 @@ class Reconnecting(Generic[SessionT]):
 
     def __call__(
         self,
-        url: str,
+        url: str | Sequence[str],
         *,
         backoff: Backoff | None = None,
         patience: float | None = None,
@@ -107,7 +107,7 @@ class Reconnecting(Generic[SessionT]):
     ) -> AsyncIterator[SessionT]:
         """Iterate over sessions with the server at `url`, one after the other, as `muxkit.reconnecting` does."""
         sessions = reconnecting(
-            url_of(self.protocol, url),
+            client_urls(self.protocol, url),
             backoff=backoff,
             patience=patience,
             on_failed=on_failed,
@@ -119,6 +119,11 @@ class Reconnecting(Generic[SessionT]):
             **options,
         )
         return cast("AsyncIterator[SessionT]", sessions)
+
+
+def client_urls(protocol: str, url: str | Sequence[str]) -> str | Sequence[str]:
+    """`url_of` for the URL or the list of URLs of a client."""
+    return url_of(protocol, url) if isinstance(url, str) else [url_of(protocol, each) for each in url]
 
 
 def url_of(protocol: str, url: str) -> str:

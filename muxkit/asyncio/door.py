@@ -109,7 +109,7 @@ class _AsyncioBlock(runtime.NeedsBlock, AbstractAsyncContextManager[FaceT], Gene
 
 
 def connect(
-    url: str,
+    url: str | Sequence[str],
     *,
     tls: TLS | None = None,
     token: str | None = None,
@@ -120,6 +120,7 @@ def connect(
 ) -> AbstractAsyncContextManager[Session]:
     """Open a session with the server at `url`, as `muxkit.connect` does; it ends with the block.
 
+    A list of URLs is raced, as there.
     Time limits are yours to set (`asyncio.timeout`); leaving the block takes at most `linger` seconds.
     """
     make = partial(
@@ -169,7 +170,7 @@ def open_server(
 
 
 async def reconnecting(
-    url: str,
+    url: str | Sequence[str],
     *,
     backoff: Backoff | None = None,
     patience: float | None = None,

@@ -50,7 +50,7 @@ def client(
 
 
 def connect(
-    service: Callable[..., ServiceT], url: str, *, codec: str = DEFAULT_CODEC, **options: Any
+    service: Callable[..., ServiceT], url: str | Sequence[str], *, codec: str = DEFAULT_CODEC, **options: Any
 ) -> AbstractAsyncContextManager[ServiceT]:
     """Call a service at a URL, and connect again whenever the connection is lost, as `muxkit.rpc.connect` does."""
     block = Block(lambda guest: muxkit.rpc.connect(service, url, codec=codec, **options))

@@ -6,14 +6,14 @@ WARNING when it begins, and an INFO when the server is connected again.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
 import trio
 
 from muxkit import Limits, Observer, Refused
-from muxkit._door import LINGER_SECONDS, Door
+from muxkit._door import LINGER_SECONDS, client_doors
 from muxkit._reconnecting import reconnecting
 from muxkit._tls import TLS
 from muxkit.core import without_secrets
@@ -45,8 +45,9 @@ LOST = (LinkLost, ChannelStopped, trio.ClosedResourceError)
 class Line:
     """A sequence of sessions with the same server, created by `line`."""
 
-    def __init__(self, url: str) -> None:
-        self.url: str = without_secrets(url)
+    def __init__(self, url: str | Sequence[str]) -> None:
+        urls = [url] if isinstance(url, str) else url
+        self.url: str = ", ".join(map(without_secrets, urls))
         """Where it leads, without what may be secret."""
         self._session: Session | None = None
         self._reported: Session | None = None  # the session whose first connection was logged
@@ -174,7 +175,7 @@ async def _until_let_in(session: Session) -> None:
 
 @protected_manager
 async def line(
-    url: str,
+    url: str | Sequence[str],
     *,
     backoff: Backoff | None = None,
     patience: float | None = None,
@@ -195,8 +196,8 @@ async def line(
         LinkLost, OSError: If there was no session for `patience` seconds. The block is cancelled.
         HandshakeFailed, Refused: If connecting fails in a way that waiting can't change. The block is cancelled.
     """
-    door = Door(url, limits=limits, observer=None, linger=linger, tls=tls, options=options, token=token)
-    await door.check_client()
+    for door in client_doors(url, limits=limits, linger=linger, tls=tls, options=options, token=token):
+        await door.check_client()
     kept = Line(url)
     sessions = reconnecting(
         url,

@@ -21,7 +21,7 @@ ServiceT = TypeVar("ServiceT")
 @protected_manager
 async def connect(
     service: Callable[..., ServiceT],
-    url: str,
+    url: str | Sequence[str],
     *,
     codec: str = DEFAULT_CODEC,
     interceptors: Sequence[Interceptor] = (),
@@ -59,7 +59,7 @@ class _Reconnecting:
         self._session: Session | None = None
         self._changed = trio.Event()
 
-    async def run(self, url: str, options: dict[str, Any]) -> None:
+    async def run(self, url: str | Sequence[str], options: dict[str, Any]) -> None:
         """Connect again and again; raises the error that no other attempt would change."""
         async for session in reconnecting(url, **options):
             self._session = session

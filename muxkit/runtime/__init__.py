@@ -16,6 +16,7 @@ from muxkit.core import StartPace as StartPace
 from muxkit.core import TokenBucket as TokenBucket
 from muxkit.runtime._errors import CLOSED_HERE as CLOSED_HERE
 from muxkit.runtime._errors import HEAD as HEAD
+from muxkit.runtime._errors import AllAttemptsFailed as AllAttemptsFailed
 from muxkit.runtime._errors import ChannelCancelled as ChannelCancelled
 from muxkit.runtime._errors import ChannelStopped as ChannelStopped
 from muxkit.runtime._errors import ExtraNeeded as ExtraNeeded
@@ -118,6 +119,10 @@ from muxkit.runtime.pumps.reading import Reading as Reading
 from muxkit.runtime.pumps.stream import StreamPump as StreamPump
 from muxkit.runtime.pumps.turns import Turns as Turns
 from muxkit.runtime.pumps.turns import turns as turns
+from muxkit.runtime.racing import STAGGER as STAGGER
+from muxkit.runtime.racing import Attempt as Attempt
+from muxkit.runtime.racing import Won as Won
+from muxkit.runtime.racing import first_of as first_of
 from muxkit.runtime.resume.adopt import Adopted as Adopted
 from muxkit.runtime.resume.adopt import Forgotten as Forgotten
 from muxkit.runtime.resume.adopt import Registry as Registry
@@ -153,13 +158,16 @@ __all__ = [
     "MEMBER_HEADER",
     "ON_LAG_HEADER",
     "SINCE_HEADER",
+    "STAGGER",
     "UPDATE",
     "YIELD_BYTES",
     "YIELD_CALLS",
     "YIELD_LEAST",
     "Admission",
     "Adopted",
+    "AllAttemptsFailed",
     "Arrival",
+    "Attempt",
     "Backlog",
     "Backoff",
     "ByteLink",
@@ -249,6 +257,7 @@ __all__ = [
     "ValueT",
     "WaitableLink",
     "Watermark",
+    "Won",
     "alert_of",
     "as_bytes",
     "background",
@@ -260,6 +269,7 @@ __all__ = [
     "current_place",
     "describe",
     "facts_of",
+    "first_of",
     "framed",
     "frames_of",
     "home_thread",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import re
 import ssl
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, Literal
 
@@ -122,6 +123,18 @@ class HandshakeFailed(ConnectionError):
         self.status = status
         self.alert = alert
         self.found = found
+
+
+class AllAttemptsFailed(ConnectionError):
+    """Several URLs or addresses were tried, and none of them gave a connection; the text has the reason for each.
+
+    `attempts` has the name of each attempt, such as its URL without a password, and its error. The errors are also the
+    members of an exception group in `__cause__`.
+    """
+
+    def __init__(self, text: str, attempts: Sequence[tuple[str, Exception]] = ()) -> None:
+        super().__init__(text)
+        self.attempts: tuple[tuple[str, Exception], ...] = tuple(attempts)
 
 
 class PlaintextWarning(UserWarning):
@@ -257,6 +270,8 @@ def _is_final(error: BaseException) -> bool:
             return error.found is not None or is_answer or error.alert in FINAL_ALERTS
         case RemoteProtocolError():
             return error.offset == 0  # the very first bytes were wrong, so the peer speaks something else
+        case AllAttemptsFailed():
+            return not any(can_heal(each) for _, each in error.attempts)
         case ssl.SSLCertVerificationError():
             return True
         case ssl.SSLError():

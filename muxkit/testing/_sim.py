@@ -25,6 +25,7 @@ import attrs
 import trio
 
 from muxkit._limits import Limits
+from muxkit._racing import winners
 from muxkit.runtime import LinkKind, bare_nursery, check_options, close_at_once
 from muxkit.testing._chaos import Cut
 from muxkit.testing._network import Bottleneck
@@ -295,6 +296,7 @@ class SimNetwork:
             raise RuntimeError("there is a SimNetwork in this run already: enter one at a time")
         self._began = trio.current_time()
         _current.set(self)
+        winners.clear()  # which URL of a list won on an earlier network means nothing on this one
         return self
 
     def __exit__(
