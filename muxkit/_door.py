@@ -18,11 +18,13 @@ from muxkit._handlers import SessionHandler
 from muxkit._limits import Limits
 from muxkit._observer import Observer, for_connection, tell, telling_of_listener
 from muxkit._plugins import PROTOCOLS, STREAMS, PluginError, link_kind, load, load_transport, split_url
-from muxkit._racing import FirstDial, first_session
+from muxkit._racing import FirstDial, LinkAttempt, first_session, session_at
 from muxkit._tls import TLS
 from muxkit.core import printable, without_secrets
 from muxkit.runtime import (
     STAGGER,
+    Candidate,
+    Choosing,
     ExtraNeeded,
     Link,
     Listening,
@@ -32,6 +34,7 @@ from muxkit.runtime import (
     SessionInfo,
     Unsupported,
     check_options,
+    first_of,
     may_log,
     peer_of,
     protect_package,
@@ -119,11 +122,24 @@ class Door:
         if check is not None:
             await check(self.address, insecure=bool(self._link_options.get("insecure")))
 
+    async def candidates(self) -> Sequence[Sequence[Candidate]]:
+        """Return the addresses that this URL stands for, by priority."""
+        if not isinstance(self.transport, Choosing):
+            return [[Candidate(self.address)]]
+        return await self.transport.candidates(self.address, protocol=self.protocol_name, options=self._link_options)
+
     @protected_manager
     async def dial(self) -> AsyncGenerator[Link, None]:
+        """Open a connection to the first candidate that can be reached."""
+        async with first_of([[LinkAttempt(self, each) for each in group] for group in await self.candidates()]) as won:
+            yield won.value
+
+    @protected_manager
+    async def dial_at(self, candidate: Candidate) -> AsyncGenerator[Link, None]:
         # Credit for streams side by side is the link's business, so what bounds it has to go there.
         bounds = {"limits": self.limits} if link_kind(self.transport) == "multistream" else {}
-        async with self.transport.connect(self.address, **bounds, **self._link_options) as link:
+        options = {**candidate.options, **self._link_options}
+        async with self.transport.connect(candidate.address, **bounds, **options) as link:
             yield link if self._token is None else await show_token(link, self.protocol_name, self._token)
 
     @protected_manager
@@ -184,7 +200,7 @@ class Door:
                 with _lifetime(session.info, self._observer, observer):
                     yield session
         else:
-            async with self.dial() as link, self.session_on(link, "client") as session:
+            async with session_at(self, await self.candidates()) as session:
                 yield session
 
     @protected_manager

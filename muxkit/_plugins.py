@@ -8,7 +8,7 @@ that was not found is looked up again the next time, so a package that was insta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Final, Literal, cast
@@ -49,6 +49,9 @@ OWN: Final[Mapping[Group, Mapping[str, str]]] = {
 """The plugins that come with muxkit; another package cannot take one of these names."""
 
 OURS: Final = "muxkit"
+
+SUFFIX: Final = "+srv"  # of a transport whose servers are looked up in the DNS
+SRV: Final = "muxkit_adapters.srv:SrvTransport"
 
 USUAL: Final = "bpmux"
 _BY_SCHEME: Final = {"http": "ws", "https": "wss"}  # what a reader of other documentation writes
@@ -153,6 +156,10 @@ def names(group: Group) -> list[str]:
 def load_transport(name: str, protocol: str, links: frozenset[LinkKind] = STREAMS) -> Transport:
     """Load the transport of that name, for a protocol that speaks over links of these kinds."""
     loaded: object = None
+    inner = name.removesuffix(SUFFIX)
+    if inner != name:
+        over = load_transport(inner, protocol, links)
+        return _over_srv(over, link_kind(over))
     try:
         loaded = load(TRANSPORTS, name)
         several = getattr(loaded, "for_links", None)
@@ -172,6 +179,15 @@ def load_transport(name: str, protocol: str, links: frozenset[LinkKind] = STREAM
         )
     # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
     return cast("Transport", loaded)
+
+
+def _over_srv(transport: Transport, link: LinkKind) -> Transport:
+    """Return the transport that looks servers up in the DNS for this one."""
+    try:
+        over = cast("Callable[[Transport, LinkKind], Transport]", EntryPoint("srv", SRV, TRANSPORTS).load())
+    except ExtraNeeded as missing:
+        raise PluginError(str(missing)) from missing
+    return over(transport, link)
 
 
 def link_kind(transport: object) -> LinkKind:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import attrs
 import trio
@@ -24,6 +24,8 @@ from muxkit._errors import Refused
 from muxkit.core import without_secrets
 from muxkit.runtime import (
     Attempt,
+    Candidate,
+    Link,
     LinkLost,
     Session,
     Unsupported,
@@ -98,6 +100,61 @@ class SessionAttempt:
             if first_dial is not None and first_dial.failure is not None:
                 raise first_dial.failure
             yield session
+
+
+class Dialler(Protocol):
+    """Connects to the candidates of one URL."""
+
+    def dial_at(self, candidate: Candidate) -> AbstractAsyncContextManager[Link]:
+        """Open a connection, and close it with the block."""
+
+    def session_on(self, link: Link, role: Literal["client", "server"]) -> AbstractAsyncContextManager[Session]:
+        """Run a session on a connection."""
+
+
+@attrs.frozen
+class LinkAttempt:
+    """A connection to one candidate."""
+
+    dialler: Dialler
+    candidate: Candidate
+
+    @property
+    def name(self) -> str:
+        return without_secrets(self.candidate.address)
+
+    def open(self) -> AbstractAsyncContextManager[Link]:
+        return self.dialler.dial_at(self.candidate)
+
+
+@attrs.frozen
+class CandidateAttempt:
+    """A session with one candidate of several, which has to answer."""
+
+    dialler: Dialler
+    candidate: Candidate
+
+    @property
+    def name(self) -> str:
+        return without_secrets(self.candidate.address)
+
+    @protected_manager
+    async def open(self) -> AsyncGenerator[Session, None]:
+        async with self.dialler.dial_at(self.candidate) as link, self.dialler.session_on(link, "client") as session:
+            await answered(session)
+            yield session
+
+
+@protected_manager
+async def session_at(dialler: Dialler, groups: Sequence[Sequence[Candidate]]) -> AsyncGenerator[Session, None]:
+    """Open a session with the first candidate that answers. A single one is trusted to answer, which saves the ping."""
+    if sum(map(len, groups)) == 1:
+        only = next(candidate for group in groups for candidate in group)
+        async with dialler.dial_at(only) as link, dialler.session_on(link, "client") as session:
+            yield session
+        return
+    async with first_of([[CandidateAttempt(dialler, each) for each in group] for group in groups]) as won:
+        yield won.value
 
 
 async def answered(session: Session) -> None:

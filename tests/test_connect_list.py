@@ -239,17 +239,15 @@ async def test_an_error_shows_no_password(autojump_clock: MockClock) -> None:
 async def test_a_carrier_whose_extra_is_missing_is_skipped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    import muxkit._door
+    from muxkit._plugins import load_transport
     from muxkit.runtime import ExtraNeeded, LinkKind
-
-    load = muxkit._door.load_transport
 
     def without_quic(name: str, protocol: str, links: frozenset[LinkKind]) -> object:
         if name == "quic":
             raise muxkit.PluginError("needs muxkit[quic]") from ExtraNeeded("quic", "quic", link="multistream")
-        return load(name, protocol, links)
+        return load_transport(name, protocol, links)
 
-    monkeypatch.setattr(muxkit._door, "load_transport", without_quic)
+    monkeypatch.setattr("muxkit._door.load_transport", without_quic)
     caplog.set_level(logging.INFO, "muxkit")
     async with served(FAST):
         assert (await transport_of("aqueduct+quic://127.0.0.1:1", FAST))[0] == "bpmux sim fast"

@@ -24,6 +24,7 @@ import trio
 
 import muxkit
 from muxkit import rpc
+from tests.adapters._names import dns_server
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 CATALOGUE: Final = ROOT / "tests" / "data" / "troubleshooting.toml"
@@ -102,7 +103,7 @@ async def _echo(channel: muxkit.Channel) -> None:
         await channel.send(message)
 
 
-async def _connecting(url: str, **options: Any) -> None:
+async def _connecting(url: str | Sequence[str], **options: Any) -> None:
     async with muxkit.connect(url, **options):
         pass
 
@@ -192,6 +193,12 @@ async def _failing_handler() -> str:
         log.removeHandler(kept)
         log.propagate = was
     return lines[0]
+
+
+async def _connecting_by_srv(*records: str, answers: bool = True) -> None:
+    async with dns_server({"_bpmux._tcp.example.org": records} if records else {}, answers=answers) as resolver:
+        resolver.lifetime = 1.0
+        await _connecting("bpmux+tcp+srv://example.org", resolver=resolver)
 
 
 async def _certificate_missing() -> None:
@@ -286,6 +293,10 @@ def _without_trio() -> str:
 
 OWN: Final[list[Callable[[], Awaitable[object]]]] = [
     partial(_connecting, "bpmux+tcp://192.0.2.1:7000"),
+    partial(_connecting, ["bpmux+tcp://127.0.0.1:1", "bpmux+tcp://127.0.0.1:2"]),
+    _connecting_by_srv,
+    partial(_connecting_by_srv, "0 0 0 ."),
+    partial(_connecting_by_srv, answers=False),
     partial(_connecting, "bpmux+tcp://127.0.0.1:7000", conect_timeout=3),
     partial(_connecting, "bpmx+tcp://127.0.0.1:7000"),
     partial(_connecting, "bpmux+tpc://127.0.0.1:7000"),

@@ -10,8 +10,9 @@ import trio
 from muxkit import TLS, Limits
 from muxkit.runtime import close_at_once, protect_package, protected_manager
 
-from ._addresses import CERTIFICATE_NEEDED, Transport, join_host_port, one_of, one_place
+from ._addresses import CERTIFICATE_NEEDED, join_host_port, one_of, one_place
 from ._errors import HandshakeFailed
+from .packets.candidates import PacketTransport
 from .packets.certificates import Context, Renewed, check_context, client_context, context_of, server_context, verifies
 from .packets.dtls_links import DtlsLink, DtlsListener, EndpointSocket, endpoint_on
 from .packets.listeners import serve_listeners
@@ -144,7 +145,7 @@ async def serve(
     await serve_listeners(listeners, listener_options, task_status.started)
 
 
-transport: Final = Transport(
+transport: Final = PacketTransport(
     "dtls", connect, serve, one_place, one_place, "packets", (PacketKeywords, ListenerKeywords), ("tls", "ssl_context")
 )
 

@@ -10,8 +10,9 @@ import trio
 from muxkit import Limits
 from muxkit.runtime import protect_package, protected_manager
 
-from ._addresses import Transport, exposed, hosts_and_ports, join_host_port, one_place
+from ._addresses import exposed, hosts_and_ports, join_host_port, one_place
 from ._errors import PlaintextWarning
+from .packets.candidates import PacketTransport
 from .packets.links import ClientLink, UdpLink
 from .packets.listeners import PeerLink, UdpListener, Validation, serve_listeners
 from .packets.options import (
@@ -109,7 +110,7 @@ async def serve(
     await serve_listeners(listeners, listener_options, task_status.started)
 
 
-transport: Final = Transport(
+transport: Final = PacketTransport(
     "udp",
     connect,
     serve,

@@ -103,6 +103,7 @@ async def connect(
     *,
     tls: TLS | None = None,
     ssl_context: ssl.SSLContext | None = None,
+    server_hostname: str | None = None,
     headers: Headers = (),
     subprotocols: Sequence[str] = (),
     connect_timeout: float = tcp.CONNECT_TIMEOUT,
@@ -114,9 +115,10 @@ async def connect(
 ) -> AsyncIterator[WebSocketStream]:
     """Open a byte stream over the WebSocket at `url`, `ws://host:port/path` or `wss://…`.
 
-    `headers` go with the request, such as `{"Authorization": "Bearer …"}`. With `subprotocols`, a server that takes
-    none of them is refused. `proxy` is the URL of a proxy to connect through, or "environment". Raises OSError when no
-    host answers and `HandshakeFailed` when the upgrade is refused; ValueError for `ws` off loopback without
+    The server's certificate has to be valid for `server_hostname`, by default the host in the URL. The request names it
+    as well. `headers` go with the request, such as `{"Authorization": "Bearer …"}`. With `subprotocols`, a server that
+    takes none of them is refused. `proxy` is the URL of a proxy to connect through, or "environment". Raises OSError
+    when no host answers and `HandshakeFailed` when the upgrade is refused; ValueError for `ws` off loopback without
     `insecure=True`.
     """
     place = _parse_url(url)
@@ -131,6 +133,7 @@ async def connect(
             place.port,
             tls=tls,
             ssl_context=ssl_context,
+            server_hostname=server_hostname,
             connect_timeout=connect_timeout,
             handshake_timeout=handshake_timeout,
             close_timeout=close_timeout,
@@ -147,7 +150,8 @@ async def connect(
     async def start(nursery: trio.Nursery, guarded: trio.abc.Stream, **sizes: Any) -> _Upgraded:
         stream: Any = guarded  # annotated as a socket, used as any stream
         asked: dict[str, Any] = {"subprotocols": subprotocols or None, "extra_headers": extra_headers or None}
-        websocket = await wrap_client_stream(nursery, stream, place.host_header, place.resource, **asked, **sizes)
+        named = server_hostname or place.host_header
+        websocket = await wrap_client_stream(nursery, stream, named, place.resource, **asked, **sizes)
         if subprotocols and websocket.subprotocol is None:
             text = f"{peer}: the server takes none of the subprotocols {', '.join(subprotocols)}"
             raise HandshakeFailed(text, status=101)

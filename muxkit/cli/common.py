@@ -58,6 +58,8 @@ class LinkOptions:
     as_json: bool
     proxy: str | None = attrs.field(default=None, repr=False)
     """The URL of the proxy to connect through, or `environment`; None to connect directly."""
+    others: tuple[str, ...] = ()
+    """Other URLs of the server, which race with the first."""
     metrics: str | None = None
     """Where metrics are shown; None if nowhere."""
 
@@ -66,6 +68,10 @@ class LinkOptions:
         """The options of the transport."""
         given: dict[str, Any] = {"insecure": True} if self.insecure else {}
         return given if self.proxy is None else given | {"proxy": self.proxy}
+
+    def urls(self, url: str) -> str | list[str]:
+        """Return the URL of the command, with the others if there are any."""
+        return [url, *self.others] if self.others else url
 
     def observer(self) -> Metrics | None:
         """Return an observer that counts sessions, if metrics are shown."""
@@ -112,6 +118,14 @@ _PROXY = click.option(
     envvar=PROXY,
     help="Connect through this proxy: http://host:port, socks5://host:port, socks5h://host:port, or `environment` for "
     f"HTTPS_PROXY or ALL_PROXY. Put a URL with a password into ${PROXY}.",
+)
+_OR = click.option(
+    "--or",
+    "others",
+    multiple=True,
+    metavar="URL",
+    help="Another URL of the server. It starts 250 ms after the one before, and the first that answers is used. Can be "
+    "repeated.",
 )
 _TRACE = click.option(
     "--trace",
@@ -160,6 +174,7 @@ def _with_options(*options: Callable[..., Any]) -> CommandDecorator:
             ca: str | None = None,
             client_ca: str | None = None,
             proxy: str | None = None,
+            others: tuple[str, ...] = (),
             trace: str | None = None,
             metrics: str | None = None,
             **given: Any,
@@ -168,6 +183,8 @@ def _with_options(*options: Callable[..., Any]) -> CommandDecorator:
                 os.environ[FOLDER] = trace
             if client_ca is not None and given.get("serve") is False:
                 raise click.UsageError("--client-ca requires --serve")
+            if others and given.get("serve"):
+                raise click.UsageError("--or is for clients and can't be used with --serve")
             if given.get("serve"):
                 proxy = None  # a server doesn't connect anywhere
             try:
@@ -182,6 +199,7 @@ def _with_options(*options: Callable[..., Any]) -> CommandDecorator:
                 tokens=_tokens(token_file),
                 as_json=as_json,
                 proxy=proxy,
+                others=others,
                 metrics=metrics,
             )
             return command(link, **given)
@@ -194,7 +212,7 @@ def _with_options(*options: Callable[..., Any]) -> CommandDecorator:
     return decorate
 
 
-client_options: CommandDecorator = _with_options(
+_CLIENT = (
     _TOKEN_OF_CLIENT,
     *_CERT,
     _CA,
@@ -203,6 +221,11 @@ client_options: CommandDecorator = _with_options(
     _TRACE,
     _JSON,
 )
+
+one_url_options: CommandDecorator = _with_options(*_CLIENT)
+"""Give a command the options of a client that looks at a single URL."""
+
+client_options: CommandDecorator = _with_options(_OR, *_CLIENT)
 """Give a command the options of a client; its function gets `LinkOptions` as the first argument."""
 
 server_options: CommandDecorator = _with_options(
@@ -218,6 +241,7 @@ server_options: CommandDecorator = _with_options(
 
 either_options: CommandDecorator = _with_options(
     _TOKEN_OF_EITHER,
+    _OR,
     *_CERT,
     _CA,
     _PROXY,
@@ -296,7 +320,12 @@ def raise_in_options(error: BaseException) -> None:
 
 
 def check_url(url: str, options: LinkOptions) -> None:
-    """Raise the error of a command for an unusable URL before anything listens or connects."""
+    """Raise the error of a command for an unusable URL, its own or an `--or`, before anything listens or connects."""
+    for each in (url, *options.others):
+        _check_one(each, options)
+
+
+def _check_one(url: str, options: LinkOptions) -> None:
     try:
         door = Door(url, limits=None, observer=None, linger=1.0, tls=options.tls, options={}, token=options.token())
         read: Callable[[str], object] | None = getattr(door.transport, "client", None)
@@ -334,7 +363,7 @@ async def session_with(
     try:
         with trio.CancelScope(deadline=trio.current_time() + within) as scope:
             async with muxkit.connect(
-                url, tls=options.tls, token=options.token(), linger=linger, **options.link
+                options.urls(url), tls=options.tls, token=options.token(), linger=linger, **options.link
             ) as session:
                 with suppress(muxkit.Unsupported):
                     await session.ping()  # some protocols begin before they have a connection

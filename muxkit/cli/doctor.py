@@ -28,7 +28,7 @@ import muxkit
 from muxkit._door import Door
 from muxkit._plugins import PROTOCOLS, STREAMS, Plugin, installed, load, load_transport
 from muxkit.cli.commands import build
-from muxkit.cli.common import UNAUTHORISED, LinkOptions, client_options, run
+from muxkit.cli.common import UNAUTHORISED, LinkOptions, one_url_options, run
 from muxkit.cli.serve import send_back
 from muxkit.cli.terminal import CommandFailed, Exit, in_options, printable, say, why_not
 from muxkit.protocols import restream
@@ -78,7 +78,7 @@ class Result:
     show_default=True,
     help="Seconds for each step of a connection.",
 )
-@client_options
+@one_url_options
 def doctor(link: LinkOptions, url: str | None, timeout: float) -> int:
     """Check the installed protocols and transports, or find the step at which connecting to URL fails.
 

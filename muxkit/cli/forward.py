@@ -296,7 +296,12 @@ async def _forward(options: _Options, wanted: _Wanted, token: str | None) -> int
             await stack.enter_async_context(shown_metrics(options.link, metrics))
             line = await stack.enter_async_context(
                 forwards.line(
-                    options.url, tls=options.link.tls, token=token, observer=metrics, linger=1.0, **options.link.link
+                    options.link.urls(options.url),
+                    tls=options.link.tls,
+                    token=token,
+                    observer=metrics,
+                    linger=1.0,
+                    **options.link.link,
                 )
             )
             opened = await _open(stack, options, wanted, line)

@@ -33,6 +33,8 @@ from muxkit.runtime._failures import log_failure as log_failure
 from muxkit.runtime._failures import loggable_text as loggable_text
 from muxkit.runtime._links import Arrival as Arrival
 from muxkit.runtime._links import ByteLink as ByteLink
+from muxkit.runtime._links import Candidate as Candidate
+from muxkit.runtime._links import Choosing as Choosing
 from muxkit.runtime._links import Datagram as Datagram
 from muxkit.runtime._links import Described as Described
 from muxkit.runtime._links import Explaining as Explaining
@@ -172,11 +174,13 @@ __all__ = [
     "Backoff",
     "ByteLink",
     "ByteStream",
+    "Candidate",
     "Channel",
     "ChannelCancelled",
     "ChannelOpening",
     "ChannelStats",
     "ChannelStopped",
+    "Choosing",
     "Datagram",
     "DatagramPump",
     "Described",

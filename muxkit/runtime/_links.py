@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from difflib import get_close_matches
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -306,6 +306,33 @@ class Transport(Protocol):
 
     @property
     def serve(self) -> Callable[..., Awaitable[None]]: ...
+
+
+@attrs.frozen
+class Candidate:
+    """One of the addresses that the address of a URL stands for."""
+
+    address: str
+    """An address for `Transport.connect`."""
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    """Options for `Transport.connect` that the caller hasn't given, such as the name in the certificate."""
+
+
+@runtime_checkable
+class Choosing(Protocol, metaclass=QuickCheck):
+    """A transport of clients whose address may stand for several, which `muxkit.connect` then races.
+
+    A byte stream over TCP needs this only for SRV records, because TCP itself can race the addresses of a name: whoever
+    completes the handshake is there. With UDP only the protocol above it notices whether anybody answers.
+    """
+
+    async def candidates(
+        self, address: str, *, protocol: str, options: Mapping[str, Any]
+    ) -> Sequence[Sequence[Candidate]]:
+        """Look the address up, and return the candidates as `first_of` takes them: by priority, preferred ones first.
+
+        Raises OSError if there are none, ValueError for an address of another form.
+        """
 
 
 OF_ENCRYPTION = frozenset({"tls", "ssl_context", "certificate", "key", "ca", "client_ca"})

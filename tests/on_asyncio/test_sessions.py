@@ -405,3 +405,15 @@ def test_a_server_is_shut_down_in_order(loop: Loop) -> None:
                 await server.wait_closed()
 
     run(loop, main)
+
+
+def test_a_list_of_urls_is_raced(loop: Loop) -> None:
+    async def main() -> None:
+        async with muxkit.asyncio.open_server(echo, URL) as server:
+            async with muxkit.asyncio.connect(["bpmux+tcp://127.0.0.1:1", server.url]) as session:
+                await session.ping()
+            async for session in muxkit.asyncio.reconnecting(["bpmux+tcp://127.0.0.1:1", server.url]):
+                await session.ping()
+                break
+
+    run(loop, main)

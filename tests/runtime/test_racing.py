@@ -50,27 +50,27 @@ def refused(name: str, after: float = 0.0) -> Timed:
 async def winner_of(*groups: Sequence[Timed]) -> tuple[str, float]:
     began = trio.current_time()
     async with first_of(groups) as won:
-        return won.value, trio.current_time() - began
+        return won.value, round(trio.current_time() - began, 3)
 
 
 async def test_an_attempt_that_opens_within_the_stagger_is_the_only_one(autojump_clock: MockClock) -> None:
     first, second = Timed("a", 0.2), Timed("b")
-    assert await winner_of([first, second]) == ("a", pytest.approx(0.2))
+    assert await winner_of([first, second]) == ("a", 0.2)
     assert second.began_at is None
 
 
 async def test_the_next_attempt_starts_250_ms_after_a_silent_one(autojump_clock: MockClock) -> None:
     first, second = Timed("a", 100), Timed("b", 1)
-    assert await winner_of([first, second]) == ("b", pytest.approx(1.25))
+    assert await winner_of([first, second]) == ("b", 1.25)
     assert first.ended_by == "Cancelled"
 
 
 async def test_the_next_attempt_starts_immediately_after_a_failure(autojump_clock: MockClock) -> None:
-    assert await winner_of([refused("a", 0.1), Timed("b", 1)]) == ("b", pytest.approx(1.1))
+    assert await winner_of([refused("a", 0.1), Timed("b", 1)]) == ("b", 1.1)
 
 
 async def test_an_attempt_that_started_earlier_may_still_win(autojump_clock: MockClock) -> None:
-    assert await winner_of([Timed("a", 0.4), Timed("b", 10)]) == ("a", pytest.approx(0.4))
+    assert await winner_of([Timed("a", 0.4), Timed("b", 10)]) == ("a", 0.4)
 
 
 async def test_of_two_that_open_simultaneously_only_one_stays_open(autojump_clock: MockClock) -> None:
@@ -83,7 +83,7 @@ async def test_of_two_that_open_simultaneously_only_one_stays_open(autojump_cloc
 
 async def test_a_later_group_waits_until_the_one_before_has_failed(autojump_clock: MockClock) -> None:
     later = Timed("c")
-    assert await winner_of([refused("a", 3), refused("b", 5)], [later]) == ("c", pytest.approx(5.25))
+    assert await winner_of([refused("a", 3), refused("b", 5)], [later]) == ("c", 5.25)
     assert later.began_at is not None
 
 
@@ -143,7 +143,7 @@ async def test_an_error_of_leaving_comes_out_of_the_block(autojump_clock: MockCl
 
 async def test_a_loser_that_fails_to_close_changes_nothing(autojump_clock: MockClock) -> None:
     loser = Timed("a", 100, closing=OSError("could not close"))
-    assert await winner_of([loser, Timed("b")]) == ("b", pytest.approx(0.25))
+    assert await winner_of([loser, Timed("b")]) == ("b", 0.25)
 
 
 async def test_a_cancelled_race_cancels_all_attempts(autojump_clock: MockClock) -> None:

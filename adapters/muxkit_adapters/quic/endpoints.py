@@ -19,16 +19,9 @@ except ModuleNotFoundError as _error:
     raise ExtraNeeded("quic", "quic", link="multistream") from _error
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from .._addresses import (
-    CERTIFICATE_NEEDED,
-    CERTIFICATE_REQUIRED,
-    Transport,
-    join_host_port,
-    one_of,
-    one_place,
-    several_places,
-)
+from .._addresses import CERTIFICATE_NEEDED, CERTIFICATE_REQUIRED, join_host_port, one_of, one_place, several_places
 from .._errors import HandshakeFailed, failed
+from ..packets.candidates import PacketTransport
 from ..packets.options import Address, PacketOptions
 from ..packets.sockets import PacketSocket, bind_all, open_socket, resolve
 from ..tcp import Hosts, each_host
@@ -158,7 +151,7 @@ def rebind(link: QuicLink, *, host: str | None = None) -> None:
     link.replace_wire(_connected(link.wire.socket.family, peer, host=host)).close()
 
 
-transport: Final = Transport(
+transport: Final = PacketTransport(
     "quic", connect, serve, several_places, one_place, "multistream", (QuicKeywords,), needed=("tls", "certificate")
 )
 

@@ -1,0 +1,75 @@
+"""The addresses of a host that packets may be sent to, for transports whose connections `muxkit.connect` races.
+
+UDP says of no address whether anybody is there. Therefore the race is one of sessions, and the first on which the peer
+answers wins. `tcp`, `tls`, `ws` and `wss` need none of this, because TCP races the addresses of a name on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, Final
+
+import attrs
+import trio
+
+from muxkit.runtime import Candidate
+
+from .._addresses import LinkT, Transport, hosts_and_ports, is_numeric, join_host_port
+from .options import Address
+from .sockets import resolve
+
+LOOKUP_TIMEOUT: Final = 30.0  # s, for the name of a host
+
+
+@attrs.frozen
+class PacketTransport(Transport[LinkT]):
+    """A transport over UDP."""
+
+    async def candidates(
+        self, address: str, *, protocol: str, options: Mapping[str, Any]
+    ) -> Sequence[Sequence[Candidate]]:
+        """Look the hosts up. An address without a name, or with a single result, is returned as it is."""
+        places = hosts_and_ports(address)
+        if all(is_numeric(host) for host, _ in places):
+            return [[Candidate(join_host_port(*place)) for place in places]]
+        found: list[Candidate] = []
+        failures: list[OSError] = []
+        for host, port in places:
+            try:
+                addresses = await self._look_up(host, port, options.get("connect_timeout") or LOOKUP_TIMEOUT)
+            except OSError as error:
+                failures.append(error)
+            else:
+                named = {"server_hostname": host} if "server_hostname" in self.options("client") else {}
+                several = [Candidate(_shown(each), named) for each in addresses]
+                found += several if len(several) > 1 else [Candidate(join_host_port(host, port))]
+        if not found:
+            raise failures[0]
+        return [found]
+
+    async def _look_up(self, host: str, port: int, within: float) -> list[Address]:
+        try:
+            with trio.fail_after(within):
+                return alternating(await resolve(self.scheme, host, port))
+        except trio.TooSlowError:
+            where = f"{self.scheme} {join_host_port(host, port)}"
+            raise TimeoutError(f"{where}: no address within {within:g} s (connect_timeout=)") from None
+
+
+def alternating(found: Sequence[tuple[int, Address]]) -> list[Address]:
+    """Order the addresses of a host so that their families alternate, as RFC 8305, section 4, says.
+
+    The first one stays first. If one family doesn't work on this network, every second attempt uses the other.
+    """
+    first = [address for family, address in found if family == found[0][0]]
+    others = [address for family, address in found if family != found[0][0]]
+    pairs = zip_longest(first, others)
+    return [*dict.fromkeys(address for pair in pairs for address in pair if address is not None)]
+
+
+def _shown(address: Address) -> str:
+    """Return an address as `host:port`, with the interface of a link-local one."""
+    host, port = address[:2]
+    zone = address[3] if len(address) > 3 else 0
+    return join_host_port(f"{host}%{zone}" if zone and "%" not in host else host, port)
