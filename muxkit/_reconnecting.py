@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from functools import partial
 from typing import Any
 
 import trio
@@ -14,12 +13,15 @@ import trio
 from muxkit._door import LINGER_SECONDS, connect
 from muxkit._limits import Limits
 from muxkit._observer import Observer, tell
-from muxkit._plugins import PROTOCOLS, PluginError, load
+from muxkit._plugins import PROTOCOLS, SUFFIX, PluginError, load
+from muxkit._redirect import RedirectPolicy, check_hosts, redirected_by
 from muxkit._tls import TLS
-from muxkit.core import without_secrets
+from muxkit.core import printable, without_secrets
 from muxkit.runtime import Backoff, LinkLost, OnFailed, OutageLog, Session, can_heal, protect_package
 
 _log = logging.getLogger("muxkit")
+
+MAX_MOVES = 5  # redirects in a row that are followed without a pause, so that two servers can't keep a client busy
 
 
 def reconnecting(
@@ -28,6 +30,7 @@ def reconnecting(
     backoff: Backoff | None = None,
     patience: float | None = None,
     on_failed: OnFailed | None = None,
+    redirects: Collection[str] = (),
     tls: TLS | None = None,
     token: str | None = None,
     limits: Limits | None = None,
@@ -58,6 +61,9 @@ def reconnecting(
             those of `connect`.
         backoff: The pauses after failed attempts.
         patience: Give up after that many seconds without a session. None never gives up.
+        redirects: Hosts to which a server may send this client by `Server.shutdown(redirect=...)`, such as
+            `["*.example.org"]`; `["*"]` allows all. The hosts of `url` are always allowed. A redirect to another
+            protocol or transport is never followed.
         on_failed: Called with each failure and the seconds until the next attempt, instead of logging warnings.
 
     Raises:
@@ -68,15 +74,59 @@ def reconnecting(
     """
     ours = {"backoff": backoff, "on_failed": on_failed, "patience": patience}
     urls = [url] if isinstance(url, str) else url
+    check_hosts(redirects)
     theirs: set[str] = set()
     for each in urls:
         with suppress(PluginError):  # the first attempt raises it
             theirs |= getattr(load(PROTOCOLS, each.partition("+")[0]), "options", frozenset[str]())
     options |= {name: value for name, value in ours.items() if value is not None and name in theirs}
-    open_one = partial(connect, url, limits=limits, observer=observer, linger=linger, tls=tls, token=token, **options)
-    return _Sessions(
-        ", ".join(map(without_secrets, urls)), open_one, backoff or Backoff(), patience, on_failed, observer
-    )
+    options |= {"limits": limits, "observer": observer, "linger": linger, "tls": tls, "token": token}
+    opener = _Opener(tuple(urls), options, RedirectPolicy(tuple(urls), redirects))
+    return _Sessions(opener, backoff or Backoff(), patience, on_failed, observer)
+
+
+class _Opener:
+    """Opens sessions at the client's URLs, or at the one to which a server has redirected it."""
+
+    def __init__(self, urls: tuple[str, ...], options: Mapping[str, Any], policy: RedirectPolicy) -> None:
+        self.shown: str = ", ".join(map(without_secrets, urls))
+        self._urls = urls
+        self._options = options
+        self._policy = policy
+        self._target: str | None = None
+
+    @property
+    def is_redirected(self) -> bool:
+        return self._target is not None
+
+    def open(self) -> AbstractAsyncContextManager[Session]:
+        """Connect."""
+        if self._target is None:
+            return connect(self._urls if len(self._urls) != 1 else self._urls[0], **self._options)
+        given = {name: value for name, value in self._options.items() if name != "resolver" or SUFFIX in self._target}
+        return connect(self._target, **given)
+
+    def follow(self, error: Exception | None) -> bool:
+        """Return True if the error redirects the client to a URL where it may go; the next session is opened there."""
+        url = redirected_by(error)
+        if url is None:
+            return False
+        shown = printable(without_secrets(url))
+        objection = self._policy.objection(url)
+        if objection is not None:
+            # log: A server has named another URL for its clients, and this client doesn't go there. The line says why.
+            _log.warning("%s: ignoring the redirect to %s: %s", self.shown, shown, printable(objection))
+            return False
+        # log: A server has named another URL for its clients, and this client goes there.
+        _log.info("%s: following the redirect to %s", self.shown, shown)
+        self._target = url
+        return True
+
+    def return_home(self, error: Exception) -> None:
+        """Forget the redirect, because no session could be opened there."""
+        # log: The URL to which a server redirected this client doesn't work. It connects to its own URLs again.
+        _log.warning("%s: returning from a redirect: %s", self.shown, error)
+        self._target = None
 
 
 class _Sessions(AsyncIterator[Session]):
@@ -84,22 +134,22 @@ class _Sessions(AsyncIterator[Session]):
 
     def __init__(
         self,
-        url: str,
-        open_one: Callable[[], AbstractAsyncContextManager[Session]],
+        opener: _Opener,
         policy: Backoff,
         patience: float | None,
         on_failed: OnFailed | None,
         observer: Observer | None,
     ) -> None:
-        self._url = url
+        self._opener = opener
+        self._url = opener.shown
         self._observer = observer
         self._is_first = True
-        self._open = open_one
         self._policy = policy
         self._patience = patience
         self._outage = OutageLog(self._url, patience=patience)
         self._on_failed = on_failed or self._outage.failed
         self._failures = 0
+        self._moves = 0  # redirects in a row without a session that lived
         self._lost_at = trio.current_time()
         self._began = 0.0
         self._kept: _Kept | None = None
@@ -116,15 +166,18 @@ class _Sessions(AsyncIterator[Session]):
             self._lost_at = trio.current_time()
             lived = self._lost_at - self._began
             lost, self._kept = self._kept.lost, None
+            moved = self._opener.follow(lost)
             if lost is not None and not can_heal(lost):
                 raise lost
             if lived >= policy.brief:
-                self._failures = 0
+                self._failures = self._moves = 0
+            elif moved and self._moves < MAX_MOVES:
+                self._moves += 1
             else:  # a server that hangs up on every client would be dialled without a pause
                 failure = ConnectionError(f"{self._url}: connection lost after {lived:.2f} s")
         while True:
             if failure is None:
-                kept = _Kept(self._url, self._open, connected=self._patience is not None)
+                kept = _Kept(self._url, self._opener.open, connected=self._patience is not None)
                 await kept.begin()
                 failure = kept.failure
                 if failure is None:
@@ -136,6 +189,14 @@ class _Sessions(AsyncIterator[Session]):
                         tell(self._observer, "reconnected", self._began - self._lost_at, info.protocol, info.transport)
                     self._is_first = False
                     return kept.session
+                if self._opener.follow(failure) and self._moves < MAX_MOVES:
+                    self._moves += 1
+                    failure = None
+                    continue
+                if self._opener.is_redirected and redirected_by(failure) is None:
+                    self._opener.return_home(failure)
+                    failure = None
+                    continue
             self._failures += 1
             pause = policy.wait(self._failures)
             ends = None if self._patience is None else self._lost_at + self._patience

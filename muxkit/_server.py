@@ -18,8 +18,10 @@ from muxkit._errors import Refused
 from muxkit._handlers import ChannelHandler, SessionHandler, is_loss, session_handler, takes_requests
 from muxkit._limits import Limits
 from muxkit._observer import Observer
+from muxkit._plugins import split_url
+from muxkit._redirect import MAX_URL, redirect_for, redirect_to
 from muxkit._tls import TLS
-from muxkit.core import counted, printable
+from muxkit.core import counted, printable, without_secrets
 from muxkit.runtime import (
     Link,
     LinkLost,
@@ -87,19 +89,41 @@ class Server:
             raise ValueError("this server has no tls=")
         self._tls.reload()
 
-    async def shutdown(self, *, grace: float) -> None:
+    async def shutdown(self, *, grace: float, redirect: str | Sequence[str] | None = None) -> None:
         """Stop accepting sessions and channels, wait for live sessions, then stop serving.
+
+        With `redirect`, each session ends with the code 307 and a reason that names this URL. `muxkit.reconnecting`
+        connects there if the client allows it; other clients see an ordinary end. Sessions of relink, which outlive
+        their connections, end without it.
 
         Args:
             grace: How many seconds live sessions get to finish. The server closes what is still open after that.
+            redirect: The URL for clients, or several: the clients of each of `urls` get the one with the same protocol
+                and transport, or else the first with the same protocol.
+
+        Raises:
+            ValueError: If `redirect` isn't a URL, or none of its protocols is served here.
 
         If cancelled, the server accepts no new sessions any more, but live sessions continue and it keeps serving.
         """
         self._thread.check()
+        redirects = [] if redirect is None else [redirect] if isinstance(redirect, str) else [*redirect]
+        served = {url.partition("+")[0] for url in self.urls}
+        for url in redirects:
+            protocol, _, _ = split_url(url)
+            if protocol not in served:
+                raise ValueError(f"redirect={without_secrets(url)!r}: expected a URL of {' or '.join(sorted(served))}")
+            if len(url) > MAX_URL:
+                raise ValueError(f"redirect=…: a URL of {len(url):,} characters; at most {MAX_URL:,} are allowed")
         self.is_draining = True
         async with bare_nursery() as nursery:
             for each in self._listening:
-                nursery.start_soon(partial(each.shutdown, grace=grace))
+                if isinstance(each, _Connections):
+                    nursery.start_soon(
+                        partial(each.shutdown, grace=grace, redirect=redirect_for(each.scheme, redirects))
+                    )
+                else:
+                    nursery.start_soon(partial(each.shutdown, grace=grace))
         self._closed.set()
 
     async def wait_closed(self) -> None:
@@ -356,7 +380,7 @@ def _reload(server: Server) -> None:
 
 def listening_at(door: Door, handler: SessionHandler) -> AbstractAsyncContextManager[Listening]:
     """Open what takes each connection at a URL, so that `handler` is called with each session."""
-    return door.listener(handler) or nullcontext(_Connections(door.session_on, handler))
+    return door.listener(handler) or nullcontext(_Connections(door.session_on, handler, door.scheme))
 
 
 class _Guest:
@@ -384,10 +408,14 @@ class _Connections:
         self,
         session_on: Callable[[Link, Literal["server"]], AbstractAsyncContextManager[Session]],
         handler: Callable[[Session], Awaitable[object]],
+        scheme: str = "",
     ) -> None:
+        self.scheme: str = scheme
         self._session_on = session_on
         self._handler = handler
-        self._sessions: dict[Session, None] = {}
+        self._sessions: dict[Session, _Guest] = {}
+        self._redirect: str | None = None
+        self._deadline = 0.0  # of the shutdown
         self._draining = False
         self._ended = trio.lowlevel.ParkingLot()
 
@@ -397,6 +425,8 @@ class _Connections:
 
     async def handle(self, link: Link, /, *, refused: Refused | None = None) -> None:
         session: Session | None = None
+        if refused is None and self._redirect is not None:
+            refused = redirect_to(self._redirect)
         place = current_place()
         if place is not None and refused is None:
             place.await_word()
@@ -409,10 +439,12 @@ class _Connections:
                             break
                     raise refused  # the session tells its peer why it ends
                 if not self._draining:
-                    self._sessions[session] = None
-                    guest = _Guest(session)
+                    guest = self._sessions[session] = _Guest(session)
                     with nullcontext() if place is None else place.occupy(guest), guest.scope:
                         await run_handler(self._handler, session)
+                    if guest.refused is None and self._redirect is not None:
+                        await self._finish(session)
+                        guest.refused = redirect_to(self._redirect)
                     if guest.refused is not None:
                         raise (refused := guest.refused)
         except Exception as error:
@@ -431,14 +463,26 @@ class _Connections:
                 self._sessions.pop(session, None)
             self._ended.unpark_all()
 
-    async def shutdown(self, *, grace: float) -> None:
-        self._draining = True
+    async def shutdown(self, *, grace: float, redirect: str | None = None) -> None:
+        self._draining, self._redirect = True, redirect
+        self._deadline = trio.current_time() + grace
         with trio.move_on_after(grace):
             async with bare_nursery() as nursery:
                 for session in [*self._sessions]:
                     nursery.start_soon(self._drain, session, grace)
             while self._sessions:
                 await self._ended.park()
+        if redirect is not None:
+            for guest in self._sessions.values():
+                guest.send_away(redirect_to(redirect))
+            with trio.move_on_after(REFUSAL_SECONDS):  # a session takes leave before it is closed
+                while self._sessions:
+                    await self._ended.park()
+
+    async def _finish(self, session: Session) -> None:
+        """Let the channels of a session end whose handler has returned, because a redirect ends it immediately."""
+        with suppress(LinkLost):
+            await session.shutdown(grace=max(0.0, min(LINGER_SECONDS, self._deadline - trio.current_time())))
 
     async def _drain(self, session: Session, grace: float) -> None:
         with suppress(LinkLost):  # then the session is over as well

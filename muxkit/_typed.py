@@ -7,7 +7,7 @@ A protocol makes them once, for example `connect: Connect[Session] = Connect("bp
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
@@ -98,6 +98,7 @@ class Reconnecting(Generic[SessionT]):
         backoff: Backoff | None = None,
         patience: float | None = None,
         on_failed: OnFailed | None = None,
+        redirects: Collection[str] = (),
         tls: TLS | None = None,
         token: str | None = None,
         limits: Limits | None = None,
@@ -111,6 +112,7 @@ class Reconnecting(Generic[SessionT]):
             backoff=backoff,
             patience=patience,
             on_failed=on_failed,
+            redirects=redirects,
             tls=tls,
             token=token,
             limits=limits,

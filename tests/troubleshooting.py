@@ -201,6 +201,13 @@ async def _connecting_by_srv(*records: str, answers: bool = True) -> None:
         await _connecting("bpmux+tcp+srv://example.org", resolver=resolver)
 
 
+async def _redirected() -> None:
+    async with muxkit.open_server(_echo, "bpmux+mem://moves") as server, muxkit.connect(server.url) as session:
+        await session.ping()
+        await server.shutdown(grace=1, redirect="bpmux+tls://b.example.org:7000")
+        await anext(session.incoming())
+
+
 async def _certificate_missing() -> None:
     muxkit.TLS(cert="nowhere.pem", key="nowhere.key")
 
@@ -294,6 +301,7 @@ def _without_trio() -> str:
 OWN: Final[list[Callable[[], Awaitable[object]]]] = [
     partial(_connecting, "bpmux+tcp://192.0.2.1:7000"),
     partial(_connecting, ["bpmux+tcp://127.0.0.1:1", "bpmux+tcp://127.0.0.1:2"]),
+    _redirected,
     _connecting_by_srv,
     partial(_connecting_by_srv, "0 0 0 ."),
     partial(_connecting_by_srv, answers=False),

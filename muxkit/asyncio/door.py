@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
@@ -174,6 +174,7 @@ async def reconnecting(
     *,
     backoff: Backoff | None = None,
     patience: float | None = None,
+    redirects: Collection[str] = (),
     tls: TLS | None = None,
     token: str | None = None,
     limits: Limits | None = None,
@@ -192,6 +193,7 @@ async def reconnecting(
             url,
             backoff=backoff,
             patience=patience,
+            redirects=redirects,
             tls=tls,
             token=token,
             limits=limits,

@@ -322,9 +322,12 @@ class Server(_Face[TrioServer]):
         """Read the files of `tls` again, for new connections; faulty ones change nothing, and raise ValueError."""
         self.native.reload()
 
-    async def shutdown(self, *, grace: float) -> None:
-        """Take no new sessions and channels, let the live ones end for up to `grace` seconds, then stop."""
-        await self._guest.call(partial(self.native.shutdown, grace=grace))
+    async def shutdown(self, *, grace: float, redirect: str | Sequence[str] | None = None) -> None:
+        """Stop accepting sessions and channels, wait up to `grace` seconds for live ones, then stop serving.
+
+        `redirect` sends clients to another URL, as in `muxkit.Server.shutdown`.
+        """
+        await self._guest.call(partial(self.native.shutdown, grace=grace, redirect=redirect))
 
     async def wait_closed(self) -> None:
         """Wait until the server was shut down, or can serve no more."""

@@ -6,7 +6,7 @@ WARNING when it begins, and an INFO when the server is connected again.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -179,6 +179,7 @@ async def line(
     *,
     backoff: Backoff | None = None,
     patience: float | None = None,
+    redirects: Collection[str] = (),
     tls: TLS | None = None,
     token: str | None = None,
     limits: Limits | None = None,
@@ -203,6 +204,7 @@ async def line(
         url,
         backoff=backoff or Backoff(most=LONGEST_PAUSE),
         patience=patience,
+        redirects=redirects,
         on_failed=kept.failed,
         tls=tls,
         token=token,

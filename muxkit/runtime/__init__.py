@@ -16,6 +16,7 @@ from muxkit.core import StartPace as StartPace
 from muxkit.core import TokenBucket as TokenBucket
 from muxkit.runtime._errors import CLOSED_HERE as CLOSED_HERE
 from muxkit.runtime._errors import HEAD as HEAD
+from muxkit.runtime._errors import MOVED as MOVED
 from muxkit.runtime._errors import AllAttemptsFailed as AllAttemptsFailed
 from muxkit.runtime._errors import ChannelCancelled as ChannelCancelled
 from muxkit.runtime._errors import ChannelStopped as ChannelStopped
@@ -158,6 +159,7 @@ __all__ = [
     "LOSSES",
     "LOST",
     "MEMBER_HEADER",
+    "MOVED",
     "ON_LAG_HEADER",
     "SINCE_HEADER",
     "STAGGER",

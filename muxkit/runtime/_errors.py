@@ -183,8 +183,8 @@ class LossRecord:
 
     @property
     def is_refusal(self) -> bool:
-        """True if the peer sent this side away: it gave a code from 400 to 499, such as 401."""
-        return self.told is not None and 400 <= self.told.code < 500
+        """True if the peer sent this side away: it gave a code from 400 to 499, such as 401, or sent it elsewhere."""
+        return self.told is not None and (400 <= self.told.code < 500 or self.told.code == MOVED)
 
     @property
     def is_violation(self) -> bool:
@@ -211,6 +211,8 @@ def alert_of(error: ssl.SSLError) -> str | None:
 
 RETRIED_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, Refused)
 BROKE_A_RULE = 400
+MOVED: Final = 307
+"""The code of an end by which a server names the URL of another server, as HTTP's temporary redirect."""
 PASSING_CODES = frozenset({408, 425, 429})  # of 400 to 499: request timeout, too early, too many requests
 FINAL_ALERTS = frozenset(
     {
