@@ -133,6 +133,8 @@ def pages(reader: Reader) -> None:
 
     reader.adds(growing, "cli,otel,prometheus")
     reader.follows_pages(growing, "cli,otel,prometheus")
+    reader.adds(growing, "anyio")
+    reader.follows_pages(growing, "anyio")
     reader.types(INSTALL, "pip install 'muxkit[quic]'", folder=reader.folder)  # it keeps the muxkit that is there
     reader.runs(growing, "-c", "import muxkit_adapters.quic", folder=reader.folder)
 

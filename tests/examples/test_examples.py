@@ -106,6 +106,10 @@ def test_asyncio_tasks_talk_and_give_up_on_a_late_answer() -> None:
     ]
 
 
+def test_a_service_of_anyio_answers_over_tcp_and_over_channels_of_both_backends() -> None:
+    assert run("anyio_lines") == ["tcp: b'HELLO'", "a channel on Trio: b'HELLO'", "a channel on asyncio: b'HELLO'"]
+
+
 def test_an_upload_goes_on_where_it_was_when_its_client_was_killed() -> None:
     lines = run("file_transfer")
     # Not line by line: the killed client may have written a line without its end.

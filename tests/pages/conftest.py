@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-ENVIRONMENTS = ("", "cli", "cli,otel,prometheus", "spark", "duckdb", "cli,duckdb")  # those that .ci/users.py makes
+ENVIRONMENTS = (
+    "",
+    "cli",
+    "cli,otel,prometheus",
+    "anyio",
+    "spark",
+    "duckdb",
+    "cli,duckdb",
+)  # those that .ci/users.py makes
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -17,7 +17,11 @@ pytestmark = pytest.mark.timeout(400)  # programs start slowly on a busy machine
 
 # What a page says is to be installed for its programs; the others need the library alone.
 OUTAGE = re.compile(r"; (trying again in|reconnecting now) ")  # what a program that loses its connection logs
-EXTRAS = {"docs/how-to/captures.md": ["duckdb"], "docs/how-to/metrics.md": ["cli", "otel", "prometheus"]}
+EXTRAS = {
+    "docs/how-to/anyio.md": ["anyio"],
+    "docs/how-to/captures.md": ["duckdb"],
+    "docs/how-to/metrics.md": ["cli", "otel", "prometheus"],
+}
 LISTED = {entry.key for entry in entries()}
 WHOLE = [item for item in everything() if item.kind == "program" and item.key not in LISTED]
 
