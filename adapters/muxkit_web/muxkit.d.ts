@@ -113,6 +113,8 @@ export class Channel {
   readonly session: Session;
   /** The name for which it was opened. */
   readonly name: string;
+  /** The headers that came with the opening. The peer has set them, so check them before you use them. */
+  readonly headers: Readonly<Record<string, string>>;
   /** The payload that came with the opening. */
   readonly opening: Uint8Array;
   /** The messages of the peer. What you don't read isn't granted to the peer again. */
@@ -162,7 +164,7 @@ export class Session {
   /** Messages for the peer that belong to no channel. Closing it ends the opening of channels as well. */
   readonly writable: WritableStream<Message>;
   /** Open a two-way channel; the peer chooses what to do by its name. */
-  open(name?: string, options?: { payload?: Message }): Promise<Channel>;
+  open(name?: string, options?: { payload?: Message; headers?: Record<string, string> }): Promise<Channel>;
   /** Open a channel to send on. */
   openSink(payload?: Message): Promise<WritableStream<Message>>;
   /** Open a channel to receive from. */
@@ -194,6 +196,38 @@ export function connect(url: string | URL, options?: ConnectOptions): Promise<Se
 
 /** Iterate over sessions with the server at `url`, each of which is opened when the last one is over. */
 export function reconnecting(url: string | URL, options?: ReconnectOptions): AsyncGenerator<Session, void, void>;
+
+/** A call failed at the server, or ended without a result. */
+export class RpcError extends MuxError {
+  constructor(code: string, message?: string, facts?: { details?: unknown; type?: string });
+  /** The kind of error, such as "not_found"; the codes are those of gRPC and Connect. */
+  readonly code: string;
+  /** What went wrong, for people. */
+  readonly reason: string;
+  /** What the server adds for programs; null if it adds nothing. */
+  readonly details: unknown;
+  /** The name of the exception in Python, if the method declares it; otherwise empty. */
+  readonly type: string;
+}
+
+export interface CallOptions {
+  /** Cancels the call, on the server too. */
+  signal?: AbortSignal;
+  /** Milliseconds after which the call is cancelled on both sides. */
+  timeout?: number;
+}
+
+/** Options of a method that takes a stream. */
+export interface StreamOptions<Item> extends CallOptions {
+  items: AsyncIterable<Item> | Iterable<Item>;
+}
+
+/**
+ * Call the methods of a service of `muxkit.rpc`.
+ *
+ * `muxkit describe URL --typescript` prints the types: `client<Orders>(session, "Orders").get({ id: 7 })`.
+ */
+export function client<Service extends object>(session: Session, service: string): Service;
 
 /** The codec and the engine, for tests and tools; not covered by the promise of compatibility. */
 export const wire: Readonly<Record<string, any>>;

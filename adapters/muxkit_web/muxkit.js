@@ -177,6 +177,7 @@ function toBytes(message) {
 
 const REASON_MAX = 512; // bytes
 const NAME_MAX = 255; // bytes
+const HEADERS_MAX = 65_535; // bytes
 const CODE_MAX = 2 ** 32 - 1;
 const NO_REASON = Uint8Array.of(1); // an end payload that says that messages are missing, and nothing else
 const NAMED = [0xc0, 0x6e]; // UTF-8 has no byte C0, so no text begins like this
@@ -221,8 +222,9 @@ function reasonOf(reason) {
 
 const begins = (payload, mark) => payload[0] === mark[0] && payload[1] === mark[1];
 
-function withName(name, payload) {
+function withName(name, payload, headers = {}) {
   if (begins(payload, HEADED)) payload = join([HEADED, [0, 0], payload]); // or its first bytes would be read as headers
+  payload = withHeaders(headers, payload);
   if (!name && !begins(payload, NAMED)) return payload;
   const bytes = new TextEncoder().encode(name);
   if (bytes.length > NAME_MAX || bytes.includes(0)) {
@@ -233,16 +235,61 @@ function withName(name, payload) {
 
 function withoutName(opening) {
   const end = opening.indexOf(0, NAMED.length);
-  if (!begins(opening, NAMED) || end < 0) return { name: "", payload: withoutHeaders(opening) };
+  const parts = (name, rest) => ({ name, headers: headersOf(rest), payload: withoutHeaders(rest) });
+  if (!begins(opening, NAMED) || end < 0) return parts("", opening);
   const name = new TextDecoder().decode(opening.subarray(NAMED.length, Math.min(end, NAMED.length + NAME_MAX)));
-  return { name: printable(name), payload: withoutHeaders(opening.subarray(end + 1)) };
+  return parts(printable(name), opening.subarray(end + 1));
 }
 
-/** Skip the block of headers in front of a payload. This client has no use for them yet. */
-function withoutHeaders(payload) {
-  if (!begins(payload, HEADED)) return payload;
+/** Return the length of the block of headers in front of a payload; 0 if there is none, or it is cut off. */
+function lengthOfHeaders(payload) {
+  if (!begins(payload, HEADED)) return 0;
   const behind = 4 + (payload[2] << 8) + payload[3];
-  return behind <= payload.length ? payload.subarray(behind) : payload;
+  return behind <= payload.length ? behind : 0;
+}
+
+const withoutHeaders = (payload) => payload.subarray(lengthOfHeaders(payload));
+
+/** Put a block of headers in front of a payload: one MessagePack map of strings to strings. */
+function withHeaders(headers, payload) {
+  const pairs = Object.entries(headers);
+  if (!pairs.length) return payload;
+  const parts = [[0xde, pairs.length >> 8, pairs.length & 0xff]];
+  for (const text of pairs.flat()) {
+    if (typeof text !== "string") throw new TypeError(`invalid header ${text}: expected a string`);
+    const bytes = new TextEncoder().encode(text);
+    parts.push([0xda, bytes.length >> 8, bytes.length & 0xff], bytes);
+  }
+  const block = join(parts);
+  if (block.length > HEADERS_MAX) throw new RangeError(`headers of ${block.length} bytes: at most ${HEADERS_MAX}`);
+  return join([HEADED, [block.length >> 8, block.length & 0xff], block, payload]);
+}
+
+/** Read the block of headers in front of a payload. A block that isn't a map of strings has no headers. */
+function headersOf(payload) {
+  const block = payload.subarray(4, Math.max(4, lengthOfHeaders(payload)));
+  const headers = Object.create(null);
+  let at = 0;
+  const size = (bytes) => {
+    let value = 0;
+    for (let left = bytes; left > 0; left -= 1) value = value * 256 + (block[at++] ?? NaN);
+    return value;
+  };
+  const tag = block[at++];
+  let pairs = tag >= 0x80 && tag <= 0x8f ? tag & 0x0f : tag === 0xde ? size(2) : tag === 0xdf ? size(4) : 0;
+  const text = () => {
+    const kind = block[at++];
+    const length = kind >= 0xa0 && kind <= 0xbf ? kind & 0x1f : kind >= 0xd9 && kind <= 0xdb ? size(2 ** (kind - 0xd9)) : NaN;
+    at += length;
+    return at <= block.length ? new TextDecoder().decode(block.subarray(at - length, at)) : null;
+  };
+  for (; pairs > 0; pairs -= 1) {
+    const key = text();
+    const value = text();
+    if (key === null || value === null) return Object.create(null);
+    headers[key] = value;
+  }
+  return headers;
 }
 
 // ------------------------------------------------------------------------------------------------------ chunk reader
@@ -1454,9 +1501,11 @@ export class Channel {
     this.#sink = sink;
     this.#source = source;
     sink.source = source;
-    const { name, payload } = withoutName(opening);
+    const { name, headers, payload } = withoutName(opening);
     /** The name for which it was opened. */
     this.name = name;
+    /** The headers that came with the opening, by name. */
+    this.headers = headers;
     /** The payload that came with the opening. */
     this.opening = payload;
   }
@@ -1762,8 +1811,8 @@ export class Session {
   // --- opening
 
   /** Open a two-way channel; the peer chooses what to do by its name. Resolves when the opening was sent. */
-  async open(name = "", { payload = EMPTY } = {}) {
-    const opening = withName(name, toBytes(payload));
+  async open(name = "", { payload = EMPTY, headers = {} } = {}) {
+    const opening = withName(name, toBytes(payload), headers);
     const [sink, stream] = await this.#open(Type.DUPLEX, opening);
     return new Channel(this, new SendHalf(this.#engine, sink), new ReceiveHalf(this.#engine, stream), opening);
   }
@@ -2259,6 +2308,176 @@ function sleep(milliseconds, signal) {
       resolve();
     }, milliseconds);
     signal?.addEventListener("abort", stop, { once: true });
+  });
+}
+
+// --------------------------------------------------------------------------------------------------------- typed calls
+
+const CALL_ITEM = 0; // the first byte of a message: a result or an item follows
+const CALL_ERROR = 1; // an error follows, as JSON
+const CALL_END = 2; // the stream has no more items
+const MS = 1000;
+const CODES_OF_CHANNELS = new Map([
+  [401, "unauthenticated"],
+  [403, "permission_denied"],
+  [404, "unimplemented"],
+  [405, "unimplemented"],
+  [415, "invalid_argument"],
+  [422, "invalid_argument"],
+  [429, "resource_exhausted"],
+  [431, "resource_exhausted"],
+  [500, "internal"],
+  [504, "deadline_exceeded"],
+]);
+
+/** A call failed at the server, or ended without a result. */
+export class RpcError extends MuxError {
+  constructor(code, message = "", { details = null, type = "" } = {}) {
+    super(message ? `${code}: ${message}` : code);
+    /** The kind of error, such as "not_found"; the codes are those of gRPC and Connect. */
+    this.code = code;
+    /** What went wrong, for people. */
+    this.reason = message;
+    /** What the server adds for programs. */
+    this.details = details;
+    /** The name of the exception in Python, if the method declares it. */
+    this.type = type;
+  }
+}
+
+/** One call: a promise of its result, or an iterator over the items that the server sends. */
+class Call {
+  #method;
+  #channel;
+  #error = null; // why the caller has given up
+  #result = null;
+  #stop = () => {};
+
+  constructor(session, method, args, { items, signal, timeout } = {}) {
+    this.#method = method;
+    this.#channel = this.#begin(session, JSON.stringify(args ?? {}), timeout);
+    this.#channel.catch(() => {}); // whoever waits for the result gets the error
+    const aborted = () => this.#giveUp(signal.reason);
+    const late = () => this.#giveUp(new RpcError("deadline_exceeded", `${method} took longer than ${timeout} ms`));
+    const timer = timeout === undefined ? undefined : setTimeout(late, timeout);
+    this.#stop = () => {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", aborted);
+    };
+    if (signal?.aborted) aborted();
+    else signal?.addEventListener("abort", aborted);
+    if (items !== undefined) this.#send(items);
+  }
+
+  async #begin(session, payload, timeout) {
+    const headers = timeout === undefined ? {} : { timeout: (timeout / MS).toFixed(6) };
+    const channel = await session.open(`rpc:${this.#method}`, { payload, headers });
+    if (this.#error !== null) channel.abort();
+    return channel;
+  }
+
+  #giveUp(error) {
+    this.#error ??= error;
+    this.#stop();
+    this.#channel.then((channel) => channel.abort()).catch(() => {});
+  }
+
+  async #send(items) {
+    try {
+      const channel = await this.#channel;
+      for await (const item of items) await channel.send(join([[CALL_ITEM], toBytes(JSON.stringify(item))]));
+      await channel.send(Uint8Array.of(CALL_END));
+    } catch (error) {
+      // The server needs no more items, and its answer says why. Errors of the iterable end the call.
+      if (!(error instanceof MuxError)) this.#giveUp(error);
+    }
+  }
+
+  /** Return the next item of the server, or undefined after the last one. */
+  async #next(channel) {
+    let message;
+    try {
+      message = await channel.receive();
+    } catch (error) {
+      if (!(error instanceof ChannelError)) throw this.#error ?? error;
+      throw this.#error ?? new RpcError(CODES_OF_CHANNELS.get(error.code) ?? "unavailable", error.reason);
+    }
+    if (this.#error !== null) throw this.#error;
+    if (message === undefined) throw new RpcError("data_loss", `${this.#method} ended without its last message`);
+    const text = new TextDecoder().decode(message.subarray(1));
+    if (message[0] === CALL_END) return undefined;
+    if (message[0] === CALL_ITEM) return { value: JSON.parse(text) };
+    if (message[0] !== CALL_ERROR) throw new RpcError("internal", `invalid message: its first byte is ${message[0]}`);
+    const { code, message: words, details, type } = JSON.parse(text);
+    throw new RpcError(String(code), String(words ?? ""), { details: details ?? null, type: String(type ?? "") });
+  }
+
+  async #only() {
+    const channel = await this.#channel.catch((error) => {
+      throw this.#error ?? error;
+    });
+    try {
+      const item = await this.#next(channel);
+      if (item === undefined) throw new RpcError("internal", `${this.#method} returns a stream: use for await`);
+      return item.value;
+    } finally {
+      this.#stop();
+      channel.close();
+    }
+  }
+
+  #promise() {
+    this.#result ??= this.#only();
+    return this.#result;
+  }
+
+  then(fulfilled, rejected) {
+    return this.#promise().then(fulfilled, rejected);
+  }
+
+  catch(rejected) {
+    return this.#promise().catch(rejected);
+  }
+
+  finally(done) {
+    return this.#promise().finally(done);
+  }
+
+  async *[Symbol.asyncIterator]() {
+    const channel = await this.#channel.catch((error) => {
+      throw this.#error ?? error;
+    });
+    let ended = false;
+    try {
+      for (;;) {
+        const item = await this.#next(channel).catch((error) => {
+          ended = true;
+          throw error;
+        });
+        if (item === undefined) {
+          ended = true;
+          return;
+        }
+        yield item.value;
+      }
+    } finally {
+      this.#stop();
+      if (ended) channel.close();
+      else channel.abort(); // the loop was left early, which cancels the handler
+    }
+  }
+}
+
+/**
+ * Call the methods of a service of `muxkit.rpc`: `await client(session, "Orders").get({ id: 7 })`.
+ *
+ * `muxkit describe URL --typescript` prints the types of the server's services.
+ */
+export function client(session, service) {
+  const method = (name) => (args, options) => new Call(session, `${service}.${name}`, args, options);
+  return new Proxy(Object.freeze({}), {
+    // A client that had `then` would be taken for a promise.
+    get: (_, name) => (typeof name === "string" && name !== "then" ? method(name) : undefined),
   });
 }
 

@@ -12,6 +12,7 @@ import trio
 import muxkit
 from muxkit.cli.common import LinkOptions, client_options, run, session_with, timeout_option
 from muxkit.cli.terminal import CommandFailed, Exit, printable
+from muxkit.cli.typescript import declarations
 from muxkit.rpc import Description, Reflection
 from muxkit.rpc import client as rpc_client
 from muxkit.rpc.services import END, ITEM, PREFIX, TIMEOUT_HEADER, ErrorRecord, timeout_text
@@ -92,15 +93,18 @@ async def _send_lines(channel: muxkit.Channel) -> None:
 @click.command()
 @click.argument("url")
 @click.option("--schemas", is_flag=True, help="Print JSON, with the schemas of all types.")
+@click.option("--typescript", is_flag=True, help="Print TypeScript declarations for the client in muxkit.js.")
 @timeout_option
 @client_options
-def describe(link: LinkOptions, url: str, schemas: bool, timeout: float) -> int:
+def describe(link: LinkOptions, url: str, schemas: bool, typescript: bool, timeout: float) -> int:
     """List the methods of the server at URL, with their Python signatures."""
-    code: int = run(partial(_describe, url, link, schemas, timeout))
+    if schemas and typescript:
+        raise click.UsageError("--schemas and --typescript can't be used together")
+    code: int = run(partial(_describe, url, link, schemas, typescript, timeout))
     return code
 
 
-async def _describe(url: str, link: LinkOptions, schemas: bool, within: float) -> int:
+async def _describe(url: str, link: LinkOptions, schemas: bool, typescript: bool, within: float) -> int:
     async with session_with(url, link, within=within) as session:
         try:
             description = await rpc_client(Reflection, session).describe()
@@ -108,6 +112,8 @@ async def _describe(url: str, link: LinkOptions, schemas: bool, within: float) -
             raise CommandFailed(f"the server doesn't describe its methods: {error.message}") from error
     if schemas:
         click.echo(msgspec.json.format(msgspec.json.encode(description)).decode())
+    elif typescript:
+        click.echo(declarations(description), nl=False)
     else:
         _show(description)
     return Exit.OK
