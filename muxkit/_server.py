@@ -23,6 +23,8 @@ from muxkit._redirect import MAX_URL, redirect_for, redirect_to
 from muxkit._tls import TLS
 from muxkit.core import counted, printable, without_secrets
 from muxkit.runtime import (
+    LOSSES,
+    Channel,
     Link,
     LinkLost,
     Listening,
@@ -480,9 +482,20 @@ class _Connections:
                     await self._ended.park()
 
     async def _finish(self, session: Session) -> None:
-        """Let the channels of a session end whose handler has returned, because a redirect ends it immediately."""
-        with suppress(LinkLost):
-            await session.shutdown(grace=max(0.0, min(LINGER_SECONDS, self._deadline - trio.current_time())))
+        """Finish the channels of a session whose handler has returned, as leaving the session does.
+
+        The redirect then ends the session immediately, so everything must have arrived before.
+        """
+        with trio.move_on_after(max(0.0, min(LINGER_SECONDS, self._deadline - trio.current_time()))):
+            async with bare_nursery() as nursery:
+                for channel in session.channels():
+                    nursery.start_soon(self._close, channel)
+            with suppress(LinkLost):
+                await session.shutdown(grace=LINGER_SECONDS)
+
+    async def _close(self, channel: Channel) -> None:
+        with suppress(*LOSSES):
+            await channel.aclose()
 
     async def _drain(self, session: Session, grace: float) -> None:
         with suppress(LinkLost):  # then the session is over as well

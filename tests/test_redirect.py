@@ -11,7 +11,7 @@ from trio.testing import MockClock
 import muxkit
 from muxkit._redirect import RedirectPolicy, redirect_for, redirect_to, redirected_by
 from muxkit.runtime import can_heal
-from muxkit.testing import SimNetwork
+from muxkit.testing import SimNetwork, SimWeather
 
 PROTOCOLS = ["bpmux", "aqueduct", "e3x", "yamux"]
 OLD, NEW, THIRD = "bpmux+sim://old.example.org", "bpmux+sim://new.example.org", "bpmux+sim://third.example.org"
@@ -94,19 +94,50 @@ async def test_calls_under_way_end_before_the_client_moves(sim: SimNetwork) -> N
         await trio.sleep(3)
         await channel.send(b"done")
 
+    answers: list[bytes] = []
+
     async def talk(session: muxkit.Session, server: muxkit.Server, nursery: trio.Nursery) -> None:
         async with session.open() as channel:
             await channel.send(b"question")
             nursery.start_soon(partial(server.shutdown, grace=10, redirect=NEW))
-            answers = [message async for message in channel]
-        assert [answer.strip() for answer in answers] == [b"answer to question", b"done"]
+            answers.extend([message.strip() async for message in channel])
         await anext(session.incoming())  # until the session ends
 
     async with muxkit.open_server(slow, OLD) as server, trio.open_nursery() as nursery:
         with pytest.raises(muxkit.LinkLost) as caught:
             async with muxkit.connect(OLD) as session:
                 await talk(session, server, nursery)
+        assert answers == [b"answer to question", b"done"]
         assert (caught.value.code, caught.value.peer_reason) == (307, f"the server has moved to {NEW}")
+
+
+async def test_messages_under_way_arrive_before_the_session_ends(sim: SimNetwork) -> None:
+    """A handler that sends and returns without waiting, as `async with` around the session allows."""
+    sim.set_weather(SimWeather(delay=0.5, rate=100_000.0))
+    shut_down = trio.Event()
+    received: list[bytes] = []
+
+    async def send(session: muxkit.Session) -> None:
+        async for channel in session.incoming():
+            await shut_down.wait()
+            await channel.send(b"x" * 200_000)
+            return
+
+    async def talk(session: muxkit.Session, server: muxkit.Server, nursery: trio.Nursery) -> None:
+        channel = await session.open()
+        await channel.send(b"go")
+        nursery.start_soon(partial(server.shutdown, grace=10, redirect=NEW))
+        await trio.sleep(2)
+        shut_down.set()
+        received.extend([message async for message in channel])
+        await channel.aclose()
+        await anext(session.incoming())
+
+    async with muxkit.open_server(send, OLD) as server, trio.open_nursery() as nursery:
+        with pytest.raises(muxkit.LinkLost, match="has moved to"):
+            async with muxkit.connect(OLD) as session:
+                await talk(session, server, nursery)
+    assert [*map(len, received)] == [200_000]
 
 
 async def test_leaving_a_session_tells_of_the_redirect_even_if_no_call_has(sim: SimNetwork) -> None:
@@ -175,6 +206,7 @@ async def test_two_servers_that_send_a_client_to_each_other_do_not_keep_it_busy(
     async def to(url: str, session: muxkit.Session) -> None:
         nonlocal attempts
         attempts += 1
+        await session.ping()  # a client has to be ready before it can be told
         raise redirect_to(url)
 
     async def to_new(session: muxkit.Session) -> None:

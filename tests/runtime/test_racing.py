@@ -69,6 +69,13 @@ async def test_the_next_attempt_starts_immediately_after_a_failure(autojump_cloc
     assert await winner_of([refused("a", 0.1), Timed("b", 1)]) == ("b", 1.1)
 
 
+async def test_losers_have_ended_while_the_winner_is_used(autojump_clock: MockClock) -> None:
+    loser = Timed("a", 100)
+    async with first_of([[loser, Timed("b")]]):
+        await trio.testing.wait_all_tasks_blocked()
+        assert loser.ended_by == "Cancelled"
+
+
 async def test_an_attempt_that_started_earlier_may_still_win(autojump_clock: MockClock) -> None:
     assert await winner_of([Timed("a", 0.4), Timed("b", 10)]) == ("a", 0.4)
 
