@@ -49,13 +49,14 @@ FLOORS: Final[Sequence[tuple[str, str]]] = (
     ("cli", "the command line"),
     ("pipeline", "Spark sources and sinks, captures"),
     ("testing", "simulated networks and conformance suites for users' tests"),
+    ("anyio", "channels and sessions as AnyIO's streams and listeners"),
     ("asyncio", "the same API for asyncio programs"),
     ("rpc : topics", "typed calls; publish and subscribe"),
     ("forward : protocols", "port forwarding; one folder for each protocol, and none knows another"),
     ("_typed", "connect and open_server with the types of one protocol"),
     ("_server : _reconnecting : metrics", "running servers, clients that come back, counters"),
     ("_door", "from a URL to a session: finds the protocol and the transport by name"),
-    ("_authorize : _handlers", "who may connect, and what handles a channel"),
+    ("_authorize : _handlers : _racing : _redirect", "who may connect, what handles a channel, which URL wins"),
     ("storage", "databases and their worker threads"),
     ("_plugins", "loads protocols and transports by name"),
     ("runtime", "everything that waits: sessions, channels, halves, pumps; knows no wire format"),
@@ -134,7 +135,7 @@ def drawings() -> dict[str, str]:
     pictures = {}
     floors = [(floor.replace(" : ", ", "), text) for floor, text in FLOORS]
     height = 2 * TOP + len(floors) * ROW - (ROW - BOX)
-    pictures["floors.svg"] = svg(height, "The floors of muxkit", [*rows(floors, box=290, has_arrows=False)])
+    pictures["floors.svg"] = svg(height, "The floors of muxkit", [*rows(floors, box=330, has_arrows=False)])
     for name, label, stops in (
         ("message-out.svg", "The way of a message from send to the socket", OUT),
         ("bytes-in.svg", "The way of bytes from the socket to receive", IN),
