@@ -32,7 +32,7 @@ from muxkit.protocols.restream.engine.server import NEXT as RESTREAM_NEXT
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PICTURES: Final = ROOT / "docs" / "explanation"
-WIDTH: Final = 760
+WIDTH: Final = 880
 ROW, BOX, TOP = 40, 30, 14
 
 STYLE: Final = """<style>
