@@ -96,7 +96,7 @@ async def pair(
     handler = forward.handler(allow, listen=listen, limits=limits)
     async with (
         muxkit.open_server(handler, url, tls=tls[0], linger=0.5) as server,
-        muxkit.connect(server.url, tls=tls[1], linger=0.5) as session,
+        muxkit.connect(server.url, tls=tls[1]) as session,
     ):
         yield Pair(handler, server, session)
 

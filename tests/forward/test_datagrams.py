@@ -129,7 +129,7 @@ async def test_over_aqueduct_datagrams_are_messages_that_may_be_lost(tmp_path: P
     with trio.fail_after(PATIENCE):
         async with (
             muxkit.open_server(serve, url, tls=theirs, linger=0.5) as server,
-            muxkit.connect(server.url, tls=ours, linger=0.5) as session,
+            muxkit.connect(server.url, tls=ours) as session,
             forward.open_datagrams(session, "0", "9") as opened,
             sender(opened) as sock,
         ):
