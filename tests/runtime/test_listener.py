@@ -43,7 +43,9 @@ async def test_a_server_of_streams_serves_on_a_reverse_session(protocol: str) ->
     assert answers == [b"TEA", b"only channels named 'shout' are accepted here"]
 
 
-async def test_a_closed_listener_wakes_whoever_accepts_and_accepts_nothing_more() -> None:
+async def test_a_closed_listener_wakes_whoever_accepts_and_accepts_nothing_more(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     async def idle(session: muxkit.Session) -> None:
         await trio.sleep_forever()
 
