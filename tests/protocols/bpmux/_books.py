@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from muxkit.core import Cursor, Pieces
 from muxkit.protocols.bpmux import Chunk, Engine, Entity, Kind, Life, Partial, Receiver, Type, parse_chunk
+from tests.protocols.bpmux._helpers import begun_of, line_of, opening_of, sums_of
 
 if TYPE_CHECKING:
     from muxkit.protocols.bpmux.state import State
@@ -74,31 +75,31 @@ def check_books(engine: Engine, inbox: dict[Receiver, list[int]]) -> None:
     entities = [entity for kind in Kind for entity in engine.entities(kind).values()]
     _check_queues(engine, entities)
     _check_windows(engine, entities, [entity for entity in inbox if entity.gone and inbox[entity]])
-    _check_parts(engine._state, entities)
+    _check_parts(sums_of(engine), entities)
     channels = [
         one for one in entities if not one.is_top and (one.twin is None or one.kind in (Kind.SINK_OUT, Kind.SINK_IN))
     ]
     assert engine.channels == len(channels)
-    assert engine._state.control.pongs_owed == sum(entity.pongs for entity in entities)
+    assert sums_of(engine).control.pongs_owed == sum(entity.pongs for entity in entities)
 
 
 def _check_queues(engine: Engine, entities: list[Entity]) -> None:
     queues = [entity.outgoing for entity in entities if entity.outgoing is not None]
     assert engine.outbox == sum(queue.counted for queue in queues)
     for queue in queues:
-        begun = queue._begun if queue._opening is None else 0
+        begun = begun_of(queue) if opening_of(queue) is None else 0
         assert min(queue.counted, queue.queued, queue.claimed) >= 0
         assert queue.queued == sum(map(len, queue.queue)) + len(queue.end or b"") - begun
     if not engine.top_sink.gone and engine.top_sink.outgoing is not None:
         top = engine.top_sink.outgoing
         assert top.claimed == sum(queue.opening_left for queue in queues)
-        assert top.openings_before_end == sum(queue._opening is not None for queue in queues)
+        assert top.openings_before_end == sum(opening_of(queue) is not None for queue in queues)
     asleep = [queue.entity for queue in queues if queue.is_ready() and not queue.scheduled]
     assert not asleep, f"ready and not in line: {asleep}"
 
 
 def _check_windows(engine: Engine, entities: list[Entity], gone: list[Entity]) -> None:
-    state = engine._state
+    state = sums_of(engine)
     windows = [entity.window for entity in [*entities, *gone]]
     if not engine.top_stream.gone:  # otherwise openings that were not consumed count there
         floor = state.budget.floor
@@ -112,11 +113,11 @@ def _check_windows(engine: Engine, entities: list[Entity], gone: list[Entity]) -
 
 def _check_parts(state: State, entities: list[Entity]) -> None:
     in_parts = [entity for entity in entities if entity.parts is not None and entity.parts.pieces is not None]
-    for waiting in state.reassembly._waiting:
+    for waiting in line_of(state):
         assert not waiting.gone
         assert waiting.window.shortfall() > 0, f"{waiting.label} waits in line and needs nothing"
     if state.reassembly.waiting:
-        assert next(iter(state.reassembly._waiting)).window.shortfall() > state.reassembly.left
+        assert line_of(state)[0].window.shortfall() > state.reassembly.left
     assert state.unfinished == len(in_parts)
     for entity in entities:
         assert entity.window.unfinished == sum(one.partial for one in in_parts if state.payer(one) is entity)

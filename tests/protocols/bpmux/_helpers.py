@@ -22,6 +22,7 @@ from muxkit.core.events import (
 from muxkit.protocols.bpmux import (
     Chunk,
     Config,
+    Duplex,
     Engine,
     Entity,
     Event,
@@ -32,6 +33,8 @@ from muxkit.protocols.bpmux import (
     Requested,
     Responded,
     Sender,
+    Sink,
+    Source,
     parse_chunk,
 )
 from muxkit.testing._pair import EnginePair, drain, feed
@@ -44,6 +47,9 @@ if TYPE_CHECKING:
     from muxkit._limits import Limits
     from muxkit._observer import Observer
     from muxkit.protocols.bpmux.entities import Parts
+    from muxkit.protocols.bpmux.frames import Type
+    from muxkit.protocols.bpmux.send import Outgoing
+    from muxkit.protocols.bpmux.state import State
 
 U64_MAX = 2**64 - 1
 
@@ -58,9 +64,9 @@ def by_hand(
     return Engine(config, limits=limits, observer=observer)
 
 
-def automatic(*, limits: Limits | None = None, letter: bool = False) -> Engine:
+def automatic(*, limits: Limits | None = None, letter: bool = False, first_id: int = 1) -> Engine:
     """Make an engine with automatic grants and without keepalive."""
-    return Engine(Config(keepalive=None, letter=letter), limits=limits)
+    return Engine(Config(keepalive=None, letter=letter, first_id=first_id), limits=limits)
 
 
 def with_top_credit(credit: int = 1000, *, limits: Limits | None = None, letter: bool = False) -> Engine:
@@ -193,9 +199,48 @@ def ids(engine: Engine) -> dict[str, list[int]]:
     return {kind.name.lower(): sorted(engine.entities(kind)) for kind in Kind if engine.entities(kind)}
 
 
+def sums_of(engine: Engine) -> State:
+    """Return the budgets, queues and counters that the engine keeps over all its entities."""
+    return engine._state
+
+
+def line_of(state: State) -> list[Entity]:
+    """Return the receivers that wait for a loan from the reassembly budget, the first one first."""
+    return [*state.reassembly._waiting]
+
+
+def unread_by(engine: Engine) -> int:
+    """Return how many received bytes the engine holds back because they don't complete a chunk."""
+    return engine._reader.held.size
+
+
+def opening_of(queue: Outgoing) -> tuple[Type, bytes] | None:
+    """Return the opening chunk that the queue has not written completely."""
+    return queue._opening
+
+
+def begun_of(queue: Outgoing) -> int:
+    """Return how many bytes of its first item the queue has already written in parts."""
+    return queue._begun
+
+
+def sender_of(channel: Sink | Duplex) -> Sender:
+    """Return the engine's side of the half that sends on a session's channel."""
+    sender = channel.half.sender if isinstance(channel, Sink) else channel.sink.half.sender
+    assert isinstance(sender, Sender)
+    return sender
+
+
+def receiver_of(channel: Source | Duplex) -> Receiver:
+    """Return the engine's side of the half that receives on a session's channel."""
+    receiver = channel.half.receiver if isinstance(channel, Source) else channel.source.half.receiver
+    assert isinstance(receiver, Receiver)
+    return receiver
+
+
 def state_of(engine: Engine) -> object:
     """Return all that a command or a chunk may change, as one value: maps, credit, queues, budgets, control chunks."""
-    state = engine._state
+    state = sums_of(engine)
     entities = [
         (
             kind.name,
@@ -214,7 +259,7 @@ def state_of(engine: Engine) -> object:
         entities,
         (state.ours, state.theirs, state.outbox.used, state.unfinished),
         (state.budget.used, state.budget.windows),
-        (state.reassembly.left, [one.label for one in state.reassembly._waiting]),
+        (state.reassembly.left, [one.label for one in line_of(state)]),
         (bytes(state.control.acks), state.control.leaving, state.control.pongs_owed),
         engine._reader.rules.announced,
     )
@@ -227,12 +272,12 @@ def _parts_of(parts: Parts) -> object:
 def _queue_of(entity: Entity) -> object:
     queue = entity.outgoing
     assert queue is not None
-    if not (queue.queue or queue._opening or queue.end is not None or queue.claimed or queue.openings_before_end):
+    if not (queue.queue or opening_of(queue) or queue.end is not None or queue.claimed or queue.openings_before_end):
         return None
     return (
         tuple(queue.queue),
-        queue._opening,
-        queue._begun,
+        opening_of(queue),
+        begun_of(queue),
         queue.end,
         queue.queued,
         queue.claimed,
@@ -247,11 +292,12 @@ def pair_of(
     weather: random.Random | None = None,
     latency: float = 0.0,
     letter: bool = False,
+    first_id: int = 1,
     listener: Callable[[int, Event], None] | None = None,
 ) -> EnginePair[Engine, Event]:
-    """Make two automatic engines that have exchanged their first grants."""
+    """Make two automatic engines that have exchanged their first grants; the first one numbers from `first_id`."""
     pair: EnginePair[Engine, Event] = EnginePair(
-        automatic(limits=limits, letter=letter),
+        automatic(limits=limits, letter=letter, first_id=first_id),
         automatic(limits=limits, letter=letter),
         weather=weather,
         latency=latency,

@@ -14,7 +14,7 @@ from muxkit.core.events import Cancelled, Confirmed, Failed, Finished, Opened, R
 from muxkit.protocols.bpmux import Config, Engine, Entity, Event, Kind, Life, Receiver, Requested, Responded, Sender
 from muxkit.testing._pair import EnginePair
 from tests.protocols.bpmux._books import Wire, check_books
-from tests.protocols.bpmux._helpers import channel_of, entity_of
+from tests.protocols.bpmux._helpers import channel_of, entity_of, sums_of, unread_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -280,7 +280,7 @@ class World:
         for side in (0, 1):
             self.wires[side].look(self.pair.sent[side])
             engine = self.engines[1 - side]
-            self.wires[side].forget(engine.bytes_received - engine._reader.held.size)
+            self.wires[side].forget(engine.bytes_received - unread_by(engine))
             check_books(self.engines[side], self.inbox[side])
         for side in (0, 1):
             self._check_credit(side)
@@ -309,7 +309,7 @@ class World:
                 if kind is Kind.SINK_OUT and not entity.is_top:
                     # What was announced and not read yet, and the window begins when the opening is complete.
                     is_opening = Life.HALF_OPENED in (other.life, other.twin and other.twin.life)
-                    due += (0 if is_opening else there._state.given) - here._state.got
+                    due += (0 if is_opening else sums_of(there).given) - sums_of(here).got
                 assert other.window.credit == due, (
                     f"{other.label}: {other.window.credit} allowed, but {entity.credit.available} free, "
                     f"{paid[kind, id]} under way, {back[mirror, id]} granted and under way, {other.grant} owed"
@@ -346,7 +346,7 @@ class World:
             assert engine.live == 0, [entity for kind in Kind for entity in engine.entities(kind).values()]
             assert engine.channels == 0
             assert engine.outbox == 0
-            state = engine._state
+            state = sums_of(engine)
             assert state.reassembly.left == state.reassembly.total
             assert state.reassembly.waiting == 0
             assert (state.budget.used, state.budget.windows) == (0, 0)
@@ -362,7 +362,7 @@ class World:
 
 def _numbers(engine: Engine) -> tuple[object, ...]:
     """Return the values that a refused command must not change, cheaply."""
-    state = engine._state
+    state = sums_of(engine)
     return (
         state.outbox.used, state.ours, state.theirs, state.budget.used, state.budget.windows, state.reassembly.left,
         len(engine.entities(Kind.SINK_OUT)), len(engine.entities(Kind.STREAM_OUT)), engine.top_sink.credit_out,

@@ -17,6 +17,7 @@ from tests.protocols.bpmux._helpers import (
     pair_of,
     seen,
     state_of,
+    sums_of,
     the,
     violation,
     with_top_credit,
@@ -167,7 +168,7 @@ def test_what_a_message_in_parts_needs_beyond_the_window_is_lent_at_its_first_pa
     assert written(engine) == "880503"
     assert fed(engine, "70 05 03 63 64 65") == [("Received", "out-stream 5", b"abcde")]
     the(engine, Kind.STREAM_OUT, 5).consumed((), 5)
-    assert engine._state.reassembly.left == engine.limits.reassembly
+    assert sums_of(engine).reassembly.left == engine.limits.reassembly
     assert written(engine) == ""
 
 
@@ -238,7 +239,7 @@ def test_an_explanation_in_parts_of_who_stops_us_is_lent_what_it_needs() -> None
     assert fed(engine, "e0 03", "a2 03 01 61") == []
     assert written(engine) == "480302"
     assert fed(engine, "a2 03 02 62 63") == [("Stopped", "out-sink 3", b"abc")]
-    assert engine._state.reassembly.left == engine.limits.reassembly
+    assert sums_of(engine).reassembly.left == engine.limits.reassembly
 
 
 @pytest.mark.clause("bpmux-P15")
@@ -268,7 +269,7 @@ def test_a_partial_before_the_acknowledgement_of_our_end_leaves_nothing_behind()
     the(engine, Kind.STREAM_OUT, 5).end()
     written(engine)
     assert fed(engine, "e0 03", "61 05") == [("Confirmed", "out-stream 5")]
-    assert (engine._state.unfinished, engine._state.reassembly.left) == (0, engine.limits.reassembly)
+    assert (sums_of(engine).unfinished, sums_of(engine).reassembly.left) == (0, engine.limits.reassembly)
 
 
 @pytest.mark.clause("bpmux-P17")
@@ -307,7 +308,7 @@ def test_all_parts_of_an_opening_are_paid_from_the_top_level() -> None:
     assert written(engine) == "a80003"
     assert fed(engine, "50 09 03 64 65 66") == [("Opened", "in-stream 9", b"abcdef")]
     engine.consumed_opening(6)
-    assert engine._state.reassembly.left == engine.limits.reassembly
+    assert sums_of(engine).reassembly.left == engine.limits.reassembly
 
 
 @pytest.mark.clause("bpmux-P18")

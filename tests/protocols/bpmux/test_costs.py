@@ -20,6 +20,7 @@ from tests.protocols.bpmux._helpers import (
     fed,
     grant,
     pair_of,
+    sums_of,
     violation,
     with_top_credit,
     written,
@@ -66,7 +67,7 @@ def test_a_million_pings_of_a_peer_that_never_reads_are_a_number() -> None:
             held = tracemalloc.get_traced_memory()[0]
             tracemalloc.stop()
     assert held < 64 * KIB
-    assert engine._state.control.pongs_owed == 1_000_000
+    assert sums_of(engine).control.pongs_owed == 1_000_000
     buffers = engine.buffers_to_send(64 * KIB)
     assert 64 * KIB <= sum(map(len, buffers)) <= 64 * KIB + 2
     assert len(drain(engine)) + sum(map(len, buffers)) == 2_000_000
@@ -84,7 +85,7 @@ def test_pings_may_come_for_ever_if_the_answers_are_read() -> None:
 def test_pongs_owed_to_a_channel_that_ends_are_forgotten() -> None:
     engine = by_hand()
     fed(engine, "50 09 00", "44 09" * 5, "42 09 00")
-    assert engine._state.control.pongs_owed == 0
+    assert sums_of(engine).control.pongs_owed == 0
     assert written(engine) == "a109"
 
 
@@ -218,16 +219,17 @@ def test_a_small_message_beside_a_large_one_waits_for_one_quantum_at_most() -> N
 @pytest.mark.requirement("R-70")
 @pytest.mark.parametrize("first", [2**32 - 2, 2**62 - 2, 2**64 - 3])
 def test_ids_near_the_end_of_their_range_go_on(first: int) -> None:
-    pair = pair_of()
+    pair = pair_of(first_id=first)
     engine = pair.engines[0]
-    engine._next_id = first
+    opened = []
     for _ in range(6):
         sink = engine.open_sink(b"hello")
+        opened.append(sink.id)
         sink.end()
         pair.run_until_quiet()
         pair.engines[1].consumed_opening(5)
         assert sink.gone
-    assert engine._next_id == (first + 6 if first + 6 < 2**64 else first + 6 - 2**64 + 1)
+    assert opened == [id if id < 2**64 else id - 2**64 + 1 for id in range(first, first + 6)]
 
 
 @pytest.mark.requirement("R-70")

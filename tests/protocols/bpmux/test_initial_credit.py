@@ -13,6 +13,7 @@ from muxkit.protocols.bpmux import Config, Engine, Kind
 from muxkit.protocols.bpmux.frames import encode_announcement
 from muxkit.testing._pair import EnginePair, drain, feed
 from muxkit_adapters import memory
+from tests.protocols.bpmux._helpers import sender_of
 
 from ._helpers import automatic, fed, grant, told, violation, written
 from ._pairs import next_duplex, sessions
@@ -241,7 +242,7 @@ async def test_in_sessions_the_first_message_waits_for_nothing() -> None:
             assert await here.receive() == b"x"
             await there.aclose()
         async with pair.one.open() as here:
-            assert here.sink._entity.credit_out == CREDIT
+            assert sender_of(here).credit_out == CREDIT
             await here.send(b"at once")
             await here.send(bytes(2000))  # more than that waits for a grant, and comes
             there = await next_duplex(pair.other)

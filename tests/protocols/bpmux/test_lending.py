@@ -7,7 +7,7 @@ import pytest
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols.bpmux import Engine, Kind, Receiver
-from tests.protocols.bpmux._helpers import by_hand, fed, grant, pair_of, seen, the, written
+from tests.protocols.bpmux._helpers import by_hand, fed, grant, pair_of, seen, sums_of, the, written
 
 
 def two_streams(*, reassembly: int = 100, message: int = 100, credit: int = 10) -> tuple[Engine, Receiver, Receiver]:
@@ -32,7 +32,7 @@ def test_the_second_message_waits_until_the_first_has_been_consumed() -> None:
     assert written(engine) == "a8035a"
     fed(engine, "50 03 63" + "62" * 99)
     other.consumed((), 100)
-    assert engine._state.reassembly.left == 100
+    assert sums_of(engine).reassembly.left == 100
 
 
 @pytest.mark.requirement("R-22")
@@ -55,7 +55,7 @@ def test_who_waits_and_goes_away_does_not_stop_the_line() -> None:
     written(engine)
     fed(engine, "e0 64 50 01 01 61", "e0 64 50 03 01 61", "e0 14 50 05 01 61")
     assert written(engine) == "a8015a"
-    assert engine._state.reassembly.waiting == 2
+    assert sums_of(engine).reassembly.waiting == 2
     the(engine, Kind.STREAM_IN, 3).end()
     assert written(engine) == "a8050a a20300"
     assert one.window.lent == 90
@@ -71,7 +71,7 @@ def test_who_waits_and_gets_by_without_a_loan_does_not_stop_the_line() -> None:
     assert written(engine) == "a8015a"
     other.give_credit(90)
     assert written(engine) == "a8035a a8050a"
-    assert engine._state.reassembly.waiting == 0
+    assert sums_of(engine).reassembly.waiting == 0
 
 
 @pytest.mark.requirement("R-71")
@@ -85,7 +85,7 @@ def test_who_waits_and_needs_less_by_now_is_served() -> None:
     assert written(engine) == "a8031d"
     other.give_credit(1)
     assert written(engine) == "a8033d"
-    assert (engine._state.reassembly.left, engine._state.reassembly.waiting) == (0, 0)
+    assert (sums_of(engine).reassembly.left, sums_of(engine).reassembly.waiting) == (0, 0)
 
 
 @pytest.mark.requirement("R-22")
@@ -102,7 +102,7 @@ def test_who_sends_his_last_word_leaves_the_line() -> None:
         entity.give_credit(10)
     written(engine)
     fed(engine, "e0 64 50 01 01 61", "e0 64 02 03 01 61", "e0 14 50 05 01 61")
-    assert engine._state.reassembly.waiting == 2
+    assert sums_of(engine).reassembly.waiting == 2
     written(engine)
     request.send(b"")
     assert written(engine) == "300300 a8050a"
@@ -123,7 +123,7 @@ def test_openings_in_parts_share_the_top_level_window() -> None:
     pair.run_until_quiet()
     opened = [(event[0], len(str(event[2])) - 3) for event in seen(pair, 1)]
     assert opened == [("Opened", 200_000), ("Requested", 150_000)]
-    assert there._state.reassembly.left == 200_000
+    assert sums_of(there).reassembly.left == 200_000
 
 
 def with_opening_in_parts(total: int, *, reassembly: int) -> Engine:
@@ -145,9 +145,9 @@ def test_a_top_level_message_that_uses_up_the_loan_of_an_opening_does_not_stop_i
     assert written(engine) == "a8005a"
     events = fed(engine, "50 09 5a" + "61" * 90)
     assert events == [("Opened", "in-stream 9", b"a" * 100)]
-    assert engine._state.reassembly.left == 10
+    assert sums_of(engine).reassembly.left == 10
     engine.consumed_opening(100)
-    assert engine._state.reassembly.left == 100
+    assert sums_of(engine).reassembly.left == 100
 
 
 @pytest.mark.requirement("R-22")
@@ -189,7 +189,7 @@ def test_a_message_in_parts_that_nobody_wants_is_not_lent_anything() -> None:
     written(engine)
     assert fed(engine, "e0 64 50 01 01 61") == []
     assert written(engine) == ""
-    assert engine._state.unfinished == 0
+    assert sums_of(engine).unfinished == 0
 
 
 @pytest.mark.requirement("R-22")
@@ -207,10 +207,10 @@ def test_credit_by_hand_stands_beside_the_window_and_not_in_its_budget() -> None
     stream.consumed((), 6000)
     pair.run_until_quiet()
     assert (stream.window.own, stream.window.by_hand, sink.credit_out) == (1000, 0, 1000)
-    assert here._state.budget.used == 2 * (1000 - 1)  # beside the floor of each
+    assert sums_of(here).budget.used == 2 * (1000 - 1)  # beside the floor of each
     stream.end()
     pair.run_until_quiet()
-    assert here._state.budget.used == 1000 - 1
+    assert sums_of(here).budget.used == 1000 - 1
 
 
 @pytest.mark.requirement("R-22")

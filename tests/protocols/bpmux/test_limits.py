@@ -14,7 +14,7 @@ from muxkit.core import encode_varu64
 from muxkit.core.events import Failed, Opened
 from muxkit.protocols.bpmux import Kind, Requested
 from muxkit.testing._pair import drain, feed
-from tests.protocols.bpmux._helpers import automatic, by_hand, fed, grant, the, violation, written
+from tests.protocols.bpmux._helpers import automatic, by_hand, fed, grant, sums_of, the, violation, written
 
 if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError
@@ -195,7 +195,7 @@ def test_a_channel_at_the_floor_goes_on_as_it_is_consumed() -> None:
         assert 0 < size <= 10
         fed(engine, f"50 09 {size:02x}" + "00" * size)
         stream.consumed((), size)
-    assert engine._state.budget.used == 0
+    assert sums_of(engine).budget.used == 0
 
 
 @pytest.mark.requirement("R-01", "R-26")
@@ -216,9 +216,9 @@ def test_loans_never_pass_the_limit() -> None:
         fed(engine, f"50 {id:02x} 00")
         the(engine, Kind.STREAM_IN, id).give_credit(10)
         fed(engine, f"e0 64 50 {id:02x} 0a" + "00" * 10)
-        assert engine._state.reassembly.left >= 0
+        assert sums_of(engine).reassembly.left >= 0
     assert sum(entity.window.lent for entity in engine.entities(Kind.STREAM_IN).values()) == 180
-    assert engine._state.reassembly.waiting == 17
+    assert sums_of(engine).reassembly.waiting == 17
 
 
 @pytest.mark.requirement("R-01", "R-29")

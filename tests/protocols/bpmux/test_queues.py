@@ -17,6 +17,7 @@ from tests.protocols.bpmux._helpers import (
     pair_of,
     parsed,
     seen,
+    sums_of,
     the,
     violation,
     with_sink,
@@ -138,7 +139,7 @@ def test_who_stops_the_top_level_forgets_openings_that_will_not_be_completed() -
     assert ids(here) == {"stream_out": [0]}
     assert ids(there) == {"sink_out": [0]}
     assert sink.gone
-    assert (there.channels, there._state.unfinished, there._state.reassembly.left) == (0, 0, 5000)
+    assert (there.channels, sums_of(there).unfinished, sums_of(there).reassembly.left) == (0, 0, 5000)
     assert seen(pair, 1) == [("Confirmed", "top-level in-stream")]
     assert seen(pair, 0) == [
         ("Stopped", "top-level in-sink", b""),

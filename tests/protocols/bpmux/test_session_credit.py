@@ -11,6 +11,7 @@ import trio
 
 from muxkit import Limits, LocalProtocolError
 from muxkit.protocols.bpmux import Config
+from tests.protocols.bpmux._helpers import receiver_of, sender_of
 
 from ._pairs import (
     MIB,
@@ -46,7 +47,7 @@ async def test_hundreds_of_channels_at_rest_leave_a_busy_one_its_window() -> Non
             for _ in range(200):
                 await busy.send(bytes(50_000))
                 assert await busy.receive() == bytes(50_000)
-            assert busy.sink._entity.credit_out > limits.short_window // 2
+            assert sender_of(busy).credit_out > limits.short_window // 2
             nursery.cancel_scope.cancel()
 
 
@@ -57,11 +58,11 @@ async def test_credit_by_hand() -> None:
             nursery.start_soon(sink.send_many, [b"12", b"345", b"6"])
             assert await source.receive() == b"12"
             await at_rest()
-            assert (sink._entity.credit_out, source.unread) == (0, 0)
+            assert (sender_of(sink).credit_out, source.unread) == (0, 0)
             source.give_credit(3)
             assert await source.receive() == b"345"
             await at_rest()
-            assert (sink._entity.credit_out, source.unread) == (0, 0)
+            assert (sender_of(sink).credit_out, source.unread) == (0, 0)
             source.give_credit(1)
             assert await source.receive() == b"6"
 
@@ -236,7 +237,7 @@ async def test_the_engine_hears_of_what_was_taken_by_parts_of_the_window_or_when
     limits = Limits(channel_first=1600, channel_bytes=1600, channel_floor=1600)
     async with rough_sessions(limits=limits) as pair, pair.one.open() as here:
         there = await next_duplex(pair.other)
-        window = there.source._entity.window
+        window = receiver_of(there).window
         await here.send_many([bytes(10)] * 20)
         await at_rest()
         for taken in range(1, 21):

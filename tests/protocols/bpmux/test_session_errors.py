@@ -29,7 +29,8 @@ async def test_a_blocks_own_error_comes_out_bare_and_the_link_is_closed() -> Non
         async with bpmux.session(here) as session, session.open():
             raise error
     assert caught.value is error
-    assert here._closed
+    with pytest.raises(trio.ClosedResourceError):
+        await here.send_all(b"x")
     assert await there.receive_some() == b"" or await there.receive_some() == b""
 
 

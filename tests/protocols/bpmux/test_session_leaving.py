@@ -17,6 +17,7 @@ from muxkit.protocols import bpmux
 from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import replay, weather_pair
 from muxkit_adapters import memory
+from tests.protocols.bpmux._helpers import sender_of
 
 from ._pairs import (
     SilentStream,
@@ -119,7 +120,7 @@ async def test_a_channel_that_was_given_up_does_not_hold_up_the_leave(autojump_c
         async with pair.one.open_sink() as sink:
             await next_source(pair.other)
             await at_rest()
-            await sink.send(bytes(sink._entity.credit_out))  # no credit is left for an end payload
+            await sink.send(bytes(sender_of(sink).credit_out))  # no credit is left for an end payload
             sink.abort()
         start = trio.current_time()
     assert trio.current_time() - start < 1
@@ -185,7 +186,8 @@ async def test_leaving_takes_no_longer_than_the_linger_whatever_the_peer_does(
         peer.cancel_scope.cancel()
     # The linger for an end in order; a second at most to tell the peer of an error.
     assert took <= 1 + {"the end": 2, "an error": 1, "a cancellation": 0}[leave_by] + SLACK
-    assert here._closed
+    with pytest.raises(trio.ClosedResourceError):
+        await here.send_all(b"x")
 
 
 @pytest.mark.requirement("R-35")

@@ -16,6 +16,7 @@ from muxkit.runtime import Mailbox
 from muxkit.runtime.halves.receive import ReceiveHalf
 from muxkit.runtime.mux_session import connection_of
 from muxkit_adapters import memory
+from tests.protocols.bpmux._helpers import sender_of
 
 from ._pairs import (
     MIB,
@@ -164,7 +165,7 @@ async def test_a_sender_waits_when_the_transport_takes_nothing() -> None:
         engine = connection_of(pair.one).engine
         # The peer granted a lot before it stopped reading.
         async with pair.one.open_sink() as sink:
-            sink._entity.credit.grant(1 << 40)
+            sender_of(sink).credit.grant(1 << 40)
             sent = 0
 
             async def push() -> None:
@@ -221,8 +222,9 @@ async def test_a_million_unread_empty_messages_cost_nothing(others: int) -> None
         source = await next_source(pair.one)
         await flooder.send_all(short * others + empty * 1_000_000)
         await _arrived(source, others + 1_000_000)
-        assert isinstance(source.half._stored, Mailbox)
-        assert len(source.half._stored._items) <= 1024
+        stored = source.half._stored
+        assert isinstance(stored, Mailbox)
+        assert len(stored._items) <= 1024
         assert await source.receive_many(limit=others + 2) == [bytes(1)] * others + [b""] * 2
 
 
