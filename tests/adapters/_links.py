@@ -9,12 +9,16 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 import trio.testing
 import trustme
+
+if TYPE_CHECKING:
+    from muxkit_adapters.tls import TLSStream
+    from muxkit_adapters.websocket import WebSocketStream
 
 PATIENCE = 300.0  # s; reached only when something hangs
 NEVER = 1000.0  # s, for a limit that is not to be reached
@@ -44,6 +48,11 @@ async def serving(serve: Serve, *arguments: object, **options: object) -> AsyncI
 
         yield await nursery.start(run)
         nursery.cancel_scope.cancel()
+
+
+def wire_of(stream: TLSStream | WebSocketStream) -> Any:  # noqa: ANN401 - a stream of TCP, or of TLS
+    """Return the stream below, to cut it or to write past the layer under test."""
+    return stream._wire
 
 
 @asynccontextmanager

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    from muxkit_adapters.packets.sockets import PacketSocket
+
     from ._links import Serve
 
 Link = trio.abc.Channel[bytes]
@@ -61,10 +63,25 @@ async def paired(
                 over.set()
 
 
+def packets_of(link: Any) -> PacketSocket:  # noqa: ANN401 - a link of UDP or DTLS
+    """Return the layer between a link and its socket, which sends and receives batches of packets."""
+    found: PacketSocket = link._packets
+    return found
+
+
 def socket_of(link: Any) -> socket.socket:  # noqa: ANN401 - a link of UDP or DTLS
     """Return the socket under a link, to send past the link or to set what the kernel does."""
-    found: socket.socket = link._packets.socket
-    return found
+    return packets_of(link).socket
+
+
+def channel_of(link: dtls.DtlsLink) -> trio.DTLSChannel:
+    """Return Trio's channel under a link of DTLS."""
+    return link._channel
+
+
+def refuse_runs(link: Any) -> None:  # noqa: ANN401 - a link of UDP or DTLS
+    """Make the kernel refuse to cut a run into packets (EIO), as it does for some network cards."""
+    socket_of(link).setsockopt(socket.SOL_SOCKET, 11, 1)  # SO_NO_CHECK
 
 
 async def echo(link: Link) -> None:
@@ -141,13 +158,14 @@ def lose(sock: socket.socket, chance: float) -> None:
 async def wiretap(link: dtls.DtlsLink) -> AsyncIterator[list[bytes]]:
     """What a link hands to the kernel."""
     seen: list[bytes] = []
-    send = link._packets.send
+    packets = packets_of(link)
+    send = packets.send
 
     def listen(packets: list[bytes], address: tuple[str, int]) -> int:
         seen.extend(packets)
         return send(packets, address)
 
-    link._packets.send = listen  # type: ignore[method-assign, assignment]
+    packets.send = listen  # type: ignore[method-assign, assignment]
     yield seen
     assert seen
 

@@ -23,7 +23,20 @@ from muxkit_adapters.packets.dtls_links import EndpointSocket
 from muxkit_adapters.packets.sockets import open_socket
 
 from ._links import NEVER, PATIENCE, comes_down_to, descriptors_and_tasks, port_of, serving
-from ._packets import LINUX, Authority, Plain, echo, lose, paired, refusing_port, socket_of, until, wiretap
+from ._packets import (
+    LINUX,
+    Authority,
+    Plain,
+    channel_of,
+    echo,
+    lose,
+    packets_of,
+    paired,
+    refusing_port,
+    socket_of,
+    until,
+    wiretap,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -363,7 +376,7 @@ async def test_forged_doubled_and_changed_packets_are_dropped(pair: MakePair, at
         await here.send(b"twice")
         if at_once:
             # Trio itself sorts out the two that look like parts of a handshake.
-            await until(lambda: there._channel._q.r.statistics().current_buffer_used == len(forged) - 2 + 1)
+            await until(lambda: channel_of(there)._q.r.statistics().current_buffer_used == len(forged) - 2 + 1)
             assert there.receive_nowait(10) == [b"twice"]
         else:
             assert await there.receive() == b"twice"
@@ -381,7 +394,7 @@ async def test_a_new_handshake_from_the_same_address_ends_the_old_link(good: Aut
 
     async with serving(dtls.serve, remember, ssl_context=good.server()) as (address,):
         async with dtls.transport.connect(address, ssl_context=good.client()) as link:
-            again = link._channel.endpoint.connect(("127.0.0.1", port_of(address)), good.client())
+            again = channel_of(link).endpoint.connect(("127.0.0.1", port_of(address)), good.client())
             await again.do_handshake()
             await until(lambda: reasons)
     assert "peer tore down this connection to start a new one" in reasons[0]
@@ -427,7 +440,7 @@ async def test_a_peer_that_is_gone_without_goodbye_is_given_up_after_so_many_ref
     counters = ServerCounters()
     async with serving(dtls.serve, send_on, ssl_context=good.server(), counters=counters) as (address,):
         async with dtls.transport.connect(address, ssl_context=good.client()) as link:
-            link._packets.close()
+            packets_of(link).close()
             await until(lambda: reasons)
     assert reasons[0].endswith("Connection refused")
     assert counters.refused == 1

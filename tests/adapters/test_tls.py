@@ -32,6 +32,7 @@ from ._links import (
     port_of,
     reset,
     serving,
+    wire_of,
 )
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ async def test_an_end_without_close_notify_is_an_error_and_not_an_end(ignores: b
 @pytest.mark.requirement("R-49")
 async def test_a_changed_byte_on_the_wire_is_an_error() -> None:
     async with pair() as (here, there):
-        raw = there._wire
+        raw = wire_of(there)
         await raw.send_all(b"\x17\x03\x03\x00\x20" + bytes(32))
         with pytest.raises(trio.BrokenResourceError, match="TLS failed: "):
             await here.receive_some()
@@ -285,10 +286,10 @@ async def test_a_handshake_that_trickles_is_dropped_at_the_deadline(mock_clock: 
 @pytest.mark.parametrize("behaviour", ["stalls", "resets", "floods", "hangs up", "cuts", "is gone for good"])
 async def test_close_is_over_in_time_whatever_the_peer_does(behaviour: str, mock_clock: MockClock) -> None:
     async with pair() as (here, there):
-        raw = there._wire
+        raw = wire_of(there)
         async with trio.open_nursery() as nursery:
             if behaviour == "stalls":
-                while here._wire.send_nowait([bytes(65_536)]):
+                while wire_of(here).send_nowait([bytes(65_536)]):
                     pass
             elif behaviour == "resets":
                 trio.lowlevel.notify_closing(raw.socket)
@@ -333,7 +334,7 @@ async def visit(address: str, times: int) -> None:
 
 
 async def cut(stream: TLSStream) -> None:
-    await trio.aclose_forcefully(stream._wire)
+    await trio.aclose_forcefully(wire_of(stream))
 
 
 async def hang_up(stream: trio.abc.Stream) -> None:

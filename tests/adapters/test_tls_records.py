@@ -19,7 +19,7 @@ from OpenSSL import SSL
 from muxkit_adapters import tcp, tls
 from muxkit_adapters.tls import TLSStream
 
-from ._links import PATIENCE, Certificates, echo, paired, port_of, serving
+from ._links import PATIENCE, Certificates, echo, paired, port_of, serving, wire_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -47,7 +47,7 @@ async def pair(
 
 async def arrived(stream: TLSStream) -> None:
     """Wait until something can be read from the socket below."""
-    await trio.lowlevel.wait_readable(stream._wire.socket)
+    await trio.lowlevel.wait_readable(wire_of(stream).socket)
 
 
 async def receive_all(stream: TLSStream) -> int:
@@ -73,13 +73,13 @@ async def test_one_read_takes_all_records_that_came(version: ssl.TLSVersion) -> 
 async def test_one_write_calls_the_socket_once() -> None:
     async with pair() as (here, there):
         written = []
-        send = here._wire.send_nowait
+        send: Callable[[list[bytes | memoryview]], int] = wire_of(here).send_nowait
 
         def counted(buffers: list[bytes | memoryview]) -> int:
             written.append(send(buffers))
             return written[-1]
 
-        here._wire.send_nowait = counted  # type: ignore[method-assign, assignment]
+        wire_of(here).send_nowait = counted
         assert here.send_nowait([b"head", bytes(40_000), bytes(40_000)]) == 80_004
         await here.send_buffers([b"a", b"b", b"c"])
         assert len(written) == 2
@@ -164,7 +164,7 @@ async def test_a_close_lets_a_send_that_is_under_way_finish() -> None:
 @pytest.mark.requirement("R-49")
 async def test_the_peer_of_a_broken_record_reads_an_alert() -> None:
     async with pair() as (here, there):
-        await there._wire.send_all(b"\x17\x03\x03\x00\x20" + bytes(32))
+        await wire_of(there).send_all(b"\x17\x03\x03\x00\x20" + bytes(32))
         with pytest.raises(trio.BrokenResourceError, match="TLS failed: "):
             await here.receive_some()
         with pytest.raises(trio.BrokenResourceError, match="refused the connection: bad record mac"):
@@ -179,7 +179,7 @@ async def test_a_client_that_only_sends_gets_no_session_tickets_that_it_would_no
     async with pair() as (here, there):
         await here.send_all(b"request")
         assert await there.receive_some() == b"request"
-        assert here._wire.receive_nowait(1) is None
+        assert wire_of(here).receive_nowait(1) is None
         await there.send_all(b"answer")
         assert await here.receive_some() == b"answer"
 
@@ -263,13 +263,13 @@ async def test_a_renegotiation_is_refused_and_the_peer_is_told(is_full: bool) ->
 
     async with serving(tcp.serve, ask) as (address,):
         async with tls.connect("127.0.0.1", port_of(address), ssl_context=GOOD.client(), close_timeout=0.1) as stream:
-            send, calls = stream._wire.send_nowait, []
+            send, calls = wire_of(stream).send_nowait, []
 
             def send_after_the_first(buffers: list[bytes | memoryview]) -> int:
                 calls.append(buffers)
                 return 0 if is_full and len(calls) == 1 else send(buffers)
 
-            stream._wire.send_nowait = send_after_the_first  # type: ignore[method-assign, assignment]
+            wire_of(stream).send_nowait = send_after_the_first
             with pytest.raises(trio.BrokenResourceError, match="cut off without close_notify"):
                 await stream.receive_some()
     assert "no renegotiation" in errors[0]

@@ -35,6 +35,7 @@ from ._links import (
     port_of,
     reset,
     serving,
+    wire_of,
 )
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ async def test_any_other_close_is_an_error_with_its_code_and_reason() -> None:
 @pytest.mark.parametrize("secure", [False, True])
 async def test_an_end_without_a_close_frame_is_an_error_and_not_an_end(secure: bool) -> None:
     async with (secure_pair if secure else pair)() as (here, there):
-        await trio.aclose_forcefully(there._wire)
+        await trio.aclose_forcefully(wire_of(there))
         with pytest.raises(trio.BrokenResourceError, match=r"without a close|cut off without close_notify"):
             await here.receive_some()
 
@@ -530,8 +531,8 @@ async def test_close_is_over_in_time_whatever_the_peer_does(
     behaviour: str, secure: bool, mock_clock: MockClock
 ) -> None:
     async with (secure_pair if secure else pair)() as (here, there):
-        below = there._wire
-        wire = below._wire if isinstance(below, tls.TLSStream) else below
+        below = wire_of(there)
+        wire = wire_of(below) if isinstance(below, tls.TLSStream) else below
         assert isinstance(wire, tcp.SocketStream)
         async with trio.open_nursery() as nursery:
             if behaviour == "stalls":

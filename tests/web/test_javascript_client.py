@@ -13,6 +13,7 @@ import trio
 import muxkit
 from muxkit.protocols import bpmux
 from muxkit_adapters import websocket
+from tests.adapters._links import wire_of
 
 if TYPE_CHECKING:
     from tests.web._node import Node
@@ -682,7 +683,7 @@ async def test_a_server_that_shuts_down_is_noticed_and_the_channels_end_in_order
 async def test_a_connection_that_is_cut_fails_everything_that_waits(node: Node) -> None:
     async def cut(stream: websocket.WebSocketStream) -> None:
         await stream.receive_some()
-        stream._wire.socket.close()  # type: ignore[union-attr]  # no close frame, as when a network goes away
+        wire_of(stream).socket.close()  # no close frame, as when a network goes away
 
     async with trio.open_nursery() as nursery:
         [address] = await nursery.start(partial(websocket.serve, cut))
