@@ -17,8 +17,10 @@ import muxkit
 import muxkit_adapters
 from muxkit import Channel, Limits, LinkLost, Session
 from muxkit._plugins import PluginError
+from muxkit.protocols import bpmux
 from muxkit.protocols.bpmux import Config
 from muxkit_adapters import memory
+from tests.protocols.bpmux._helpers import sender_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -99,7 +101,8 @@ async def test_limits_reach_the_session() -> None:
         served = await serving(nursery, limits=Limits(channel_bytes=100, channel_floor=100))
         async with muxkit.connect(served.url) as session, session.open() as channel:
             await trio.testing.wait_all_tasks_blocked()
-            assert channel.sink._entity.credit_out == 100  # type: ignore[attr-defined]  # bpmux's own channel
+            assert isinstance(channel, bpmux.Duplex)
+            assert sender_of(channel).credit_out == 100
         nursery.cancel_scope.cancel()
 
 

@@ -30,6 +30,11 @@ def _loops() -> list[tuple[str, Callable[[], asyncio.AbstractEventLoop]]]:
 LOOPS = [pytest.param(make, id=name) for name, make in _loops()]
 
 
+def run_of_this_thread() -> object:
+    """Return Trio's run on the asyncio loop of this thread; None when there isn't any."""
+    return guest._LOCAL.guest
+
+
 def run(make: Callable[[], asyncio.AbstractEventLoop], main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine on a new loop in debug mode; nothing of Trio may be left afterwards."""
 
@@ -39,7 +44,7 @@ def run(make: Callable[[], asyncio.AbstractEventLoop], main: Callable[[], Corout
 
     with asyncio.Runner(loop_factory=make, debug=True) as runner:
         result = runner.run(within())
-    assert guest._LOCAL.guest is None
+    assert run_of_this_thread() is None
     return result
 
 

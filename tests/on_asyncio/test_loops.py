@@ -14,8 +14,7 @@ import trio
 
 import muxkit
 import muxkit.asyncio
-from muxkit.asyncio import guest
-from tests.on_asyncio.loops import LOOPS, PATIENCE, echo, run
+from tests.on_asyncio.loops import LOOPS, PATIENCE, echo, run, run_of_this_thread
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
 
@@ -44,12 +43,12 @@ def test_loops_follow_each_other_and_trio_itself(loop: Loop) -> None:
 def test_sessions_of_one_loop_share_a_run_and_those_of_two_threads_do_not(loop: Loop) -> None:
     async def main() -> None:
         async with muxkit.asyncio.open_server(echo, URL) as server:
-            shared = guest._LOCAL.guest
+            shared = run_of_this_thread()
             await asyncio.gather(*(say_hello(server.url) for _ in range(20)))
-            assert guest._LOCAL.guest is shared
+            assert run_of_this_thread() is shared
 
             await asyncio.to_thread(run, loop, lambda: say_hello(server.url))
-            assert guest._LOCAL.guest is shared
+            assert run_of_this_thread() is shared
 
     run(loop, main)
 
@@ -107,7 +106,7 @@ def test_a_loop_that_was_closed_too_early_is_cleared_up_by_the_next_one(loop: Lo
     first = loop()
     first.run_until_complete(begin())
     first.close()
-    assert guest._LOCAL.guest is not None
+    assert run_of_this_thread() is not None
     run(loop, serve_and_say_hello)
     trio.run(trio.sleep, 0)
 
@@ -132,7 +131,7 @@ def test_a_second_loop_of_the_thread_is_told_about_the_first(loop: Loop) -> None
     with suppress(asyncio.CancelledError):
         first.run_until_complete(task)
     first.close()
-    assert guest._LOCAL.guest is None
+    assert run_of_this_thread() is None
 
 
 def test_muxkit_itself_names_this_module_to_a_task_of_asyncio(loop: Loop) -> None:

@@ -24,10 +24,26 @@ if TYPE_CHECKING:
     from muxkit import Channel
     from muxkit._observer import Direction
     from muxkit.pipeline.capture.analysis import Ask
-    from muxkit.pipeline.capture.files import FramesRow
+    from muxkit.pipeline.capture.files import FileWriter, FramesRow, Kind
 
 SMALL = Limits(channel_bytes=5000, channel_first=3000, channel_floor=100)
 SIZES = (0, 3, 300, 9000, 60_000)
+
+
+def writer_of(capture: Capture) -> FileWriter:
+    """Return the thread that writes the files of a capture."""
+    return capture._writer
+
+
+def files_of(writer: FileWriter, kind: Kind = "frames") -> Any:  # noqa: ANN401 - it belongs to the writer
+    """Return the files of one kind, which a writer writes."""
+    return writer._files[kind]
+
+
+def buffered(capture: Capture) -> tuple[int, int]:
+    """Return the number of rows that the writer of a capture doesn't have yet, and their raw bytes."""
+    buffers = [buffer for buffer in (capture._frames, capture._raw) if buffer is not None]
+    return sum(len(buffer._rows) for buffer in buffers), sum(buffer._bytes for buffer in buffers)
 
 
 def assert_same(told: Answers, found: Answers) -> None:

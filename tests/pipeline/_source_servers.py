@@ -33,11 +33,11 @@ class Hall:
     def __init__(self, url: str, store: Any, token: trio.lowlevel.TrioToken) -> None:  # noqa: ANN401 - any kind
         self.url = url
         self.store = store
-        self._token = token
+        self.token = token
 
     def do(self, act: Callable[..., Awaitable[ResultT]], *args: object, **kwargs: object) -> ResultT:
         """Call something of the store, from where the test is."""
-        return trio.from_thread.run(partial(act, *args, **kwargs), trio_token=self._token)
+        return trio.from_thread.run(partial(act, *args, **kwargs), trio_token=self.token)
 
     def feed(self, uuid: str, data: Sequence[object], *, time: float | None = None) -> None:
         """Append to a session, which is made if it is not there."""
@@ -103,7 +103,7 @@ def hall(
     try:
         yield halls[0]
     finally:
-        trio.from_thread.run_sync(scope.cancel, trio_token=halls[0]._token)
+        trio.from_thread.run_sync(scope.cancel, trio_token=halls[0].token)
         thread.join()
 
 
@@ -141,5 +141,5 @@ def relay_to(there: Hall, plan: ChaosPlan, *, seed: int) -> Iterator[Relay]:
     try:
         yield relays[0]
     finally:
-        trio.from_thread.run_sync(scope.cancel, trio_token=there._token)
+        trio.from_thread.run_sync(scope.cancel, trio_token=there.token)
         thread.join()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 import trio
@@ -29,13 +29,26 @@ if TYPE_CHECKING:
     import muxkit
     from muxkit.pipeline.staging.records import Block
     from muxkit.pipeline.staging.server import Authorize
+    from muxkit.pipeline.staging.store import Backend
 
 KEY = Key("orders", "query")
 DAY = 86_400.0
 
+StagingT = TypeVar("StagingT", bound=Staging)
+
 
 def rows(first: int, count: int, size: int = 8) -> list[bytes]:
     return [b"%0*d" % (size, number) for number in range(first, first + count)]
+
+
+def backend_of(store: Staging) -> Backend:
+    """Return where a store keeps its rows."""
+    return store._backend
+
+
+def on_backend(kind: type[StagingT], store: Staging, backend: Backend) -> StagingT:
+    """Return a store with the clock, the limits and the waiting tasks of another one, and with its own backend."""
+    return kind(backend, store._waiters, store.limits, store._now)
 
 
 @attrs.define

@@ -19,7 +19,7 @@ from muxkit.pipeline import Capture, CaptureError, Raw, Rotation, analyse
 from muxkit.pipeline.capture.recorder import FLUSH
 from muxkit.protocols import bpmux
 from muxkit_adapters import memory
-from tests.pipeline._captures import record_sessions, rows_of
+from tests.pipeline._captures import buffered, files_of, record_sessions, rows_of, writer_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,20 +155,20 @@ class Gate:
     """A disk that stops writing until it is let go on."""
 
     def __init__(self, writer: FileWriter, kind: Kind = "frames") -> None:
-        self._write = writer._files[kind].write
+        self._write = files_of(writer, kind).write
         self.reached = threading.Event()
         self.opened = threading.Event()
-        writer._files[kind].write = self.write  # type: ignore[method-assign]
+        files_of(writer, kind).write = self.write
 
     def write(self, place: object, rows: object) -> None:
         self.reached.set()
         assert self.opened.wait(60)
-        self._write(place, rows)  # type: ignore[arg-type]
+        self._write(place, rows)
 
 
 def test_a_slow_disk_bounds_what_is_kept_and_what_was_left_out_is_told(tmp_path: Path) -> None:
     capture = Capture(tmp_path, waiting=2, batch_rows=10)
-    gate = Gate(capture._writer)
+    gate = Gate(writer_of(capture))
     for _ in range(10):
         capture.frame("in", "channel 1", "payload", 1)
     assert gate.reached.wait(60)
@@ -188,7 +188,7 @@ def test_a_slow_disk_bounds_what_is_kept_and_what_was_left_out_is_told(tmp_path:
 
 def test_what_was_left_out_at_the_end_is_told_as_well(tmp_path: Path) -> None:
     capture = Capture(tmp_path, waiting=1, batch_rows=10)
-    gate = Gate(capture._writer)
+    gate = Gate(writer_of(capture))
     for _ in range(10):
         capture.frame("in", "channel 1", "payload", 1)
     assert gate.reached.wait(60)
@@ -206,7 +206,7 @@ def test_raw_bytes_that_were_left_out_are_a_gap_and_nobody_broke_a_rule(tmp_path
     """Was: Raw bytes that a capture had left out were told as rules that the peer broke."""
     chunk = bpmux.encode_chunk(bpmux.Chunk(bpmux.Type.OUT_SINK, 5, b"12345"))
     capture = Capture(tmp_path, frames=False, raw=True, waiting=1, batch_rows=10)
-    gate = Gate(capture._writer, "raw")
+    gate = Gate(writer_of(capture), "raw")
     one = capture.connection("one")
     for _ in range(10):
         one.transport("in", chunk)
@@ -234,20 +234,18 @@ def test_a_batch_is_handed_over_in_time_though_it_is_not_full(tmp_path: Path) ->
         capture.frame("in", "channel 1", "payload", 1)
         now[0] += FLUSH / 2
         capture.frame("in", "channel 1", "payload", 2)
-        assert capture._frames is not None
-        assert len(capture._frames._rows) == 2
+        assert buffered(capture)[0] == 2
         now[0] += FLUSH / 2
         capture.frame("in", "channel 1", "payload", 3)
-        assert len(capture._frames._rows) == 0
+        assert buffered(capture)[0] == 0
     assert [row["size"] for row in rows_of(tmp_path)] == [1, 2, 3]
 
 
 def test_large_raw_bytes_are_handed_over_long_before_there_are_many_rows(tmp_path: Path) -> None:
     with Capture(tmp_path, raw=True, frames=False) as capture:
-        assert capture._raw is not None
         for _ in range(3):
             capture.transport("in", bytes(600_000))
-            assert capture._raw._bytes < 1_200_000
+            assert buffered(capture)[1] < 1_200_000
     assert sum(len(bytes(row["data"])) for row in rows_of(tmp_path, "raw")) == 1_800_000
 
 
@@ -357,7 +355,7 @@ def test_what_records_needs_neither_spark_nor_trio() -> None:
 async def test_recording_is_no_part_of_what_the_session_waits_for(tmp_path: Path) -> None:
     """The disk stands still, and the session goes on."""
     capture = Capture(tmp_path, waiting=1, batch_rows=1)
-    gate = Gate(capture._writer)
+    gate = Gate(writer_of(capture))
     here, there = memory.pair()
     async with bpmux.session(here, observer=capture) as session, bpmux.session(there) as peer:
         async with session.open() as channel:

@@ -18,6 +18,7 @@ import pytest
 from muxkit.pipeline import Capture, Raw, Rotation, Selection, analyse, report
 from muxkit.pipeline.capture.files import DAY, MOST_OPEN, open_place
 from muxkit.protocols import bpmux
+from tests.pipeline._captures import files_of, writer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,7 +85,7 @@ def test_not_more_files_are_open_at_once_than_there_may_be(tmp_path: Path) -> No
         for number in range(MOST_OPEN + 10):
             capture.connection(f"client {number}").frame("in", "channel 1", "payload", 1)
             capture.flush()
-        assert len(capture._writer._files["frames"]._open) == MOST_OPEN
+        assert len(files_of(writer_of(capture))._open) == MOST_OPEN
         assert len(capture.files) == 10
     assert len(capture.files) == MOST_OPEN + 10
 

@@ -25,18 +25,32 @@ def make_java(home: Path, version: str) -> Path:
     return java
 
 
-@pytest.mark.parametrize(
-    ("version", "expected"), [("17.0.15", 17), ("21", 21), ("25.0.2", 25), ("1.8.0_402", 8), ("11.0.2", 11)]
-)
-def test_the_version_of_a_java_is_read(tmp_path: Path, version: str, expected: int) -> None:
-    assert spark._version(spark._ask(make_java(tmp_path, version))) == expected
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that JAVA_HOME names; the path has a Java 17 in another one."""
+    make_java(tmp_path / "found", "17.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "named"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'found' / 'bin'}:/usr/bin:/bin")
+    return tmp_path / "named"
 
 
-def test_what_is_no_java_has_no_version(tmp_path: Path) -> None:
-    assert spark._version(spark._ask(tmp_path / "nothing")) == 0
-    broken = make_java(tmp_path, "17")
-    broken.write_text("#!/bin/sh\nexit 1\n")
-    assert spark._version(spark._ask(broken)) == 0
+@pytest.mark.parametrize("version", ["17.0.15", "21", "25.0.2"])
+def test_a_java_that_spark_runs_on_is_taken(named: Path, version: str) -> None:
+    make_java(named, version)
+    assert java_home() == named
+
+
+@pytest.mark.parametrize("version", ["1.8.0_402", "11.0.2"])
+def test_a_java_that_is_too_old_is_passed_over(named: Path, version: str) -> None:
+    make_java(named, version)
+    assert java_home() == (named.parent / "found").resolve()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_program_that_is_no_java_is_passed_over(named: Path, is_there: bool) -> None:
+    if is_there:
+        make_java(named, "17").write_text("#!/bin/sh\nexit 1\n")
+    assert java_home() == (named.parent / "found").resolve()
 
 
 def test_java_home_is_taken_before_what_is_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,14 +60,6 @@ def test_java_home_is_taken_before_what_is_on_the_path(tmp_path: Path, monkeypat
     monkeypatch.setenv("PATH", f"{tmp_path / 'found' / 'bin'}:/usr/bin:/bin")
     assert java_home() == tmp_path / "named"
     monkeypatch.delenv("JAVA_HOME")
-    assert java_home() == (tmp_path / "found").resolve()
-
-
-def test_a_java_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_java(tmp_path / "named", "1.8.0_402")
-    make_java(tmp_path / "found", "17.0.1")
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "named"))
-    monkeypatch.setenv("PATH", f"{tmp_path / 'found' / 'bin'}:/bin")
     assert java_home() == (tmp_path / "found").resolve()
 
 

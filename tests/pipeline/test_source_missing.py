@@ -83,14 +83,14 @@ async def test_every_stream_has_its_turn_when_the_time_suffices_for_a_few_acknow
     names = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(40)]
     async with place() as there:
         planner = there.planner(" ".join(names), ackMode="commit", ackTimeout="3500ms", connections=5)
-        real, done = planner._client.acknowledge, set[str]()
+        client: Client = planner._client
+        real, done = client.acknowledge, set[str]()
 
         async def slowly(server: str, uuid: str, id: int) -> None:
             await trio.sleep(1)
             await real(server, uuid, id)
             done.add(uuid)
 
-        client: Client = planner._client
         client.acknowledge = slowly  # type: ignore[method-assign]
         at = planner.initial()
         for turn in range(4):

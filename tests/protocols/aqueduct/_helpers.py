@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from muxkit._errors import RemoteProtocolError
     from muxkit._limits import Limits
+    from muxkit.core import ReceiveBudget, StreamId
+    from muxkit.protocols.aqueduct.carrier import Carrier
     from muxkit.protocols.aqueduct.events import Event
     from muxkit.protocols.aqueduct.frames import Headers
 
@@ -49,6 +51,16 @@ def statistics_of(engine: Engine) -> Statistics:
         ended_unattached=state.ended_unattached,
         dropped_datagrams=state.dropped_datagrams,
     )
+
+
+def incoming_of(carrier: Carrier) -> dict[StreamId, Any]:
+    """Return the streams of the peer on which something can still arrive, or is not consumed yet."""
+    return carrier._incoming
+
+
+def budget_of(carrier: Carrier) -> ReceiveBudget:
+    """Return the budget that the windows of a carrier's streams share."""
+    return carrier._budget
 
 
 def senders_of(engine: Engine) -> dict[int, EngineSender]:

@@ -16,6 +16,7 @@ from tests.protocols.aqueduct._helpers import (
     client,
     entry,
     hexed,
+    incoming_of,
     receiver_of,
     senders_of,
     server,
@@ -176,7 +177,7 @@ def test_a_stream_may_end_with_an_empty_chunk() -> None:
     assert not any(isinstance(event, Failed) for event in events)
     while made.has_output():
         made.buffers_to_send(2**20)
-    assert made._incoming == {}
+    assert incoming_of(made) == {}
 
 
 def test_control_that_is_more_than_the_writer_takes_goes_on_later() -> None:

@@ -17,6 +17,7 @@ from muxkit.runtime import StreamPump, background
 from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import weather_pair
 from muxkit_adapters import memory
+from tests.protocols.aqueduct._helpers import incoming_of
 from tests.protocols.aqueduct._session_pairs import (
     LINKS,
     TINY,
@@ -56,7 +57,7 @@ def unused_credit(side: Server, receiver: Receiver) -> int:
     pump: Any = connection_of(side).pump
     if isinstance(pump, StreamPump):
         carrier: Any = pump._engine
-        return sum(carrier._incoming[stream].window.credit for stream in streams)
+        return sum(incoming_of(carrier)[stream].window.credit for stream in streams)
     granted = pump._link._quic.incoming._arriving
     return sum(granted[stream].granted - granted[stream].delivered for stream in streams)
 

@@ -10,11 +10,11 @@ import trio
 import muxkit
 from muxkit import LinkLost, LocalProtocolError, PluginError
 from muxkit.protocols import e3x
-from muxkit.runtime import background
+from muxkit.runtime import DatagramPump, background
 from muxkit.runtime.mux_session import connection_of
 from muxkit.testing import PacketWeather, SessionPair, check_session
 from muxkit_adapters import memory
-from tests.adapters._packets import LINUX, Authority, lose
+from tests.adapters._packets import LINUX, Authority, lose, socket_of
 from tests.protocols.e3x._sessions import (
     BENT,
     CALM,
@@ -113,7 +113,9 @@ async def test_what_a_real_kernel_loses_is_repaired(share: float) -> None:
     async with over_url("e3x+udp://127.0.0.1:0", linger=20.0) as pair:
         for session in (pair.one, pair.other):
             assert isinstance(session, e3x.Session)
-            lose(connection_of(session).pump._link._packets.socket, share)  # type: ignore[union-attr]
+            pump = connection_of(session).pump
+            assert isinstance(pump, DatagramPump)
+            lose(socket_of(pump._link), share)
         async with channels(pair) as (here, there), trio.open_nursery() as nursery:
 
             async def send() -> None:

@@ -37,7 +37,7 @@ class World:
     is_reachable: bool = True
     dialled: int = 0
     capacity: int = 65_536
-    _live: list[memory.MemoryStream] = attrs.field(factory=list)
+    live: list[memory.MemoryStream] = attrs.field(factory=list)
     _began: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
     _let_go: trio.Event = attrs.field(factory=trio.Event)
 
@@ -48,7 +48,7 @@ class World:
         if not self.is_reachable:
             raise ConnectionRefusedError("the test lets no connection in")
         here, there = memory.pair(capacity=self.capacity)
-        self._live += [here, there]
+        self.live += [here, there]
         self.nursery.start_soon(self.listener.handle, there)
         async with here:
             yield here
@@ -60,7 +60,7 @@ class World:
 
     async def cut(self) -> None:
         """Break every connection; bytes under way are lost."""
-        live, self._live = self._live, []
+        live, self.live = self.live, []
         for stream in live:
             await trio.aclose_forcefully(stream)
 

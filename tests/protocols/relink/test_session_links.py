@@ -101,7 +101,7 @@ async def test_a_connection_that_went_silent_is_replaced(autojump_clock: MockClo
     async with both(config, limits=Limits(handshake=5.0)) as pair:
         stalled: list[trio.abc.Stream] = []
         async with pair.one.sender(1) as sender, pair.other.receiver(1) as receiver:
-            for stream in pair.world._live:
+            for stream in pair.world.live:
                 stream._incoming, lost = memory._Pipe(10**9), stream._incoming  # what comes now is never read
                 stalled.append(stream)
                 lost.capacity = 10**9

@@ -13,6 +13,7 @@ from muxkit.protocols.yamux.send import StreamSender
 
 if TYPE_CHECKING:
     from muxkit.core.events import Halves
+    from muxkit.core.mux_state import MuxState
 
 SYN, ACK, FIN, RST = Flag.SYN, Flag.ACK, Flag.FIN, Flag.RST
 WINDOW = 256 * 1024
@@ -87,6 +88,11 @@ def violation(one: Engine, *frames: bytes, rule: str) -> None:
     assert one.over
     told = frames_in(one.farewell(Reason(str(last.error), 400)))
     assert told[0] == Frame(Type.GO_AWAY, 0, 0, 1)
+
+
+def sums_of(one: Engine) -> MuxState:
+    """Return the budgets and counters that the engine keeps over all its streams."""
+    return one._shared
 
 
 def sender_of(halves: Halves) -> StreamSender:

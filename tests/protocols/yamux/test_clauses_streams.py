@@ -39,6 +39,7 @@ from tests.protocols.yamux._helpers import (
     ping,
     receiver_of,
     sender_of,
+    sums_of,
     update,
     violation,
     written,
@@ -203,7 +204,7 @@ def test_a_busy_stream_makes_the_engine_measure_the_round_trip_once_in_a_while()
             fed(server, ping(frame.length, ACK), now=0.25 * (turn + 1))
         pings += asked
     assert len(pings) == 3
-    assert server._shared.budget.round_trip.seconds == 0.25
+    assert sums_of(server).budget.round_trip.seconds == 0.25
 
 
 @pytest.mark.clause("yamux-W06")
@@ -401,7 +402,7 @@ def test_a_message_larger_than_the_window_borrows_credit() -> None:
     (message,) = messages(pair.seen[pair.server])
     assert len(message) == 3 * 2**20
     receiver_of(there).consumed((message,), len(message))
-    assert pair.server._shared.reassembly.left == Limits().reassembly
+    assert sums_of(pair.server).reassembly.left == Limits().reassembly
     sender_of(here).push(b"\x7f\xff\xff\xff")
     pair.run()
     assert failure(pair.seen[pair.server]).error.limit == "message"

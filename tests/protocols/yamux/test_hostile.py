@@ -30,6 +30,7 @@ from tests.protocols.yamux._helpers import (
     ping,
     receiver_of,
     sender_of,
+    sums_of,
     update,
     written,
 )
@@ -94,7 +95,7 @@ def test_what_costs_nothing_does_not_end_the_session(attack: str) -> None:
         written(server)
     assert not server.over
     assert server.channels <= 1
-    assert server._shared.held <= 20
+    assert sums_of(server).held <= 20
 
 
 async def echo(channel: muxkit.Channel) -> None:
@@ -134,7 +135,7 @@ async def test_streams_that_are_never_read_do_not_hold_more_than_the_limit() -> 
     server = engine(limits=limits)
     events = fed(server, *(data(id, bytes(WINDOW), SYN) for id in range(1, 401, 2)))
     assert sum(isinstance(event, ChannelFailed) for event in events) == 200 - 4
-    assert server._shared.held <= 2**20 + 200 * limits.channel_floor
+    assert sums_of(server).held <= 2**20 + 200 * limits.channel_floor
     assert not server.over
 
 
@@ -177,7 +178,7 @@ def test_random_frames_never_raise_and_leave_no_debt(seed: int) -> None:
             written(one)
         now += dice.random() / 10
         one.handle_deadline(now)
-        state = one._shared
+        state = sums_of(one)
         assert state.held >= 0
         assert state.outbox.used >= 0
         assert 0 <= state.reassembly.left <= state.limits.reassembly
