@@ -21,7 +21,7 @@ from muxkit.core import Cursor
 from muxkit.protocols import bpmux
 from muxkit.protocols.bpmux import Chunk, Config, Partial, Type, parse_chunk
 from muxkit_adapters import memory
-from tests.adapters._links import Certificates
+from tests.adapters._links import PATIENCE, Certificates
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -191,7 +191,7 @@ TRANSPORTS = ("tcp", "unix", "tls", "mem")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_request_is_answered_after_the_peer_has_ended_its_direction(transport: str, tmp_path: Path) -> None:
     async with half_closed(transport, answer_after_the_end, REQUEST_5, tmp_path) as peer:
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             chunks = await rest_of(peer)
     assert [chunk.payload for chunk in of(chunks, Type.IN_REQUEST, 5)] == [b"answer"]
 
@@ -199,7 +199,7 @@ async def test_a_request_is_answered_after_the_peer_has_ended_its_direction(tran
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_stream_that_the_peer_opened_goes_on_to_its_end(transport: str, tmp_path: Path) -> None:
     async with half_closed(transport, answer_after_the_end, STREAM_7, tmp_path) as peer:
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             chunks = await rest_of(peer)
     assert [(chunk.payload, chunk.end) for chunk in of(chunks, Type.IN_SINK, 7)] == [(b"news", None), (None, b"")]
 
@@ -207,7 +207,7 @@ async def test_a_stream_that_the_peer_opened_goes_on_to_its_end(transport: str, 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_duplex_that_the_peer_has_finished_goes_on_to_its_end(transport: str, tmp_path: Path) -> None:
     async with half_closed(transport, answer_after_the_end, DUPLEX_9 + FINISH_9, tmp_path) as peer:
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             chunks = await rest_of(peer)
     sent = [(chunk.payload, chunk.end) for chunk in of(chunks, Type.IN_SINK, 9)]
     assert sent == [(b"one", None), (b"two", None), (None, b"")]
@@ -216,7 +216,7 @@ async def test_a_duplex_that_the_peer_has_finished_goes_on_to_its_end(transport:
 async def test_everything_that_is_owed_is_sent_before_the_connection_ends(tmp_path: Path) -> None:
     sent = REQUEST_5 + STREAM_7 + DUPLEX_9 + FINISH_9
     async with half_closed("tcp", answer_after_the_end, sent, tmp_path) as peer:
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             chunks = await rest_of(peer)
     assert len(of(chunks, Type.IN_REQUEST, 5)) == 1
     assert len(of(chunks, Type.IN_SINK, 7)) == 2
@@ -239,7 +239,7 @@ async def test_each_request_answers_a_peer_that_sends_no_more(tmp_path: Path) ->
             ended.set()
 
     async with half_closed("tcp", handle, REQUEST_5, tmp_path) as peer:
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             chunks = await rest_of(peer)
     assert [chunk.payload for chunk in of(chunks, Type.IN_REQUEST, 5)] == [b"late"]
 

@@ -179,11 +179,11 @@ def test_the_largest_heads_cost_no_more_than_their_bytes() -> None:
         b'{"c":1,"x":' + b"9" * 4300 + b"}",
         b'{"c":1,' + b",".join(b'"%d":1' % number for number in range(7000)) + b"}",
     ]
-    began = time.perf_counter()
+    began = time.process_time()
     for head in worst:
         with contextlib.suppress(RemoteProtocolError):
             parse_packet(join_packet(head))
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 @pytest.mark.requirement("R-71")

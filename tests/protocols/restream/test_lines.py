@@ -81,11 +81,11 @@ def test_lines_that_come_together_can_be_taken_a_few_at_a_time(sizes: list[int],
 def test_a_long_line_in_small_pieces_costs_its_length_only() -> None:
     """Quadratic time would copy 50 GB here."""
     lines, found = Lines(10_000_000, "a test"), list[bytes]()
-    begun = time.perf_counter()
+    begun = time.process_time()
     for _ in range(100_000):
         assert lines.feed(b"0123456789", found.append) is None
     lines.feed(b"\n", found.append)
-    assert time.perf_counter() - begun < 2.0
+    assert time.process_time() - begun < 2.0
     assert found == [b"0123456789" * 100_000]
 
 
