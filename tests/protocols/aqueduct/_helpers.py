@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -16,11 +16,11 @@ from muxkit.protocols.aqueduct.receive import EngineReceiver
 from muxkit.protocols.aqueduct.send import EngineSender
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from muxkit._errors import RemoteProtocolError
     from muxkit._limits import Limits
-    from muxkit.core import ReceiveBudget, StreamId
+    from muxkit.core import ReceiveBudget, ReceiveWindow, StreamId
     from muxkit.protocols.aqueduct.carrier import Carrier
     from muxkit.protocols.aqueduct.events import Event
     from muxkit.protocols.aqueduct.frames import Headers
@@ -53,7 +53,14 @@ def statistics_of(engine: Engine) -> Statistics:
     )
 
 
-def incoming_of(carrier: Carrier) -> dict[StreamId, Any]:
+class HasWindow(Protocol):
+    """A stream of the peer as a carrier keeps it."""
+
+    window: ReceiveWindow
+    over: bool
+
+
+def incoming_of(carrier: Carrier) -> Mapping[StreamId, HasWindow]:
     """Return the streams of the peer on which something can still arrive, or is not consumed yet."""
     return carrier._incoming
 

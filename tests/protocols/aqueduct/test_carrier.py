@@ -267,7 +267,7 @@ def test_bytes_of_a_chunk_that_has_begun_are_not_lent() -> None:
     chunk = bytes.fromhex("00 01") + encode_varint(4096) + message
     feed(made, [chunk[:3000]])
     made._run_control()
-    assert made._incoming[6].window.lent == 0
+    assert incoming_of(made)[6].window.lent == 0
     (event,) = messages(feed(made, [chunk[3000:]]))
     assert len(event.payload) == 4088
 

@@ -8,7 +8,7 @@ from muxkit._limits import SHORT_WINDOW, Limits
 from muxkit.protocols.aqueduct import Carrier, Engine, Mode, Role
 from muxkit.protocols.aqueduct.events import Arrived, Event
 from muxkit.testing._pair import EnginePair
-from tests.protocols.aqueduct._helpers import flat, senders_of, taken
+from tests.protocols.aqueduct._helpers import budget_of, flat, incoming_of, senders_of, taken
 
 LATENCY = 0.05  # s, one way
 TRIP = 2 * LATENCY
@@ -47,12 +47,12 @@ class Line:
 
     @property
     def round_trip(self) -> float | None:
-        return self.server._budget.round_trip.seconds
+        return budget_of(self.server).round_trip.seconds
 
     @property
     def target(self) -> int:
         """The largest window of the streams to the server."""
-        return max(one.window.target for one in self.server._incoming.values())
+        return max(one.window.target for one in incoming_of(self.server).values())
 
 
 @pytest.mark.parametrize("size", [8 * KIB, 64 * KIB, 200 * KIB])
@@ -67,7 +67,7 @@ def test_a_frame_that_fits_the_credit_that_is_out_borrows_nothing() -> None:
     line = Line()
     line.run(10, size=64 * KIB)
     assert line.target >= SHORT_WINDOW
-    assert [one.window.lent for one in line.server._incoming.values() if not one.over] == [0]
+    assert [one.window.lent for one in incoming_of(line.server).values() if not one.over] == [0]
 
 
 def test_a_frame_that_does_not_fit_borrows_just_what_is_lacking() -> None:
@@ -75,7 +75,7 @@ def test_a_frame_that_does_not_fit_borrows_just_what_is_lacking() -> None:
     line.sender.transmit(bytes(200 * KIB))
     line.pair.run_until_quiet()
     assert line.bytes == 200 * KIB
-    (window,) = (one.window for one in line.server._incoming.values() if not one.over)
+    (window,) = (one.window for one in incoming_of(line.server).values() if not one.over)
     assert (window.credit, window.lent) == (0, window.held - LIMITS.channel_first)
 
 
