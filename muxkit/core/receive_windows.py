@@ -41,6 +41,9 @@ use at most half of it. Windows that have grown beyond `first` share the other h
 it, each gets what it wants. If they don't, then a window above the equal share makes room for those below. So a stalled
 reader costs the others its own window and nothing else, and ten thousand idle channels leave the busy one its window.
 
+A protocol without grants leaves the window to its sender. Relink's sender tells a `ReceiveWindow` which bytes the peer
+acknowledges as consumed, and sends no more than `target` without that.
+
 A protocol only says how its document writes a grant: it passes on what `start` and `consumed` return. Grants come half
 a window at a time, and a quarter at a time from `SHORT_WINDOW` on, so that three quarters of the window cover the path.
 """
