@@ -1,7 +1,8 @@
-"""Durable storage that protocols and the pipeline share: SQLite files, PostgreSQL databases, their threads and errors.
+"""Durable storage for protocols and the pipeline: SQLite files, PostgreSQL databases, their threads and their errors.
 
-Nothing here knows what is stored. A store brings its tables, as a `Schema`, and its units of work, functions of the
-rows that a backend calls in a thread of its own.
+This package knows nothing about the data that it stores. A store describes its tables with a `Schema`, and passes its
+units of work to a backend as functions. The backend calls these functions, with the rows as the argument, in a thread
+of its own.
 """
 
 from muxkit.runtime import protect_package

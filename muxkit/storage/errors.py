@@ -1,6 +1,7 @@
-"""The errors of a store as a whole, each with a sentence that says what to do.
+"""Errors that concern a store as a whole, such as a full disk, a damaged file or a lost database.
 
-`str(error)` is for the operator of the server; `error.for_client` may be sent to any client.
+Every error carries two texts. `str(error)` is for the operator: it names the file or the database and says what to do.
+`error.for_client` is safe to send to any client, because it names no path, no address and no other client.
 """
 
 from __future__ import annotations
@@ -9,21 +10,22 @@ from muxkit._errors import MuxError
 
 
 class StoreError(MuxError):
-    """The base of all errors that a store raises on its own account."""
+    """Base class of the errors that a store raises."""
 
     passes: bool = False
-    """True if the same call may succeed later without any change to it, so a caller can wait and try again."""
+    """True if the same call may succeed later without any change to it, so the caller can wait and retry."""
 
     @property
     def for_client(self) -> str:
-        """The text for a client: no path, no address, nothing about other clients."""
+        """The text that may be sent to a client. It contains no path, no address and nothing about other clients."""
         return str(self)
 
 
 class StoreFull(StoreError):
-    """There is no room: a limit of the store, missing acknowledgements, or the disk. Nothing was stored.
+    """Raised when a value doesn't fit into the store, its limits or the free space on the disk. Nothing was stored.
 
-    `passes` is False if waiting cannot help, because the value is too large for the limits of the store.
+    `passes` is False if waiting can't help because the value exceeds the limits of the store. Otherwise space becomes
+    available when messages are acknowledged or when the operator frees some on the disk.
     """
 
     def __init__(self, message: str, *, passes: bool = True) -> None:
@@ -44,19 +46,19 @@ class _StoreTrouble(StoreError):
 
 
 class StoreFailed(_StoreTrouble):
-    """The disk or the database failed. The work in progress may or may not have been stored, never half of it."""
+    """Raised when the disk or the database failed. The transaction was either stored completely or not at all."""
 
     passes: bool = True
 
 
 class StoreReadOnly(_StoreTrouble):
-    """The file, its directory or the database cannot be written to. Nothing was stored."""
+    """Raised when the file, its directory or the database isn't writable. Nothing was stored."""
 
     passes: bool = True
 
 
 class StoreLocked(_StoreTrouble):
-    """Another process has the file; `pid` is its number if it could be read."""
+    """Raised when another process has locked the file. `pid` is that process, or None if it couldn't be determined."""
 
     passes: bool = True
 
@@ -71,7 +73,7 @@ class StoreLocked(_StoreTrouble):
 
 
 class StoreCorrupt(_StoreTrouble):
-    """A row that was read is not the one that was written. `aside` is where the file was moved to, if it was."""
+    """Raised when stored data is damaged. `aside` is the path that the file was moved to, or None if it is in place."""
 
     def __init__(self, message: str, *, aside: str | None = None) -> None:
         super().__init__(message)
@@ -79,17 +81,22 @@ class StoreCorrupt(_StoreTrouble):
 
 
 class StoreVersion(_StoreTrouble):
-    """The file or database was written by a newer version, or is no store of this kind; it was left as it is."""
+    """Raised when the tables come from a newer version of muxkit or belong to another program. Nothing was changed."""
 
 
 class StoreClosed(_StoreTrouble):
-    """The store was closed before or during the call. The server ends, and its clients come to the next one."""
+    """Raised when the store was closed before or during the call."""
 
     passes: bool = True
 
 
 def copy_of(error: StoreError) -> StoreError:
-    """Return an equal error for another task: one exception raised in two tasks would mix their tracebacks."""
+    """Return an error with the same content for another task.
+
+    Raising one exception object in two tasks would mix their tracebacks. `StoreCorrupt`, `StoreFull` and `StoreFailed`
+    are copied, because they are the errors with which a whole group of jobs fails. Any other error is returned
+    unchanged.
+    """
     if isinstance(error, StoreCorrupt):
         return StoreCorrupt(str(error), aside=error.aside)
     if type(error) is StoreFull:

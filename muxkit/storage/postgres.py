@@ -1,4 +1,4 @@
-"""PostgreSQL as a store: a connection, its errors, and a thread that hears what other servers changed."""
+"""PostgreSQL as a store: the connection, its errors, and a thread that listens for changes by other servers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 DEFAULTS = {
     "connect_timeout": "5",  # s
-    "tcp_user_timeout": "15000",  # ms without an answer before the connection fails
+    "tcp_user_timeout": "15000",  # ms; the kernel fails a connection whose data isn't acknowledged for this long
 }
 
 
 class Database:
-    """An address, and at most one connection to it; used in one thread.
+    """The address of a database and at most one connection to it. Use an object of this class from one thread only.
 
-    `application` is the name of the connection that the database shows, unless the URL has one.
+    `application` is the name under which PostgreSQL lists the connection, unless the URL sets `application_name`.
     """
 
     def __init__(self, url: str, application: str) -> None:
@@ -51,7 +51,11 @@ class Database:
         self._connection: psycopg.Connection | None = None
 
     def connection(self) -> psycopg.Connection:
-        """Return the connection; a new one if it was lost. It begins no transaction by itself."""
+        """Return the connection in autocommit mode, and connect first if there is none or if it was closed.
+
+        Raises:
+            StoreFailed: if the database can't be reached.
+        """
         if self._connection is None or self._connection.closed:
             self._connection = None
             try:
@@ -64,23 +68,23 @@ class Database:
 
     @property
     def errors(self) -> type[psycopg.Error]:
-        """The base of the errors that its statements raise."""
+        """The base class of the errors that statements raise, `psycopg.Error`."""
         return self._psycopg.Error
 
     @property
     def is_open(self) -> bool:
-        """Return True if there is a connection that is not known to be broken."""
+        """Whether there is a connection that isn't known to be broken."""
         return self._connection is not None and not self._connection.closed
 
     def close(self) -> None:
-        """Close the connection; harmless at any time."""
+        """Close the connection. Calling this again does nothing."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(self._psycopg.Error):
                 connection.close()
 
     def recover(self) -> bool:
-        """Leave a transaction that failed; return True if the connection is lost."""
+        """Roll back a failed transaction. Return True if that failed too, so that the connection was closed."""
         if self._connection is not None and not self._connection.closed:
             with suppress(self._psycopg.Error):
                 self._connection.execute("ROLLBACK")
@@ -89,12 +93,12 @@ class Database:
         return True
 
     def is_worth_another_try(self, error: psycopg.Error) -> bool:
-        """Return True if the transaction was undone because of another one at the same time."""
+        """Return True if the transaction failed because of a concurrent one, so that running it again may succeed."""
         errors = self._psycopg.errors
         return isinstance(error, errors.DeadlockDetected | errors.SerializationFailure | errors.UniqueViolation)
 
     def judge(self, error: psycopg.Error) -> StoreError:
-        """Return the error as one that says what to do."""
+        """Translate an error of psycopg into a `StoreError` that says what to do."""
         errors = self._psycopg.errors
         text = _first_line(error)
         if isinstance(error, errors.DiskFull | errors.OutOfMemory):
@@ -108,10 +112,10 @@ class Database:
 
 @contextmanager
 def pipeline_of(connection: psycopg.Connection) -> Iterator[None]:
-    """Send statements without waiting for each answer, and raise the first error of them.
+    """Send the statements of the block without waiting for each answer, and raise the first error.
 
-    When a statement inside fails, psycopg would log a warning of its own for each of these errors: that the end of the
-    pipeline failed as well. So the pipeline ends first, and the error is raised after that.
+    psycopg logs a warning if its pipeline fails while an exception leaves the block. So this function catches the
+    exception, leaves the pipeline, and raises the exception afterwards.
     """
     import psycopg
 
@@ -133,7 +137,13 @@ def _first_line(error: Exception) -> str:
 
 
 def migrate_postgres(connection: psycopg.Connection, schema: Schema) -> None:
-    """Make or update the tables in the first schema of the search path; servers that start at once take turns."""
+    """Create or upgrade the tables in the first schema of the search path.
+
+    An advisory lock serializes servers that start at the same time.
+
+    Raises:
+        StoreVersion: if the tables were created by a newer version.
+    """
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (schema.number,))
         connection.execute(f"CREATE TABLE IF NOT EXISTS {schema.version_table} (version integer NOT NULL)")
@@ -152,15 +162,16 @@ def migrate_postgres(connection: psycopg.Connection, schema: Schema) -> None:
 # ---------------------------------------------------------------------------- notifications
 
 HEARTBEAT = 5.0  # s
-MIN_PAUSE, MAX_PAUSE = 0.1, 5.0  # s before the connection is tried again
+MIN_PAUSE, MAX_PAUSE = 0.1, 5.0  # s between attempts to reconnect; the pause doubles after each failure
 
 
 class Listener:
-    """A thread that listens on a channel of NOTIFY with a connection of its own.
+    """A thread with its own connection that listens to a `NOTIFY` channel.
 
-    A payload is the id of the server that sends it, a space, and the key that changed. In Trio's thread it calls
-    `on_changed` with each key that another server than `server` names, and `on_connected` each time it begins to
-    listen, since changes before that were missed. In its own thread it calls `beat` every few seconds.
+    A payload consists of the id of the sending server, a space, and the key that changed. The listener calls
+    `on_changed` with each key that a server other than `server` sent. It calls `on_connected` each time it starts to
+    listen, since earlier notifications may have been missed. Both run in Trio's thread. `beat` runs in the listener's
+    thread, every `HEARTBEAT` seconds.
     """
 
     def __init__(
@@ -186,7 +197,7 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; it closes its connection by itself."""
+        """Tell the thread to end. The thread closes its connection."""
         self._is_stopping = True
         with suppress(OSError):
             self._stop_writer.send(b".")
@@ -223,7 +234,7 @@ class Listener:
                 if time.monotonic() >= due:
                     self._beat(connection)
                     due = time.monotonic() + HEARTBEAT
-                # Notices that came with the answers to the statements above are not in the socket any more.
+                # libpq may have read notifications together with the answers to the statements above.
                 while notify := connection.pgconn.notifies():
                     self._notice(notify.extra.decode("ascii", "replace"))
                 if selector.select(max(0.0, due - time.monotonic())):
@@ -231,7 +242,7 @@ class Listener:
 
     def _notice(self, payload: str) -> None:
         server, _, key = payload.partition(" ")
-        if server != self._server:  # its own tasks were woken when the change was durable
+        if server != self._server:  # this server woke its own tasks when the change became durable
             self._run_in_trio(self._on_changed, key)
 
     def _run_in_trio(self, act: Callable[..., None], *values: str) -> None:

@@ -1,4 +1,4 @@
-"""What a store is made of: its address, and its tables with their versions."""
+"""The address of a store, and the versioned tables of a store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS: Final = "memory:, sqlite:PATH or postgresql://…"
 
 
 class Kind(Enum):
-    """Where a store keeps its rows."""
+    """The kinds of storage: the process's memory, a SQLite file, or a PostgreSQL database."""
 
     MEMORY = "memory"
     SQLITE = "sqlite"
@@ -21,7 +21,14 @@ class Kind(Enum):
 
 
 def kind_of(address: str) -> tuple[Kind, str]:
-    """Return the kind of a store and what the kind needs: the path of the file, or the URL of the database."""
+    """Parse the address of a store.
+
+    Returns:
+        The kind, and the location: empty for memory, the path of a SQLite file, or the URL of a PostgreSQL database.
+
+    Raises:
+        ValueError: if the address has none of the forms in `KINDS`.
+    """
     scheme, colon, rest = address.partition(":")
     if scheme == "memory" and colon and not rest:
         return Kind.MEMORY, ""
@@ -34,18 +41,19 @@ def kind_of(address: str) -> tuple[Kind, str]:
 
 @attrs.frozen(eq=False)
 class Schema:
-    """The tables of one kind of store.
+    """The tables of one kind of store, as a list of migrations.
 
-    The n-th entry of `migrations` makes version n of version n - 1. Entries are never changed, only added.
+    Entry n of `migrations`, counted from 1, upgrades the tables from version n - 1 to version n. Released entries never
+    change, since existing stores were built with them. A new version appends an entry.
     """
 
     number: int
-    """The application id of a SQLite file, and the advisory lock of a migration in PostgreSQL."""
+    """Identifies the kind: the application id of a SQLite file, and PostgreSQL's advisory lock during a migration."""
     noun: str
-    """For errors: `a store`."""
+    """The name of the kind in error texts, such as `a store`."""
     migrations: tuple[tuple[str, ...], ...]
     version_table: str = ""
-    """PostgreSQL: the table that holds the version."""
+    """The table that holds the version number in PostgreSQL."""
 
     @property
     def version(self) -> int:
@@ -53,11 +61,11 @@ class Schema:
 
     @property
     def statements(self) -> set[str]:
-        """Every statement that a table or index was made with."""
+        """The SQL of all migrations, which are the only statements a sound file may have been built with."""
         return {statement for version in self.migrations for statement in version}
 
     def refuse_newer(self, version: int, what: str) -> None:
-        """Raise `StoreVersion` for tables of a version that does not exist yet."""
+        """Raise `StoreVersion` if the tables have a newer version than this schema. `what` names the tables."""
         if version > self.version:
             raise StoreVersion(
                 f"{what} of version {version}, and this muxkit knows up to {self.version}; use a newer muxkit"

@@ -1,4 +1,12 @@
-"""A SQLite file as a store: its connection, its lock, its opening and checks, and the backend that runs jobs on it."""
+"""A SQLite file as a store: its connection, its lock, its checks, and the backend that runs jobs on it.
+
+`SqliteFile` opens, checks and recovers the file, and `SqliteBackend` runs jobs on it in a thread. Two files next to the
+database support them. `LockFile` (`PATH.lock`) keeps other processes out and remembers that a store existed. `Reserve`
+(`PATH.reserve`) holds disk space, so that a store on a full disk can still delete rows.
+
+A damaged file is never overwritten or silently replaced by an empty one. It is moved aside, and every further call
+fails until the operator has acted.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +40,7 @@ ERROR, PERM, BUSY, LOCKED, READONLY, IOERR, CORRUPT, FULL, CANTOPEN, NOTADB = 1,
 
 
 class SqliteFault(Exception):
-    """The failure of a statement; `code` is SQLite's primary result code."""
+    """Raised when a statement fails. `code` is SQLite's primary result code."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -41,7 +49,7 @@ class SqliteFault(Exception):
 
 
 class Connection(Protocol):
-    """One connection, used from one thread, that begins no transactions by itself."""
+    """One connection in autocommit mode, used from one thread. Only explicit statements begin transactions."""
 
     @property
     def version(self) -> Version:
@@ -49,35 +57,35 @@ class Connection(Protocol):
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is open; some errors end it."""
+        """Whether a transaction is open. Some errors make SQLite roll it back."""
 
     def run(self, sql: str, values: Sequence[Value] = (), /) -> list[tuple[Value, ...]]:
-        """Run one statement and return all its rows. Raises `SqliteFault` and nothing else."""
+        """Run one statement and return all its rows. Raises only `SqliteFault`."""
 
     def run_many(self, sql: str, values: Sequence[Sequence[Value]], /) -> None:
-        """Run one statement, which returns no rows, for each of these values. Raises `SqliteFault` and nothing else."""
+        """Run one statement that returns no rows, once per sequence in `values`. Raises only `SqliteFault`."""
 
     def sync_names(self) -> None:
-        """Make the directory durable: a deleted journal must not come back after a power failure."""
+        """Sync the directory, so that a deleted journal doesn't reappear after a power failure."""
 
     def close(self) -> None:
-        """Close the connection. Raises `SqliteFault` and nothing else."""
+        """Close the connection. Raises only `SqliteFault`."""
 
 
 Connect = Callable[[Path], Connection]
 
 
 class StandardConnection:
-    """The `sqlite3` of the standard library."""
+    """A connection of the standard library's `sqlite3`."""
 
     def __init__(self, path: Path) -> None:
         self.version: Version = sqlite3.sqlite_version_info[:3]
         self._directory = path.parent
         try:
-            # Made here, so that other users of the machine cannot read the messages.
+            # SQLite would create the file with the default mode, and other users could read the messages.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600))
         except PermissionError:
-            pass  # SQLite may still read it, and says why it cannot write
+            pass  # SQLite may still be able to read the file, and reports why it can't write
         except OSError as error:
             raise SqliteFault(CANTOPEN, str(error)) from error
         try:
@@ -94,7 +102,7 @@ class StandardConnection:
             return self._connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise _fault(error) from error
-        except UnicodeDecodeError as error:  # in a column, or in the text of an error
+        except UnicodeDecodeError as error:  # invalid UTF-8 in a column or in an error message
             raise SqliteFault(CORRUPT, str(error)) from error
 
     def run_many(self, sql: str, values: Sequence[Sequence[Value]], /) -> None:
@@ -104,7 +112,7 @@ class StandardConnection:
             raise _fault(error) from error
 
     def sync_names(self) -> None:
-        with suppress(OSError):  # some systems cannot, and need not
+        with suppress(OSError):  # some systems can't sync a directory, and don't have to
             directory = os.open(self._directory, os.O_RDONLY)
             try:
                 os.fsync(directory)
@@ -119,7 +127,8 @@ class StandardConnection:
 
 
 def _fault(error: sqlite3.Error) -> SqliteFault:
-    # A text column that is not UTF-8 any more raises without a code: the file was damaged, or another program wrote it.
+    # `sqlite3` raises an error without a code for a text column that isn't valid UTF-8. We only write valid text, so
+    # the file was damaged or another program wrote it.
     code = getattr(error, "sqlite_errorcode", None)
     return SqliteFault(CORRUPT if code is None else code, str(error))
 
@@ -130,7 +139,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def _lock(file: int) -> None:
-        os.lseek(file, 1 << 20, os.SEEK_SET)  # locks of this system forbid reading, so lock a byte far behind the text
+        os.lseek(file, 1 << 20, os.SEEK_SET)  # a locked range can't be read on Windows, so lock a byte after the text
         msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
 else:
     import fcntl
@@ -143,10 +152,10 @@ MADE = "a store was made"
 
 
 class LockFile:
-    """`PATH.lock` beside a SQLite file: it locks it, records that a store was made in it, and stays when it is closed.
+    """`PATH.lock` next to a SQLite file, which locks the store and records that one was created.
 
-    The lock is the operating system's, so it ends with its process however that ends. The record keeps a lost or
-    emptied file from being taken for a new one.
+    The operating system holds the lock, so it is released when the process ends for any reason. Because of the record,
+    a lost or emptied database isn't mistaken for a new one. The file remains when the store is closed.
     """
 
     def __init__(self, store: Path) -> None:
@@ -156,7 +165,12 @@ class LockFile:
         self.was_made: bool = False
 
     def acquire(self) -> None:
-        """Lock the file; raises `StoreLocked` at once if another process, or this one, has it already."""
+        """Lock the file without waiting.
+
+        Raises:
+            StoreLocked: if this or another process holds the lock.
+            StoreError: if the lock file can't be opened or written.
+        """
         try:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
         except OSError as error:
@@ -173,12 +187,12 @@ class LockFile:
             self._write()
         except OSError as error:
             if self.was_made and error.errno in NO_ROOM:
-                return  # the file only lacks the pid of this process, and a store on a full disk has to open
+                return  # only the pid is missing from the file, and a store on a full disk must be able to open
             self.release()
             raise _unwritable(self.path, error) from error
 
     def mark_made(self) -> None:
-        """Record that there is a store: from now on an empty file is a loss."""
+        """Record that the store exists. From now on, an empty database means that data was lost."""
         if not self.was_made:
             self.was_made = True
             self._write()
@@ -193,7 +207,7 @@ class LockFile:
         if self._file is None:
             return
         text = f"pid {os.getpid()}\n" + (f"{MADE}\n" if self.was_made else "")
-        # Overwritten, then cut: the record is there at every moment.
+        # Overwrite first and truncate afterwards, so that the record is in the file at every moment.
         os.pwrite(self._file, text.encode(), 0) if hasattr(os, "pwrite") else _overwrite(self._file, text.encode())
         os.ftruncate(self._file, len(text))
         os.fsync(self._file)
@@ -216,19 +230,19 @@ def _pid(text: str) -> int | None:
 
 # ---------------------------------------------------------------------------- the reserve
 
-RESERVE_BYTES = 2 << 20  # one deletion journals at most the pages of its rows, and one row has up to 1 MiB by default
-RESERVE_SHARE = 8  # the reserve takes at most this part (1/8) of a small disk or of a small limit
+RESERVE_BYTES = 2 << 20  # deleting a row journals at most the pages of that row, which has up to 1 MiB by default
+RESERVE_SHARE = 8  # the reserve takes at most 1/8 of a small disk or of a small limit
 NO_ROOM = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 class Reserve:
     """`PATH.reserve`: disk space that a store allocates when it opens, and releases when its disk is full.
 
-    SQLite needs space even to delete a row, because the journal keeps the pages that change. On a full disk nothing
-    could be acknowledged, so nothing would ever make room. The reserve provides the space for this work. Jobs that add
-    rows may not use it.
+    SQLite needs space even to delete a row, because the journal keeps the pages that change. On a full disk it couldn't
+    delete acknowledged messages, so space would never become available. The reserve provides the space for such
+    deletions. Jobs that add rows must not use it.
 
-    The reserve keeps its file when it is released, with a size of 0, because a full disk may refuse a new name.
+    A released reserve keeps its file with a size of 0, because a full disk may refuse to create a new one.
     """
 
     def __init__(self, store: Path, most_bytes: int) -> None:
@@ -239,7 +253,7 @@ class Reserve:
 
     @cached_property
     def size(self) -> int:
-        """How many bytes the reserve has: less on a small disk."""
+        """The size of the reserve in bytes: `RESERVE_BYTES`, or less on a small disk or with a small limit."""
         size = min(RESERVE_BYTES, self._most_bytes // RESERVE_SHARE)
         if hasattr(os, "statvfs"):
             with suppress(OSError):
@@ -249,23 +263,23 @@ class Reserve:
 
     @property
     def is_missing(self) -> bool:
-        """True while the disk has no room for the reserve: then a job that adds rows must not take the rest."""
+        """True while the disk has no room for the reserve. Jobs that add rows must then be refused."""
         return self._is_possible and not self.is_held
 
     def hold(self) -> bool:
-        """Allocate the reserve; return False if the disk has no room for it."""
+        """Allocate the reserve. Return False if the disk has no room for it."""
         if self.is_held or not self._is_possible:
             return True
         try:
             self.is_held = self._allocate()
         except OSError as error:
-            # Some directories allow no further file. Then the store works as well as it can without a reserve.
+            # If the directory allows no new file for another reason, the store works without a reserve.
             self._is_possible = error.errno in NO_ROOM
             self.release()
         return self.is_held or not self._is_possible
 
     def release(self) -> None:
-        """Give the space to the disk. Harmless if the reserve is not held."""
+        """Return the space to the disk. Does nothing if the reserve isn't held."""
         self.is_held = False
         with suppress(OSError):
             file = self._open()
@@ -275,7 +289,7 @@ class Reserve:
                 os.close(file)
 
     def _open(self) -> int:
-        """Open the file; raises `OSError` if another program made it, since its content must not be lost."""
+        """Open the file. Raises `OSError` if it has other content, since truncating it would destroy that content."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         file = os.open(self.path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0), 0o600)
         try:
@@ -292,7 +306,7 @@ class Reserve:
         try:
             missing = self.size - os.fstat(file).st_size
             if missing <= 0:
-                return True  # the last process left it
+                return True  # a previous process left it allocated
             if hasattr(os, "fstatvfs"):
                 disk = os.fstatvfs(file)
                 if disk.f_bavail * disk.f_frsize < missing:
@@ -324,16 +338,16 @@ _log = logging.getLogger("muxkit")
 
 Journal = Literal["auto", "wal", "delete"]
 
-FULL_SYNC = 2  # the answer of `PRAGMA synchronous` for FULL
-INCREMENTAL = 2  # the answer of `PRAGMA auto_vacuum` for INCREMENTAL
+FULL_SYNC = 2  # the value of `PRAGMA synchronous` for FULL
+INCREMENTAL = 2  # the value of `PRAGMA auto_vacuum` for INCREMENTAL
 LAST_FORMAT = 2  # the highest format number in a file's header, https://sqlite.org/fileformat.html
-JOURNAL_BYTES = 16 << 20  # the size to which an unused journal or log is cut
+JOURNAL_BYTES = 16 << 20  # SQLite truncates an unused journal or log to this size
 
-UNUSED_SHARE = 0.2  # of the file that may be unused before pages are given back
-PAGES_AT_ONCE = 256  # pages that one unit of work gives back
-PAGES_IN_NEED = 64  # the same on a full disk, where the journal of this has to fit into the reserve
-FRAME_BYTES = 4096 + 24  # of one page in the log of WAL mode
-RESERVE_PAGES = 64  # by which a job that adds no rows may exceed the limit of the file
+UNUSED_SHARE = 0.2  # pages are returned to the disk when at least this share of the file is unused
+PAGES_AT_ONCE = 256  # pages that one unit of work returns to the disk
+PAGES_IN_NEED = 64  # the same on a full disk, where the journal of this work has to fit into the reserve
+FRAME_BYTES = 4096 + 24  # size of one page in the write-ahead log: the page and its frame header
+RESERVE_PAGES = 64  # pages by which the file may exceed its limit while the reserve is lent
 
 _warned: set[Version] = set()
 
@@ -344,10 +358,10 @@ def has_wal_reset_bug(version: Version) -> bool:
 
 
 class SqliteFile:
-    """The file, its lock, and the one connection to it; used in one thread.
+    """A database file, its lock, its reserve and its only connection. Use an object of this class from one thread only.
 
-    Settings are made one by one and read back. A damaged file is moved aside, and never replaced by an empty one.
-    `limit_name` is the option that holds `most_bytes`, for errors.
+    Each setting is read back after it was made, because SQLite ignores some settings silently. `limit_name` is the name
+    of the option that sets `most_bytes`, for error texts.
     """
 
     def __init__(
@@ -373,7 +387,14 @@ class SqliteFile:
         self._corrupt: tuple[str, str | None] | None = None
 
     def open(self) -> Connection:
-        """Lock the file, check all of it, and bring its tables up to date."""
+        """Lock the file, check its integrity, and upgrade its tables.
+
+        Returns:
+            The connection.
+
+        Raises:
+            StoreError: if the file is locked, damaged, too new, not writable, or if the disk is full.
+        """
         self._lock.acquire()
         try:
             return self._reconnect_with_reserve(thoroughly=True)
@@ -384,9 +405,9 @@ class SqliteFile:
     # ------------------------------------------------------------------------ a full disk
 
     def lend_reserve(self, connection: Connection) -> None:
-        """Let the next job have the reserve, of the disk and of the limit. `regain_reserve` ends that.
+        """Make the reserve available, both on the disk and within the size limit, until `regain_reserve` is called.
 
-        Meanwhile each transaction gives the space of its journal back, because the reserve consists of it.
+        Meanwhile each transaction truncates its journal, so that the next one can use the same space.
         """
         self.reserve.release()
         connection.run("PRAGMA journal_size_limit = 0")
@@ -394,16 +415,17 @@ class SqliteFile:
         _shorten_log(connection)
 
     def regain_reserve(self, connection: Connection) -> bool:
-        """Allocate the reserve again; return False if the disk has no room for it."""
+        """Allocate the reserve again. Return False if the disk has no room for it."""
         _shorten_log(connection)
         connection.run(f"PRAGMA max_page_count = {self._most_pages}")
         connection.run(f"PRAGMA journal_size_limit = {JOURNAL_BYTES}")
         return self.reserve.hold()
 
     def give_back_unused(self, connection: Connection) -> bool:
-        """Return half of the unused pages to a full disk, so that there is space for a journal; False if none are.
+        """Return about half of the unused pages to a full disk, in steps of up to `PAGES_IN_NEED`.
 
-        The other half stays for the rows that follow.
+        This makes space for a journal. The remaining unused pages are for the rows that follow. Return False if the
+        file has no unused pages.
         """
         unused = cast("int", _answer(connection, "freelist_count"))
         if not unused:
@@ -419,25 +441,33 @@ class SqliteFile:
     # ------------------------------------------------------------------------ the connection
 
     def connection(self) -> Connection:
-        """Return the connection; a new one after `lose`."""
+        """Return the connection, and reconnect if `lose` has dropped it.
+
+        Raises:
+            StoreCorrupt: if the file was found to be damaged earlier.
+            StoreError: if reconnecting fails.
+        """
         if self._corrupt is not None:
             raise errors.StoreCorrupt(self._corrupt[0], aside=self._corrupt[1])
         return self._reconnect_with_reserve(thoroughly=False) if self._connection is None else self._connection
 
     def lose(self) -> None:
-        """Drop the connection: after an I/O error only the file says what was stored."""
+        """Drop the connection. After an I/O error, only reopening the file shows what was committed."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(SqliteFault):
                 connection.close()
 
     def close(self) -> None:
-        """Close the connection and unlock the file."""
+        """Close the connection and release the lock."""
         self.lose()
         self._lock.release()
 
     def quarantine(self, what: str) -> errors.StoreCorrupt:
-        """Move the file aside, if it ever was a store; from now on `connection` raises."""
+        """Move a damaged file aside and return the error. From now on, `connection` raises that error.
+
+        A file that never was a store is left in place. `what` describes the damage.
+        """
         self.lose()
         if self._corrupt is not None:
             return errors.StoreCorrupt(self._corrupt[0], aside=self._corrupt[1])
@@ -454,7 +484,7 @@ class SqliteFile:
         return errors.StoreCorrupt(self._corrupt[0], aside=aside)
 
     def judge(self, fault: SqliteFault) -> errors.StoreError:
-        """Return the fault as an error that says what to do."""
+        """Translate a fault into a `StoreError` that says what to do. Damage also quarantines the file."""
         if fault.code in (CORRUPT, NOTADB):
             return self.quarantine(fault.text)
         if fault.code == FULL:
@@ -475,7 +505,7 @@ class SqliteFile:
     # ------------------------------------------------------------------------ opening
 
     def _reconnect_with_reserve(self, *, thoroughly: bool) -> Connection:
-        """Connect, also on a full disk: the first write, which shows that the file can be written, needs space."""
+        """Connect. If the disk is full, release the reserve first, because opening writes to the file."""
         try:
             connection = self._reconnect(thoroughly=thoroughly)
         except errors.StoreFull:
@@ -489,8 +519,8 @@ class SqliteFile:
             self._connection = connection = self._connect(self.path)
             self._prepare(connection, thoroughly=thoroughly)
         except SqliteFault as fault:
-            # These statements are valid, so an ERROR comes from the content of the file. READONLY is the answer for a
-            # file whose header names a newer format.
+            # These statements are valid, so ERROR means that the content of the file is invalid. SQLite reports
+            # READONLY for a file whose header names a newer format.
             is_damaged = thoroughly and (
                 fault.code == ERROR or (fault.code == READONLY and _has_newer_format(self.path))
             )
@@ -503,11 +533,11 @@ class SqliteFile:
         return connection
 
     def _prepare(self, connection: Connection, *, thoroughly: bool) -> None:
-        # Before the first page is read: then the log needs no shared memory, and no other process gets in.
+        # This has to precede the first read. Then WAL mode needs no shared memory, and other processes are locked out.
         _set(connection, "locking_mode", "EXCLUSIVE", "exclusive")
         _set(connection, "trusted_schema", "OFF", 0)
         _set(connection, "cell_size_check", "ON", 1)
-        _set(connection, "fullfsync", "ON", 1)  # where fsync alone does not reach the disk
+        _set(connection, "fullfsync", "ON", 1)  # for macOS, where fsync alone doesn't reach the disk
         _set(connection, "checkpoint_fullfsync", "ON", 1)
         version = self._identify(connection)
         if not version:
@@ -517,8 +547,8 @@ class SqliteFile:
         _set(connection, "synchronous", "FULL", FULL_SYNC)
         _set(connection, "journal_size_limit", str(JOURNAL_BYTES), JOURNAL_BYTES)
         if journal == "wal":
-            # A checkpoint makes the file longer before the log gets shorter. On a full disk the reserve has to be
-            # enough for that.
+            # A checkpoint extends the database before the log shrinks. On a full disk, the reserve has to suffice for
+            # that.
             connection.run(f"PRAGMA wal_autocheckpoint = {max(1, self.reserve.size // 2 // FRAME_BYTES)}")
         if thoroughly and version:
             self._check_integrity(connection)
@@ -533,7 +563,7 @@ class SqliteFile:
         self._lock.mark_made()
 
     def _identify(self, connection: Connection) -> int:
-        """Return the version of the tables; 0 for a file that is still empty."""
+        """Return the version of the tables, or 0 if the file is still empty."""
         tables = connection.run("SELECT count(*) FROM sqlite_master")[0][0]
         application, version = _answer(connection, "application_id"), _answer(connection, "user_version")
         if tables == 0 and application == 0 and version == 0:
@@ -574,7 +604,7 @@ class SqliteFile:
             for statement in statements:
                 connection.run(statement)
         connection.run(f"PRAGMA application_id = {self._schema.number}")
-        # Also when the version is the same: only a write shows whether the file can be written.
+        # Write the version even if it is unchanged, because only a write shows that the file is writable.
         connection.run(f"PRAGMA user_version = {self._schema.version}")
         connection.run("COMMIT")
 
@@ -601,7 +631,10 @@ def _answer(connection: Connection, name: str) -> Value:
 
 
 def _shorten_log(connection: Connection) -> None:
-    """Write the log of WAL mode into the file and cut it, as far as the disk has room. Does nothing in other modes."""
+    """Copy the write-ahead log into the database and truncate it, as far as the disk has room.
+
+    Does nothing in other journal modes.
+    """
     try:
         connection.run("PRAGMA wal_checkpoint(TRUNCATE)")
     except SqliteFault as fault:
@@ -620,20 +653,24 @@ def _has_newer_format(path: Path) -> bool:
 
 
 class SqliteRows(Protocol):
-    """The rows behind one connection, as a backend needs them."""
+    """The rows behind one connection, as far as a backend needs to know them."""
 
     def begin(self) -> None:
-        """Start another unit of work."""
+        """Prepare for another unit of work."""
 
     def take_changed(self) -> list[str]:
-        """Return the keys whose waiters are to be woken, and forget them."""
+        """Return the keys whose waiters must be woken, and forget them."""
 
 
 RowsT = TypeVar("RowsT", bound=SqliteRows)
 
 
 class SqliteBackend(Worker[RowsT]):
-    """The thread of a file: a group of jobs is one transaction, each job a savepoint in it."""
+    """A worker thread for a SQLite file. Each group of jobs is one transaction, and each writing job a savepoint in it.
+
+    When the disk is full, the backend retries the jobs of a group one by one. A job that adds rows may then use the
+    unused pages of the file. Any other job may use the reserve.
+    """
 
     def __init__(
         self, file: SqliteFile, make_rows: Callable[[Connection], RowsT], waiters: Waiters, *, thread_name: str
@@ -646,13 +683,16 @@ class SqliteBackend(Worker[RowsT]):
     async def open(self, first: Callable[[RowsT, int], int | None] | None = None) -> None:
         """Open the file, and run `first` before any job.
 
-        `first` gets a position, which is 0 in the beginning, and returns the next one, or None when all is done. Each
-        call is a transaction of its own, and may be repeated.
+        `first` takes the rows and a position, which starts at 0. It returns the next position, or None when it is
+        done. Each call is its own transaction. On a full disk, a call is rolled back and repeated with the reserve.
+
+        Raises:
+            StoreError: if the file can't be opened.
         """
         await self.call(lambda: self._open(first))
 
     async def close(self) -> None:
-        """Finish the queued jobs and close the file, even if cancelled."""
+        """Finish the queued jobs and close the file, even if the caller is cancelled."""
         await self.stop(self._file.close)
 
     # ------------------------------------------------------------------------ in the thread
@@ -726,7 +766,7 @@ class SqliteBackend(Worker[RowsT]):
             if not isinstance(error, errors.StoreFull):
                 self._lose()
             elif len(jobs) > 1:
-                # The whole group was undone, though some of its jobs may fit on the full disk: each is tried alone.
+                # The whole group was rolled back, but some of its jobs may fit on the full disk. Try each one alone.
                 for job in jobs:
                     self._run_group_of_jobs([job])
                 return
@@ -738,13 +778,13 @@ class SqliteBackend(Worker[RowsT]):
             self._undo()
             self.is_failed = True
             fail_jobs(jobs, self._file.quarantine(str(corrupt)))
-        except errors.StoreError as error:  # there is no connection
+        except errors.StoreError as error:  # connecting failed
             fail_jobs(jobs, error)
 
     def _run_in_need(self, jobs: list[Job[RowsT]]) -> bool:
-        """Run a job again for which the disk had no room; return False if there is no room to be had.
+        """Retry a job for which the disk had no room. Return False if no room could be made.
 
-        A job that adds rows gets the unused pages of the file. All others get the reserve.
+        A job that adds rows gets the unused pages of the file. Any other job gets the reserve.
         """
         try:
             connection = self._file.connection()
@@ -762,7 +802,7 @@ class SqliteBackend(Worker[RowsT]):
         return True
 
     def _make_room(self) -> bool:
-        """Allocate the reserve again, with the unused pages of the file if necessary; return False if it is missing."""
+        """Allocate the reserve again, if necessary with unused pages of the file. Return False if that failed."""
         if self._regain_reserve():
             return True
         try:
@@ -779,7 +819,7 @@ class SqliteBackend(Worker[RowsT]):
             return False
 
     def _undo(self) -> None:
-        self._rows = None  # it may have noted changes that are undone now
+        self._rows = None  # it may have recorded changes that are rolled back now
         try:
             connection = self._file.connection()
             if connection.in_transaction:
@@ -800,8 +840,8 @@ def _run_job(job: Job[RowsT], connection: Connection, rows: RowsT) -> None:
     try:
         job.result = job.act(rows)
     except (SqliteFault, errors.StoreCorrupt):
-        raise  # these are about the file, so all jobs of the group fail
-    except BaseException as error:  # the rules, or a function of the application
+        raise  # these concern the file, so all jobs of the group fail
+    except BaseException as error:  # raised by a rule of the store or by the application
         job.error = error
         if not job.reads:
             connection.run("ROLLBACK TO job")
@@ -810,7 +850,11 @@ def _run_job(job: Job[RowsT], connection: Connection, rows: RowsT) -> None:
 
 
 def give_back_pages(connection: Connection, *, least: int) -> bool:
-    """Return some unused pages to the disk, if at least `least` and a fifth of all are; whether there may be more."""
+    """Return up to `PAGES_AT_ONCE` unused pages to the disk, so that the file shrinks.
+
+    Does nothing if fewer than `least` pages, or less than `UNUSED_SHARE` of the file, are unused. Return True if there
+    may be more pages to return.
+    """
     pages = cast("int", connection.run("PRAGMA page_count")[0][0])
     unused = cast("int", connection.run("PRAGMA freelist_count")[0][0])
     if unused < least or unused < pages * UNUSED_SHARE:

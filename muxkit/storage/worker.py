@@ -1,8 +1,12 @@
-"""A thread that runs jobs in groups and hands their results back to Trio tasks, and the tasks that wait for a change.
+"""A worker thread that runs queued jobs in groups and returns their results to the Trio tasks that wait for them.
 
-The jobs that were queued while one group ran are the next group. The tasks of a group are woken by one message to
-Trio. A job that was cancelled before its group began is left out; one that is cancelled later is done, and its result
-is dropped.
+Databases are fastest when several changes share one transaction. The worker therefore runs jobs in groups: all jobs
+that were queued while one group ran form the next group. One message to Trio's thread wakes all tasks of a group.
+
+Cancelling a task that waits for a job never blocks. A job whose task was cancelled before its group started doesn't
+run. A job whose task was cancelled later runs to its end, and its result is discarded.
+
+The module also holds `Waiters`, with which tasks sleep until a row changes.
 """
 
 from __future__ import annotations
@@ -21,12 +25,12 @@ from muxkit.storage.errors import StoreClosed, StoreError, copy_of
 T = TypeVar("T")
 RowsT = TypeVar("RowsT")
 
-MAX_GROUP_JOBS = 128  # bounds how long one caller waits
-MAX_WOKEN_AT_ONCE = 16  # callers in one turn of Trio's loop; other tasks run between two turns
+MAX_GROUP_JOBS = 128  # the first job of a group waits for all others, so this bounds its delay
+MAX_WOKEN_AT_ONCE = 16  # tasks to wake per turn of Trio's loop; other tasks get to run between two turns
 
 
 class Waiters:
-    """The tasks that sleep until a row changes, by a key such as a uuid; a key without one takes no memory."""
+    """The tasks that sleep until a row changes, by key, such as a UUID. Keys without sleeping tasks use no memory."""
 
     __slots__ = ("_asleep",)
 
@@ -38,7 +42,10 @@ class Waiters:
 
     @contextmanager
     def watching(self, key: str) -> Iterator[trio.Event]:
-        """Return the event that the next change sets. Read the rows only inside, or a change may be missed."""
+        """Enter a block that yields an event, which the next change of `key` sets.
+
+        Read the rows inside the block. A change between reading and entering the block would be missed.
+        """
         event = trio.Event()
         self._asleep.setdefault(key, set()).add(event)
         try:
@@ -51,12 +58,12 @@ class Waiters:
                     del self._asleep[key]
 
     def wake(self, key: str) -> None:
-        """Wake the tasks that wait for this key."""
+        """Wake the tasks that wait for `key`."""
         for event in self._asleep.pop(key, ()):
             event.set()
 
     def wake_all(self) -> None:
-        """Wake every task: any key may have changed, or the store is closed."""
+        """Wake every task, because any key may have changed or the store was closed."""
         for key in list(self._asleep):
             self.wake(key)
 
@@ -65,8 +72,15 @@ class Waiters:
 class Job(Generic[RowsT]):
     """A unit of work, the task that waits for it, and its result.
 
-    `key` is what it is about, `wants` what it will read if the rows are to be fetched ahead. `grows` marks a job that
-    adds rows. All other jobs may use the space that a store keeps for them when its disk is full.
+    Attributes:
+        key: the row or entity that the job works on, such as a UUID.
+        act: the function to run in the thread. Its argument is the rows, and its return value is the job's result.
+        reads: True if the job changes nothing.
+        wants: the rows that the job will read, for backends that fetch the rows of a group in advance.
+        grows: True if the job adds rows. Other jobs may use the space that a store reserves for a full disk.
+        task: the waiting task, or None if it was cancelled.
+        result: the return value of `act`.
+        error: the exception that `act` raised, or None.
     """
 
     key: str
@@ -80,7 +94,7 @@ class Job(Generic[RowsT]):
 
 
 def fail_jobs(jobs: list[Job[RowsT]], error: StoreError) -> None:
-    """Give all of these jobs, which were undone together, an error of their own."""
+    """Set an error on each of these jobs, whose common transaction was rolled back. Each job gets its own exception."""
     for job in jobs:
         job.result = None
         job.error = copy_of(error)
@@ -88,7 +102,7 @@ def fail_jobs(jobs: list[Job[RowsT]], error: StoreError) -> None:
 
 @attrs.define(eq=False)
 class _Call:
-    """A function to run between two groups: opening, or the end."""
+    """A function that runs between two groups, for opening and closing the store."""
 
     act: Callable[[], None]
     done: trio.Event
@@ -97,11 +111,14 @@ class _Call:
 
 
 class Worker(Generic[RowsT]):
-    """One thread and its queue.
+    """One thread and its queue of jobs.
 
-    `run_group` is called in the thread with each group and sets the result or error of each job. It adds the keys that
-    changed to `changed`: their `waiters` are woken, in Trio's thread, before the tasks of the group; all of them once
-    `is_failed` is set, since every later job will fail, and when the worker is stopped.
+    The thread calls `run_group` with each group, and `run_group` sets the result or the error of each job. It also adds
+    the changed keys to `changed`. The worker then wakes the `waiters` of these keys in Trio's thread, before it wakes
+    the tasks of the group.
+
+    `run_group` sets `is_failed` when all later jobs would fail too. From then on the worker wakes all waiters after
+    each group, so that they notice. `stop` wakes them as well.
     """
 
     def __init__(
@@ -114,14 +131,33 @@ class Worker(Generic[RowsT]):
         self.is_failed = False
         self._token = trio.lowlevel.current_trio_token()
         self._is_stopping = False
-        # A daemon: a program that ends without closing its store is not held up, and loses no more than by a kill.
+        # A daemon thread doesn't delay the exit of a program that forgot to close its store. As after a kill, the
+        # program loses only work that wasn't committed.
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
     async def work(
         self, key: str, act: Callable[[RowsT], T], *, reads: bool = False, wants: object = None, grows: bool = False
     ) -> T:
-        """Sleep until the job is done, and durable unless it only reads; return or raise what `act` did."""
+        """Run `act` in the thread and wait for its result. Changes are durable when this method returns.
+
+        If the task is cancelled before the job's group started, the job doesn't run. Later the job runs to its end, and
+        its result is discarded.
+
+        Args:
+            key: the row or entity that the job works on.
+            act: the function to run, with the rows as its argument.
+            reads: pass True if the job changes nothing. Its group may then need no transaction.
+            wants: the rows that the job will read, for backends that fetch them in advance.
+            grows: pass True if the job adds rows.
+
+        Returns:
+            The return value of `act`.
+
+        Raises:
+            StoreClosed: if the store was closed.
+            StoreError: if the store failed. Other exceptions of `act` are raised unchanged.
+        """
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._is_stopping:
             raise StoreClosed("the store is closed; open it again")
@@ -137,19 +173,22 @@ class Worker(Generic[RowsT]):
             try:
                 raise job.error
             finally:
-                job.error = None  # or the traceback would hold the job that holds it
+                job.error = None  # break the reference cycle: the traceback refers to this frame, which holds the job
         return cast("T", job.result)  # what `act` returned
 
     async def look(self, key: str, act: Callable[[RowsT], T], wants: object = None) -> T:
-        """Run a job that only reads; `wants` is what it will read."""
+        """Run a job that changes nothing. The arguments are those of `work`."""
         return await self.work(key, act, reads=True, wants=wants)
 
     async def call(self, act: Callable[[], None]) -> None:
-        """Run a function in the thread between two groups. It goes on there if the caller is cancelled."""
+        """Run a function in the thread between two groups. It runs to its end even if the caller is cancelled."""
         await self._do(_Call(act, trio.Event()))
 
     async def stop(self, last: Callable[[], None], *, shield: bool = True) -> None:
-        """Finish the queued jobs, run `last`, then end the thread. With `shield` a cancellation waits for all that."""
+        """Finish the queued jobs, run `last` in the thread, end the thread, and wake all waiters.
+
+        Calling this method again does nothing. With `shield`, a cancellation takes effect only after the thread ended.
+        """
         if self._is_stopping:
             return
         self._is_stopping = True
@@ -204,10 +243,10 @@ class Worker(Generic[RowsT]):
                 for job in jobs:
                     job.error = error
             self._run_in_trio(self._deliver, jobs)
-            del jobs, item  # an idle thread keeps no job
+            del jobs, item  # don't keep the last group alive while the queue is empty
 
     def _group_of(self, first: Job[RowsT]) -> tuple[list[Job[RowsT]], Job[RowsT] | _Call | None]:
-        """Return the group that begins with this job, and what was taken from the queue and is not part of it."""
+        """Return the group that starts with `first`, and the next queue item if it was taken but isn't in the group."""
         jobs = [first]
         following: Job[RowsT] | _Call | None = None
         while len(jobs) < MAX_GROUP_JOBS:
@@ -222,5 +261,5 @@ class Worker(Generic[RowsT]):
         return [job for job in jobs if job.task is not None], following
 
     def _run_in_trio(self, act: Callable[..., None], *values: Any) -> None:
-        with suppress(trio.RunFinishedError):  # no task is left
+        with suppress(trio.RunFinishedError):  # Trio has ended, so there is no task to wake
             self._token.run_sync_soon(act, *values)
