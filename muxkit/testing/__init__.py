@@ -1,4 +1,13 @@
-"""Tools to test protocols, transports and programs; none of them needs pytest."""
+"""Tools for testing protocols, transports and programs. None of them needs pytest.
+
+- `check_stream_engine`, `check_link`, `check_packet_link`, `check_session` and the other `check_…` functions are
+  conformance suites for implementations of muxkit's interfaces.
+- `EnginePair` and `Network` connect sans-I/O engines with each other on a virtual clock.
+- `weather_pair`, `PacketWeather` and `SimNetwork` simulate connections inside one Trio run. `explore` runs a program
+  on a `SimNetwork` many times, each time with other faults.
+- `chaos_dial`, `chaos_url`, `chaos_relay` and `chaos_packet_relay` add faults to existing connections, also real ones.
+- `cancel_sweep` cancels an operation at each of its steps.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +138,7 @@ __all__ = [
     "weather_pair",
 ]
 
-# Tests of an engine need no Trio, so each tool is imported when it is first used.
+# Tests of an engine don't need Trio, so each tool is imported when it is first used.
 _LAZY = {
     "cancel_sweep": "_checks",
     "ChaosDial ChaosPlan ChaosStats ChaosURL Cut CutReport Way chaos_dial chaos_url": "_chaos",
@@ -147,5 +156,5 @@ _LAZY = {
     "PacketChannel PacketWeather WeatherStream replay weather_pair": "_weather",
 }
 
-if not TYPE_CHECKING:  # or type checkers would accept any name
+if not TYPE_CHECKING:  # with a module-level `__getattr__`, type checkers would accept any name
     __getattr__, __dir__ = lazily(globals(), _LAZY)

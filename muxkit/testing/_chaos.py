@@ -1,9 +1,9 @@
-"""Connections that fail by plan: plans, the fate that a seed draws from one, and a dial of such connections.
+"""Connections that fail as planned: the plans, the fate that a seed draws from a plan, and `chaos_dial`.
 
     async with chaos_dial(dial, ChaosPlan(cut_after=(0, 10_000), reset=0.5), seed=17) as chaos:
         await redial(chaos.dial, run)
 
-`muxkit.testing.chaos_relay` is the same between real sockets.
+`muxkit.testing.chaos_relay` does the same between real sockets.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from muxkit.runtime import Dial, background, peer_of
 from muxkit.testing._weather import Line, WeatherStream, weather_pair
 
 BLOCK = 4 * KIB  # bytes that share one draw of jitter
-READ = 1024 * KIB  # bytes to ask for at once
-READ_LEAST = 16 * KIB  # with a rate, a piece is no larger, unless it takes less than `TICK_FAST` on the wire
-TICK = 0.02  # s; with a rate, no piece takes longer on the wire
+READ = 1024 * KIB  # bytes to read at most per call
+READ_LEAST = 16 * KIB  # with a rate, the largest piece, unless a larger one takes less than `TICK_FAST` on the line
+TICK = 0.02  # s; with a rate, the longest time that a piece may take on the line
 TICK_FAST = 0.001  # s
-FASTEST = 2 * 1024 * MIB  # bytes a second that a line without a rate has room for
-GOODBYE = 1.0  # s, to read on after an orderly end: to close with bytes unread would be a reset
+FASTEST = 2 * 1024 * MIB  # bytes per second; the buffer of a line without a rate is computed with this rate
+GOODBYE = 1.0  # s to keep reading after an orderly end, because closing with unread bytes causes a reset
 LINGER_ZERO = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
 
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
@@ -46,25 +46,25 @@ BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class Cut(Enum):
-    """How a connection is lost."""
+    """The ways in which a connection is lost."""
 
     END = "end"
     """Both sides see the end of the stream."""
     RESET = "reset"
-    """Both sides see an error; what was under way may be lost."""
+    """Both sides see an error, and bytes in flight may be lost."""
     STALL = "stall"
-    """Nothing is delivered any more, and neither side is told."""
+    """Nothing is delivered any more, and neither side is notified."""
 
 
 class Way(Enum):
-    """A direction, or both of them."""
+    """A direction, or both directions."""
 
     THERE = "there"
     """From the client to the target."""
     BACK = "back"
     """From the target to the client."""
     BOTH = "both"
-    """In both directions together, for counting bytes."""
+    """Both directions together, for counting bytes."""
 
 
 BOTH_WAYS = (Way.THERE, Way.BACK)
@@ -75,36 +75,37 @@ RANGE = must_be("(least, most), not below 0", lambda value: 0 <= value[0] <= val
 
 @attrs.frozen(kw_only=True)
 class ChaosPlan:
-    """What the weather is like; without arguments it is fine. Times in seconds, shares from 0 to 1."""
+    """The faults of connections. The default plan has none. Times are in seconds, and shares are from 0 to 1."""
 
     delay: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
-    """Each byte arrives so much later, in both directions."""
+    """Every byte arrives this much later, in both directions."""
     jitter: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
-    """And up to so much later still; bytes do not overtake each other."""
+    """Up to this much is added to `delay` at random. On a stream, bytes stay in order."""
     rate: float | None = attrs.field(default=None, validator=ABOVE_ZERO_OR_NONE)
-    """Bytes a second in each direction of each connection."""
+    """Bytes per second, in each direction of each connection. None means no limit."""
     loss: float = attrs.field(default=0.0, validator=SHARE)
-    """The share of packets that are lost, by a relay of packets; streams lose nothing."""
+    """The share of packets that a packet relay loses. Streams lose nothing."""
     buffer: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(1)))
-    """Bytes under way in each direction; more wait with the sender. With a delay this bounds the rate. By default what
-    the line holds during the delay, and two pieces that wait in front of it."""
+    """Bytes in flight in each direction. When the buffer is full, the sender waits. Together with `delay`, the buffer
+    limits the throughput. The default is the number of bytes that the line carries during the delay, plus two pieces
+    that wait in front of it."""
     cut_after: tuple[int, int] | None = attrs.field(default=None, validator=attrs.validators.optional(RANGE))
-    """A connection is cut after a byte between these two, counted as `cut_ways` says."""
+    """A connection is cut after a number of bytes drawn from this range, counted as `cut_ways` says. None: no cuts."""
     cut_ways: tuple[Way, ...] = attrs.field(default=BOTH_WAYS, validator=attrs.validators.min_len(1))
-    """One of these is drawn for each connection, and the bytes are counted in that direction. A connection that carries
-    fewer bytes there isn't cut. `(Way.BOTH,)` counts both directions together."""
+    """For each connection, one of these is drawn, and the bytes are counted in that direction. A connection that
+    carries fewer bytes there isn't cut. `(Way.BOTH,)` counts both directions together."""
     cut_share: float = attrs.field(default=1.0, validator=SHARE)
-    """The share of connections that are cut at all."""
+    """The share of connections that are cut."""
     reset: float = attrs.field(default=0.0, validator=SHARE)
     """The share of cuts that are resets."""
     stall: float = attrs.field(default=0.0, validator=SHARE)
-    """The share of cuts that are stalls, of one direction or both; the rest are orderly ends."""
+    """The share of cuts that are stalls, of one direction or both. The other cuts are orderly ends."""
     stall_for: float = attrs.field(default=60.0, validator=NOT_NEGATIVE)
-    """A stalled connection is reset after this time."""
+    """A stalled connection is reset after this many seconds."""
     refuse: float = attrs.field(default=0.0, validator=SHARE)
     """The share of cuts after which new connections are refused for a while."""
     refuse_for: float = attrs.field(default=1.0, validator=NOT_NEGATIVE)
-    """How long they are refused."""
+    """How many seconds connections are refused."""
 
     def __attrs_post_init__(self) -> None:
         if self.reset + self.stall > 1.0:
@@ -112,24 +113,24 @@ class ChaosPlan:
 
     @property
     def bytes_under_way(self) -> int:
-        """The bytes that may be under way in each direction."""
+        """The number of bytes that may be in flight in each direction."""
         if self.buffer is not None:
             return self.buffer
         return 2 * max(READ_LEAST, self.piece) + math.ceil((self.delay + self.jitter) * (self.rate or FASTEST))
 
     @property
     def piece(self) -> int:
-        """The most bytes that are relayed as one piece."""
+        """The largest number of bytes that are relayed as one piece."""
         if self.jitter:
-            return READ_LEAST  # or too many blocks would share one draw
+            return READ_LEAST  # larger pieces would contain many blocks with the same draw of jitter
         if self.rate is None:
             return READ
         return max(1, min(READ, max(min(READ_LEAST, int(self.rate * TICK)), int(self.rate * TICK_FAST))))
 
     def fate(self, seed: int, number: int) -> Fate:
-        """What happens to the n-th connection, counted from 0; the same for the same seed, whatever the timing."""
+        """Return the fate of the n-th connection, counted from 0. It depends on the seed, and not on timing."""
         dice = random.Random(f"{seed}/{number}")
-        # Each is drawn whether it is wanted or not, so that one knob does not turn the others.
+        # Draw every value even if it isn't used, so that changing one setting doesn't change the draws of the others.
         is_cut = dice.random() < self.cut_share
         way = dice.choice(self.cut_ways)
         where = dice.random()
@@ -154,39 +155,39 @@ class ChaosPlan:
 
 @attrs.frozen(kw_only=True)
 class Fate:
-    """What happens to one connection."""
+    """The fate of one connection."""
 
     number: int
-    """Of the connection, in the order in which they were accepted, from 0."""
+    """The number of the connection, in the order in which connections were accepted, from 0."""
     cut_at: int | None
-    """The byte behind which it is cut; None if it is not."""
+    """The number of bytes after which the connection is cut, or None if it isn't cut."""
     way: Way
-    """In which direction these bytes are counted, or `Way.BOTH`."""
+    """The direction in which these bytes are counted, or `Way.BOTH`."""
     how: Cut
     stalled: tuple[Way, ...]
-    """The directions in which a stall delivers nothing more."""
+    """The directions in which a stall stops delivery."""
     refuse_for: float
-    """Seconds after the cut in which connections are refused."""
+    """For how many seconds after the cut new connections are refused."""
     seed: int
 
     def lateness(self, way: Way, offset: int) -> float:
-        """From 0 to 1: how much of the jitter the byte at `offset` gets."""
+        """Return the share, from 0 to 1, of the jitter that the byte at `offset` gets."""
         return random.Random(f"{self.seed}/{self.number}/{way.value}/{offset // BLOCK}").random()
 
 
 @attrs.frozen(kw_only=True)
 class CutReport:
-    """A cut, as it was."""
+    """A report of a cut."""
 
     number: int
-    """Of the connection."""
+    """The number of the connection."""
     how: Cut
     way: Way | None
-    """The direction in which the bytes were counted, or `Way.BOTH`; None if it was cut by hand."""
+    """The direction in which the bytes were counted, or `Way.BOTH`. None if the test cut the connection."""
     bytes_there: int
     bytes_back: int
     after: float
-    """Seconds from the begin of the connection."""
+    """Seconds since the connection was accepted."""
 
 
 OnCut = Callable[[CutReport], None]
@@ -194,7 +195,7 @@ OnCut = Callable[[CutReport], None]
 
 @attrs.define(kw_only=True)
 class ChaosStats:
-    """What has happened so far; counters."""
+    """Counters of a relay, dial or URL."""
 
     connections: int = 0
     live: int = 0
@@ -202,11 +203,11 @@ class ChaosStats:
     resets: int = 0
     stalls: int = 0
     unreachable: int = 0
-    """Connections that were dropped because the target could not be reached."""
+    """Connections that were dropped because the target was unreachable."""
     bytes_there: int = 0
-    """Delivered to the target."""
+    """Bytes delivered to the target."""
     bytes_back: int = 0
-    """Delivered to the client."""
+    """Bytes delivered to the client."""
 
     @property
     def cuts(self) -> int:
@@ -218,21 +219,21 @@ class ChaosStats:
 
 @attrs.define(eq=False, kw_only=True)
 class _Direction(Line):
-    """From one stream to the other."""
+    """Relays bytes from one stream to the other."""
 
     way: Way
     source: trio.abc.Stream
     target: trio.abc.Stream
-    read: int = 0  # bytes that came from the source
-    delivered: int = 0  # bytes that the target has got
-    has_ended: bool = False  # the source will send no more
-    is_broken: bool = False  # nor receive any more
-    is_over: bool = False  # and the target was told
+    read: int = 0  # bytes read from the source
+    delivered: int = 0  # bytes written to the target
+    has_ended: bool = False  # the source sends nothing more
+    is_broken: bool = False  # the source is lost, so it receives nothing more either
+    is_over: bool = False  # the end was relayed to the target
     is_stalled: bool = False
 
 
 class Passage:
-    """One connection through the weather; `run` ends with it, and closes both streams."""
+    """One relayed connection. `run` returns when the connection has ended, and then both streams are closed."""
 
     def __init__(self, chaos: Chaos, client: trio.abc.Stream, target: trio.abc.Stream, fate: Fate) -> None:
         self._chaos = chaos
@@ -247,7 +248,7 @@ class Passage:
         self._began = trio.current_time()
         self._life = trio.CancelScope()
         self._was_cut = False
-        self._taken = 0  # bytes that were delivered, or are being delivered, in both directions
+        self._taken = 0  # bytes delivered or being delivered, in both directions
         self._is_orderly = False
 
     async def run(self) -> None:
@@ -267,14 +268,14 @@ class Passage:
             for stream in (client, target):
                 if not self._is_orderly:
                     make_abrupt(stream)
-                # Shielded, though it does not wait: a cancellation from outside would leave the second one open.
+                # `aclose_forcefully` doesn't wait, but without the shield a cancellation would skip the second stream.
                 with trio.CancelScope(shield=True):
                     await trio.aclose_forcefully(stream)
 
     # --- its end
 
     def cut(self, how: Cut, way: Way | None = None) -> None:
-        """Lose the connection now; only the first cut counts. A cut by plan names the way that its bytes went."""
+        """Cut the connection now. Only the first cut counts. A cut by the plan names the direction that was counted."""
         if self._was_cut or self._life.cancel_called:
             return
         self._was_cut = True
@@ -282,7 +283,7 @@ class Passage:
             for each in BOTH_WAYS if way is None else self._fate.stalled:
                 self._directions[each].is_stalled = True
             for direction in self._directions.values():
-                direction.changed.unpark_all()  # one of them may have waited for the cut
+                direction.changed.unpark_all()  # a direction may be waiting for the byte that triggers the cut
             self._life.deadline = trio.current_time() + self._plan.stall_for
         else:
             self._finish(orderly=how is Cut.END)
@@ -335,7 +336,7 @@ class Passage:
         except BROKEN:
             other = self.back if direction is self.there else self.there
             if other.is_stalled:
-                direction.is_stalled = True  # the news would have to go through a stall, so there is none
+                direction.is_stalled = True  # the loss would have to cross the stall, so the source doesn't learn of it
             else:
                 self._finish(orderly=False)
         self._look_for_the_end()
@@ -351,7 +352,7 @@ class Passage:
         is_both = self._fate.way is Way.BOTH
         left = READ if fated is None else fated - (self._taken if is_both else direction.delivered)
         if not left:
-            await direction.changed.park()  # the other direction delivers the last byte before the cut
+            await direction.changed.park()  # the other direction is delivering the last byte before the cut
             return
         data = direction.take(min(READ, left))
         self._taken += len(data)
@@ -373,12 +374,12 @@ class Passage:
     def _look_for_the_end(self) -> None:
         if self.there.is_over and self.back.is_over:
             self._finish(orderly=True)
-        if self.there.is_broken and self.back.is_broken:  # behind a stall, where each side has to find out alone
+        if self.there.is_broken and self.back.is_broken:  # in a stall, each side has to notice the loss on its own
             self._finish(orderly=False)
 
 
 def make_abrupt(stream: trio.abc.Stream) -> None:
-    """Let what closes it next be a reset, as far as this kind of stream has one."""
+    """Make the next close of this stream a reset, if this kind of stream can be reset."""
     if isinstance(stream, trio.SocketStream):
         with suppress(OSError):
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_ZERO)
@@ -401,7 +402,7 @@ async def _take_leave(*streams: trio.abc.Stream) -> None:
 
 
 class Chaos:
-    """What happens to connections, and what a test may do to them beside the plan."""
+    """The base of everything that relays connections with faults. A test can also cause faults with its methods."""
 
     def __init__(self, plan: ChaosPlan, seed: int, on_cut: OnCut | None) -> None:
         self.plan = plan
@@ -412,7 +413,7 @@ class Chaos:
         self._refusing_until = -math.inf
 
     def stats(self) -> ChaosStats:
-        """The counters so far; a copy."""
+        """Return a copy of the counters."""
         stats = attrs.evolve(self._stats, live=len(self._passages))
         for passage in self._passages:
             stats.bytes_there += passage.there.delivered
@@ -421,25 +422,25 @@ class Chaos:
 
     @property
     def connections(self) -> int:
-        """How many there were and are."""
+        """The number of connections so far."""
         return self._stats.connections
 
     @property
     def cuts(self) -> int:
-        """How many of them were cut."""
+        """The number of connections that were cut."""
         return self._stats.cuts
 
     def cut_all(self, how: Cut = Cut.RESET) -> None:
-        """Cut every live connection now."""
+        """Cut every live connection now. `refuse` also prevents new ones."""
         for passage in [*self._passages]:
             passage.cut(how)
 
     def refuse(self, seconds: float = math.inf) -> None:
-        """Let no new connection in for so long, or until `admit`."""
+        """Refuse new connections for this many seconds, or until `admit`."""
         self._refusing_until = max(self._refusing_until, trio.current_time() + seconds)
 
     def admit(self) -> None:
-        """Let connections in again."""
+        """Accept connections again."""
         self._refusing_until = -math.inf
 
     @property
@@ -452,7 +453,7 @@ class Chaos:
         return fate
 
     async def _pass(self, client: trio.abc.Stream, target: trio.abc.Stream, fate: Fate) -> None:
-        """The life of one connection."""
+        """Relay one connection until it ends."""
         passage = Passage(self, client, target, fate)
         self._passages.add(passage)
         try:
@@ -463,7 +464,7 @@ class Chaos:
             self._stats.bytes_back += passage.back.delivered
 
     def was_cut(self, report: CutReport, fate: Fate) -> None:
-        """Count a cut, and let what the plan says follow it."""
+        """Count a cut, refuse connections if the plan says so, and call `on_cut`."""
         self._stats.ends += report.how is Cut.END
         self._stats.resets += report.how is Cut.RESET
         self._stats.stalls += report.how is Cut.STALL
@@ -474,7 +475,7 @@ class Chaos:
 
 
 class ChaosDial(Chaos):
-    """Dials through the weather; made by `chaos_dial`."""
+    """A dial whose connections fail as planned. Made by `chaos_dial`."""
 
     def __init__(self, dial: Dial, plan: ChaosPlan, seed: int, on_cut: OnCut | None, nursery: trio.Nursery) -> None:
         super().__init__(plan, seed, on_cut)
@@ -483,7 +484,12 @@ class ChaosDial(Chaos):
 
     @asynccontextmanager
     async def dial(self) -> AsyncIterator[trio.abc.Stream]:
-        """One connection; what was sent on it is still delivered when it is closed, as a kernel would."""
+        """Open one connection. As with a kernel, bytes that were sent are still delivered after it is closed.
+
+        Raises:
+            ConnectionRefusedError: while connections are refused.
+            OSError: if the target can't be reached. Other errors of the original dial are raised too.
+        """
         await trio.lowlevel.checkpoint()
         if self.is_refusing:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "chaos: no connection is let in now")
@@ -513,16 +519,25 @@ class ChaosDial(Chaos):
 async def chaos_dial(
     dial: Dial, plan: ChaosPlan, seed: int = 0, *, on_cut: OnCut | None = None
 ) -> AsyncGenerator[ChaosDial, None]:
-    """A dial whose connections have the weather of `plan`; they end with the block.
+    """Wrap `dial`, so that its connections have the faults of `plan`. They end with the block.
 
-    All times are Trio's, so it runs on a virtual clock. What is sent arrives in pieces of random size.
+    All times are Trio's, so this works on a virtual clock. Sent data arrives in pieces of random size.
+
+    Args:
+        dial: returns an async context manager that yields a connected stream.
+        plan: the faults.
+        seed: decides everything that the plan leaves to chance.
+        on_cut: called with a report of each cut.
+
+    Yields:
+        An object whose `dial` method replaces the original dial.
     """
     async with background() as nursery:
         yield ChaosDial(dial, plan, seed, on_cut, nursery)
 
 
 class ChaosURL(Chaos):
-    """A URL with weather in front of another; made by `chaos_url`."""
+    """A URL that relays to another URL with faults. Made by `chaos_url`."""
 
     def __init__(self, url: str, plan: ChaosPlan, seed: int, on_cut: OnCut | None) -> None:
         super().__init__(plan, seed, on_cut)
@@ -530,10 +545,10 @@ class ChaosURL(Chaos):
         self._name = f"chaos-{id(self):x}"
         _, _, rest = url.partition("://")
         self.url: str = f"{self._door.protocol_name}+mem://{rest.replace(self._door.address, self._name, 1)}"
-        """What a program connects to, in this run of Trio."""
+        """The URL that the program under test connects to, in this Trio run."""
 
     async def run(self, task_status: trio.TaskStatus[list[str]]) -> None:
-        """Serve until cancelled."""
+        """Serve the URL until cancelled."""
         near = load_transport("mem", self._door.protocol_name)
         await near.serve(self._connection, self._name, limits=Limits(), task_status=task_status)
 
@@ -554,10 +569,20 @@ class ChaosURL(Chaos):
 async def chaos_url(
     url: str, plan: ChaosPlan, seed: int = 0, *, on_cut: OnCut | None = None
 ) -> AsyncGenerator[ChaosURL, None]:
-    """Serve a URL of this process, `.url`, that leads to `url` through the weather of `plan`, while the block runs.
+    """Serve a URL of this process that relays to `url` with the faults of `plan`, while the block runs.
 
-    For programs that take a URL. Where `url` is of this process too, `mem`, all times are Trio's and it runs on a
-    virtual clock. An orderly end and a reset look the same there.
+    Use this for programs that take a URL. `chaos_dial` is for programs that take a dial. If `url` uses the `mem`
+    transport, all times are Trio's, so this works on a virtual clock. The `mem` transport delivers an orderly end and
+    a reset in the same way.
+
+    Args:
+        url: the URL of the server.
+        plan: the faults.
+        seed: decides everything that the plan leaves to chance.
+        on_cut: called with a report of each cut.
+
+    Yields:
+        An object whose `url` replaces the original URL.
     """
     chaos = ChaosURL(url, plan, seed, on_cut)
     async with background() as nursery:

@@ -1,4 +1,4 @@
-"""How the suites run their checks, each with a pair of its own, and operations that are cancelled step by step."""
+"""Runs the checks of the conformance suites, each with a fresh pair, and cancels operations step by step."""
 
 from __future__ import annotations
 
@@ -20,13 +20,18 @@ Scenario = Callable[[], AbstractAsyncContextManager[Operation]]
 MakeEnds = Callable[[], AbstractAsyncContextManager[tuple[EndT, EndT]]]
 
 MOST = 1000  # steps; an operation that needs more than this probably never ends
-CHECK_TIMEOUT = 30.0  # s, for a single check; reached only by a link or a session that hangs or loses
+CHECK_TIMEOUT = 30.0  # s for a single check; only a link or session that hangs or loses data takes this long
 
 
 async def run_check(
     name: str, check: Callable[[PairT], Awaitable[None]], make_pair: Callable[[], AbstractAsyncContextManager[PairT]]
 ) -> None:
-    """Run one check with a pair of its own; raises AssertionError with the name of the check and what was broken."""
+    """Run one check with a fresh pair.
+
+    Raises:
+        AssertionError: if the check or the pair fails, or takes longer than `CHECK_TIMEOUT`. The text names the check
+            and the promise that was broken.
+    """
     name = name.strip("_").replace("_", " ")
     failure: Exception | None = None
     with trio.move_on_after(CHECK_TIMEOUT) as scope:
@@ -37,8 +42,8 @@ async def run_check(
                 except Exception as error:
                     failure = error
         except Exception as error:
-            # A check may leave sessions with unread messages, so both ends of a pair may report that they are lost. Any
-            # other error of the pair matters only when the check itself went well.
+            # A check may leave sessions with unread messages, so both ends of a pair may report `LinkLost`. Any other
+            # error of the pair matters only if the check itself succeeded.
             if not all(isinstance(each, LinkLost) for each in leaves_of(error)):
                 failure = failure or error
     require(not scope.cancelled_caught, f"{name}: not over within {CHECK_TIMEOUT:g} s, it hangs or lost something")
@@ -48,14 +53,14 @@ async def run_check(
 
 
 async def run_both_ways(check: Callable[[EndT, EndT], Awaitable[None]], make_pair: MakeEnds[EndT]) -> None:
-    """Run a check of two ends from the one to the other, and the other way round."""
+    """Run a check of two ends in both directions, each time with a fresh pair."""
     name = getattr(check, "__name__", "check")
     await run_check(name, lambda ends: check(ends[0], ends[1]), make_pair)
     await run_check(name, lambda ends: check(ends[1], ends[0]), make_pair)
 
 
 async def must_raise(kind: type[Exception], what: str, call: Callable[..., object], *arguments: object) -> None:
-    """Call a function or a coroutine function, which `what` names; AssertionError if it does not raise `kind`."""
+    """Call a function or a coroutine function, named `what`. Raises AssertionError if it doesn't raise `kind`."""
     try:
         result = call(*arguments)
         if isawaitable(result):
@@ -68,19 +73,29 @@ async def must_raise(kind: type[Exception], what: str, call: Callable[..., objec
 
 
 async def cancel_sweep(scenario: Scenario, *, most: int = MOST) -> int:
-    """Cancel the operation at its first step, at its second, and so on until it ends by itself; give that number.
+    """Cancel an operation at its first step, then at its second, and so on until it ends before it is cancelled.
 
         @asynccontextmanager
         async def scenario():
             async with my_pair() as (one, other):       # fresh for each run
-                yield partial(one.send, b"message")     # what is cancelled
-                await canary(one, other)                # what must hold afterwards
+                yield partial(one.send, b"message")     # the operation to cancel
+                await canary(one, other)                # checks that must pass afterwards
 
         steps = await cancel_sweep(scenario)
 
-    A step is what a task does between two checkpoints. The operation must end when it is not cancelled. Then it is
-    cancelled once more when all tasks have come to rest, if it is not over by then. An error of the operation or of
-    the scenario gets a note that says at which step.
+    A step is the code that a task runs between two checkpoints. In a last run the operation is cancelled once all tasks
+    are blocked, unless it has ended by then. The operation has to end when it isn't cancelled.
+
+    Args:
+        scenario: returns a context manager that sets up, yields the operation, and checks the result.
+        most: the number of steps after which the operation counts as endless.
+
+    Returns:
+        The number of steps of the operation.
+
+    Raises:
+        AssertionError: if the operation takes more than `most` steps.
+        Exception: the error that the operation or the scenario raised, with a note that names the step.
     """
     for step in range(1, most + 1):
         try:
@@ -103,10 +118,10 @@ async def cancel_sweep(scenario: Scenario, *, most: int = MOST) -> int:
 
 
 async def _cancelled_at(operation: Operation, step: int) -> bool:
-    """Run it, cancelled from its `step`-th step on; return True if that was before its end."""
+    """Run the operation and cancel it at its `step`-th step. Return True if it reached that step."""
     counter = _Counter(trio.lowlevel.current_task(), step)
     with counter.scope:
-        # The first step is the one that is being done now, so nothing has been counted before it.
+        # The first step is already running, so the instrument won't see it start. We count it ourselves.
         trio.lowlevel.add_instrument(counter)
         try:
             counter.count()

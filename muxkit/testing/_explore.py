@@ -1,10 +1,10 @@
-"""Run a program under many plans of faults, and make the first one that fails as small as it can be.
+"""Runs a program under many plans of faults, and shrinks the first plan that makes it fail.
 
     def test_no_update_is_lost() -> None:
         explore(program, seeds=range(200)).check()
 
-`program(network)` is an async function that raises if something is wrong. Each run has a network, a virtual clock and
-a Trio run of its own, and the same plan gives the same run.
+`program(network)` is an async function that raises if it finds an error. Each run has its own network, virtual clock
+and Trio run, and the same plan always gives the same run.
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ from muxkit.testing._plan import (
 )
 from muxkit.testing._sim import SimEvent, SimNetwork, SimWeather
 
-WITHIN: Final = 600.0  # s of virtual time, after which a program counts as stuck
-SHRINK_RUNS: Final = 400
-LONGEST_TAIL: Final = 12  # lines of the log that a report shows
+WITHIN: Final = 600.0  # s of virtual time after which a program counts as stuck
+SHRINK_RUNS: Final = 400  # runs to spend on shrinking a plan
+LONGEST_TAIL: Final = 12  # log lines that a report shows
 
 Program = Callable[[SimNetwork], Awaitable[object]]
 
 
 class Stuck(AssertionError):
-    """A program was not done within the virtual time that it had."""
+    """Raised when a program doesn't end within its virtual time."""
 
 
 @attrs.frozen(kw_only=True)
 class Run:
-    """How a program went under a plan."""
+    """The result of running a program under a plan."""
 
     plan: Plan
     error: BaseException | None
-    """What it raised, unless that was expected."""
+    """The exception that the program raised, or None. Expected exceptions count as None."""
     log: tuple[SimEvent, ...]
-    """What happened on the network."""
+    """The events on the network."""
     routes: frozenset[tuple[str, str]]
     passes: int
-    """How often Trio had the choice which task to run first."""
+    """How often more than one task was ready, so that Trio had to choose an order."""
     length: float
-    """Seconds of virtual time."""
+    """The duration in seconds of virtual time."""
     moments: tuple[float, ...]
-    """When data was sent, in seconds of virtual time."""
+    """The times at which data was sent, in seconds of virtual time."""
     fingerprint: str
-    """Of all that happened on the network; equal for equal runs."""
+    """A hash of all events and data sizes on the network. Equal runs have equal fingerprints."""
 
     def check(self) -> None:
-        """Raise what the program raised, if it did, with the plan as a note."""
+        """Raise the program's exception, if there is one, with the plan as a note."""
         if self.error is not None:
             _annotate(self.error, f"under the plan\n{self.plan}")
             raise self.error
@@ -73,27 +73,27 @@ class Run:
 
 @attrs.frozen(kw_only=True)
 class Exploration:
-    """What `explore` has found; `str()` of it is a report."""
+    """The result of `explore`. `str()` of it is a report."""
 
     runs: int
-    """How many there were, those that made the plan smaller too."""
+    """The number of runs, including those that shrank the plan."""
     tried: int
-    """Seeds that were tried."""
+    """The number of seeds that were tried."""
     seconds: float
-    """Of real time."""
+    """Seconds of real time."""
     seed: int | None
-    """The first that failed; None if none did."""
+    """The first seed that failed, or None if none did. It is 0 if the program fails without any fault."""
     drawn: Plan | None
-    """The plan of that seed."""
+    """The plan that was drawn from that seed."""
     plan: Plan | None
-    """The smallest plan found that still fails in the same way."""
+    """The smallest plan found that fails in the same way."""
     failure: Run | None
-    """The run under it."""
+    """The run under the smallest plan."""
     is_exact: bool
-    """True if that plan gave the same run twice."""
+    """True if the smallest plan gave the same run twice."""
 
     def check(self) -> None:
-        """Raise AssertionError with the report, from what the program raised, if a plan failed."""
+        """Raise AssertionError with the report, caused by the program's exception, if a plan failed."""
         if self.failure is not None:
             raise AssertionError(str(self)) from self.failure.error
 
@@ -128,12 +128,23 @@ def explore(
     expected: type[Exception] | tuple[type[Exception], ...] = (),
     shrink: int = SHRINK_RUNS,
 ) -> Exploration:
-    """Run `program` under a plan drawn from each seed, up to the first that fails, and make that plan smaller.
+    """Run `program` under a plan drawn from each seed until one fails, and shrink that plan.
 
-    A first run without faults shows which hosts talk and for how long, and the plans are drawn for that. A run fails
-    if the program raises, unless the error is one of `expected`, or is not done after `within` seconds of virtual
-    time. Faults are of these `kinds`, at most `most` in a plan. `shrink` is how many runs may be spent on making the
-    plan smaller. Call it outside of Trio.
+    A first run without faults shows which hosts talk to each other and for how long. The plans are drawn to fit that
+    run. If the first run fails, it is the result. Call this function outside of Trio.
+
+    Args:
+        program: an async function that takes the network, and raises if it finds an error.
+        seeds: the seeds to try.
+        weather: the network conditions of every run, apart from the faults.
+        kinds: the kinds of faults to draw.
+        most: the largest number of faults in a plan. Reordered passes of Trio's loop don't count.
+        within: the seconds of virtual time after which a run counts as failed.
+        expected: the exceptions that don't count as a failure.
+        shrink: the number of runs to spend on shrinking.
+
+    Returns:
+        What was found. Its `check` method raises if a plan failed.
     """
     began, runs, tried = time.perf_counter(), 0, 0
     calm = Plan(seed=0, weather=weather)
@@ -195,7 +206,20 @@ def run_plan(
     within: float = WITHIN,
     expected: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> Run:
-    """Run `program` once under a plan, or the text of one. Call it outside of Trio."""
+    """Run `program` once under a plan, which may be given as text. Call this function outside of Trio.
+
+    Args:
+        program: an async function that takes the network, and raises if it finds an error.
+        plan: the plan, or the text of one, as a report of `explore` shows it.
+        within: the seconds of virtual time after which the run counts as failed.
+        expected: the exceptions that don't count as a failure.
+
+    Returns:
+        What happened. Its `check` method raises if the run failed.
+
+    Raises:
+        ValueError: if the text isn't a valid plan.
+    """
     if isinstance(plan, str):
         plan = Plan.parse(plan)
     network = SimNetwork(plan.seed, weather=plan.weather)
@@ -235,7 +259,7 @@ def run_plan(
 
 
 def steps(plan: Plan) -> Iterator[str]:
-    """Describe each event of a plan in a sentence."""
+    """Describe each event of a plan in a line."""
     for fault in plan.faults:
         between = f"between {fault.source} and {fault.target}"
         where = between if fault.both_ways else f"from {fault.source} to {fault.target}"
@@ -257,7 +281,7 @@ def steps(plan: Plan) -> Iterator[str]:
 
 
 def _signature(error: BaseException | None) -> tuple[tuple[str, str, int], ...] | None:
-    """Return what makes two failures the same: the types of the errors, and the lines that raised them."""
+    """Return the types of the errors and the lines that raised them. Two failures with equal results are the same."""
     if error is None:
         return None
     found = set()
@@ -282,7 +306,7 @@ def _nth(count: int) -> str:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Keep muxkit's log of hundreds of runs with faults out of the log of the tests."""
+    """Keep the log lines of hundreds of runs with faults out of the log of the tests."""
     logger = logging.getLogger("muxkit")
     before, logger.propagate = logger.propagate, False
     nothing = logging.NullHandler()

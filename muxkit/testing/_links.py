@@ -1,8 +1,8 @@
-"""The suite for transports of byte streams: each promise of a link, tried in turn.
+"""The conformance suite for byte-stream transports, which tries each promise of a link.
 
     await check_link(my_pair, half_close=True)
 
-`my_pair()` is an async context manager that gives two connected streams. Each check opens a pair of its own.
+`my_pair()` is an async context manager that yields two connected streams. Each check opens its own pair.
 """
 
 from __future__ import annotations
@@ -22,15 +22,20 @@ Pair = tuple[trio.abc.Stream, trio.abc.Stream]
 MakePair = Callable[[], AbstractAsyncContextManager[Pair]]
 
 SIZES = (1, 2, 1000, 65_535, 65_536, 65_537, 1_000_003, 4 * 1024 * 1024)  # bytes
-PIECE = 65_536  # bytes in one send where the amount is what matters
-HELD_MOST = 64 * 1024 * 1024  # bytes that a link may take from a sender while no task reads
-QUIET = 0.02  # s without any task running, after which a sender counts as waiting
+PIECE = 65_536  # bytes per send in checks of the amount of data
+HELD_MOST = 64 * 1024 * 1024  # bytes that a link may accept from a sender while no task receives
+QUIET = 0.02  # s without any running task, after which a sender counts as blocked
 
 
 async def check_link(make_pair: MakePair, *, half_close: bool) -> None:
-    """Try every promise of a link in both directions; raises AssertionError with what was broken.
+    """Check every promise of a byte-stream link, in both directions.
 
-    `half_close` says whether the link promises `send_eof`, as `trio.abc.HalfCloseableStream` does.
+    Args:
+        make_pair: returns an async context manager that yields two connected streams.
+        half_close: True if the link promises `send_eof`, as `trio.abc.HalfCloseableStream` does.
+
+    Raises:
+        AssertionError: if a promise is broken. The text names the check.
     """
     for check in (*_CHECKS, *([_half_close_keeps_the_way_back] if half_close else [])):
         await run_both_ways(check, make_pair)
@@ -134,7 +139,7 @@ async def _a_cancelled_receive_loses_nothing(here: trio.abc.Stream, there: trio.
             if len(got) == len(data):
                 break
             with trio.CancelScope() as scope:
-                # Cancel before, during and just after the wait, in turns.
+                # In turn, cancel before the wait, during it, and just after it.
                 if turn % 3 == 0:
                     scope.cancel()
                 elif turn % 3 == 1:
@@ -154,7 +159,7 @@ async def _closing_twice_is_fine(here: trio.abc.Stream, there: trio.abc.Stream) 
 async def _a_cancelled_close_still_closes(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     await trio.aclose_forcefully(here)
     await must_raise(trio.ClosedResourceError, "send_all after a cancelled aclose", here.send_all, b"x")
-    # A hang-up without goodbye may be the end of the stream or an error, but it must be noticed.
+    # After an abrupt close, the peer sees either the end of the stream or an error. It must notice the close.
     with suppress(trio.BrokenResourceError):
         require(await there.receive_some(10) == b"", "data came out of a link on which nothing was sent")
 
@@ -250,9 +255,9 @@ async def _a_wait_ends_when_something_came(here: trio.abc.Stream, there: trio.ab
 async def _a_wait_can_be_stopped(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     if not isinstance(there, WaitableLink):
         return
-    there.stop_waiting()  # without a waiting task it has no effect
+    there.stop_waiting()  # has no effect without a waiting task
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(there.send_all, bytes(PIECE) * 64)  # waits in the other direction, and is not disturbed
+        nursery.start_soon(there.send_all, bytes(PIECE) * 64)  # blocks in the other direction, undisturbed
         for _ in range(3):
             async with trio.open_nursery() as waiting:
                 waiting.start_soon(there.wait_readable)
@@ -307,7 +312,7 @@ async def _is_checkpoint(link: WaitableLink) -> bool:
 
 
 async def _receive_waiting(link: WaitableLink) -> bytes:
-    """Everything up to the end."""
+    """Receive until the end of the stream."""
     got = bytearray()
     while (piece := link.receive_nowait(PIECE)) != b"":
         if piece is None:

@@ -1,4 +1,4 @@
-"""Engines on paths that lose, duplicate, delay and queue packets, on virtual time.
+"""A simulated network for packet engines: it loses, duplicates, delays and queues packets, on a virtual clock.
 
     network = Network(seed=17)
     line = Bottleneck(1_250_000, queue=64_000)
@@ -6,7 +6,8 @@
     network.run(60.0)
     print(network.report())
 
-Knows no protocol and no Trio. The same seed and the same engines give the same run, packet by packet.
+This module depends neither on Trio nor on any protocol. The same seed and the same engines give the same run, packet by
+packet.
 """
 
 from __future__ import annotations
@@ -28,19 +29,27 @@ OtherT = TypeVar("OtherT")
 
 FLOW_PACKET = 1400  # bytes
 FIRST_WINDOW = 10.0  # packets
-REORDERING = 3  # packets that may overtake one before it counts as lost
+REORDERING = 3  # a packet counts as lost when a packet sent more than this many later was acknowledged
 SHORTEST_TIMEOUT = 1.0  # s
 _NUMBER = struct.Struct(">Q")
-MOST_AT_ONCE = 100_000  # steps without the clock moving: an engine that takes more runs in circles
+MOST_AT_ONCE = 100_000  # steps at one moment of the clock; an engine that takes more is in an endless loop
 
 
 @attrs.frozen(kw_only=True)
 class PathWeather:
-    """How packets fare in one direction: chances from 0 to 1, times in seconds.
+    """The network conditions in one direction. Probabilities are from 0 to 1, and times are in seconds.
 
-    A burst begins with a packet and takes all that follow for `burst_length` on average. `reordering` is the chance
-    that a packet takes `late` more than the others, so that those behind overtake it. A corrupt packet arrives with
-    one byte changed. Larger packets than `mtu` vanish without a word.
+    Attributes:
+        delay: the time that each packet takes.
+        jitter: up to this much is added at random, so that packets may overtake each other.
+        loss: the probability that a packet is lost.
+        burst: the probability that a packet starts a burst, in which all packets are lost.
+        burst_length: the average duration of a burst.
+        duplication: the probability that a packet arrives twice.
+        reordering: the probability that a packet takes `late` longer, so that later packets overtake it.
+        late: the additional time of such packets.
+        corruption: the probability that a packet arrives with one byte changed.
+        mtu: larger packets are lost without notice. None means no limit.
     """
 
     delay: float = 0.0
@@ -56,7 +65,7 @@ class PathWeather:
 
 
 class Bottleneck:
-    """A line of `bandwidth` bytes a second behind a queue of `queue` bytes; several paths may share it."""
+    """A line of `bandwidth` bytes per second with a queue of `queue` bytes. Several paths may share it."""
 
     def __init__(self, bandwidth: float, *, queue: int, keep: bool = True) -> None:
         self._keeps = keep
@@ -64,14 +73,14 @@ class Bottleneck:
         self.queue = queue
         self.waiting: int = 0
         self.carried: int = 0  # bytes
-        self.refused: int = 0  # packets that met a full queue
+        self.refused: int = 0  # packets that arrived at a full queue
         self.samples: list[tuple[float, int]] = []
-        """When a packet came, and the bytes that were waiting then, its own not counted; none without `keep`."""
+        """For each packet, its arrival time and the bytes that were queued before it. Empty with `keep=False`."""
         self._free_at = 0.0
         self._leaving: deque[tuple[float, int]] = deque()
 
     def enter(self, size: int, now: float) -> float | None:
-        """Return when a packet that comes now will have left the line; None if the queue is full."""
+        """Return when a packet that arrives now will have left the line, or None if the queue is full."""
         while self._leaving and self._leaving[0][0] <= now:
             self.waiting -= self._leaving.popleft()[1]
         if self._keeps:
@@ -87,7 +96,7 @@ class Bottleneck:
 
 
 class Fate(Enum):
-    """What became of a packet."""
+    """The fates of packets."""
 
     ARRIVED = "arrived"
     UNDER_WAY = "under way"
@@ -99,7 +108,7 @@ class Fate(Enum):
 
 @attrs.define
 class Journey:
-    """What happened to one packet."""
+    """The life of one packet."""
 
     number: int
     path: str
@@ -107,7 +116,7 @@ class Journey:
     sent_at: float
     fate: Fate = Fate.UNDER_WAY
     arrived_at: list[float] = attrs.field(factory=list)
-    """Once for each copy."""
+    """The arrival time of each copy."""
     is_doubled: bool = False
     is_late: bool = False
     is_corrupt: bool = False
@@ -119,7 +128,7 @@ class Path:
     def __init__(self, name: str, weather: PathWeather, via: Bottleneck | None, seed: str) -> None:
         self.name = name
         self.weather = weather
-        """May be changed while the network runs."""
+        """The network conditions. They may be changed while the network runs."""
         self.via = via
         self.fates: Counter[Fate] = Counter()
         self.doubled: int = 0
@@ -131,10 +140,10 @@ class Path:
         self._burst_until = float("-inf")
 
     def send(self, packet: bytes, journey: Journey) -> list[tuple[float, bytes]]:
-        """Return each copy that arrives, and when."""
+        """Return each copy that arrives, with its arrival time."""
         weather, chance, now = self.weather, self._random.random, journey.sent_at
         self.bytes_sent += len(packet)
-        # Every packet throws the same dice, so that a change of one chance leaves the others as they were.
+        # Every packet draws the same values, so that changing one probability doesn't change the draws of the others.
         lost, burst, doubled, bent = chance(), chance(), chance(), chance()
         delays = [(chance() * weather.jitter, chance() < weather.reordering) for _ in range(2)]
         if burst < weather.burst and now >= self._burst_until:
@@ -175,13 +184,13 @@ class Path:
 
 @attrs.define(eq=False)
 class _End:
-    """An engine, the path that leads away from it, and where that leads."""
+    """An engine, its outgoing path, and the number of the end to which that path leads."""
 
     engine: DatagramEngine[object]
     out: Path
     sends_to: int
     tell: Callable[[Sequence[Any] | None], None]
-    """Hands out the events that the engine returned, and then those that it has besides."""
+    """Dispatches the events that a call returned, and then those that the engine has queued."""
 
     def pull(self, now: float) -> Sequence[bytes]:
         self.tell(None)
@@ -195,7 +204,7 @@ def _teller(
 ) -> Callable[[Sequence[EventT] | None], None]:
     def tell(returned: Sequence[EventT] | None) -> None:
         events = returned or engine.events()
-        while events:  # a listener may give commands, which may tell more
+        while events:  # a listener may call the engine, which may queue more events
             if listener is not None:
                 for event in events:
                     listener(event)
@@ -205,9 +214,9 @@ def _teller(
 
 
 class Network:
-    """Engines, the paths between them, and a clock that is a number.
+    """Engines, the paths between them, and a virtual clock.
 
-    `journeys` holds what happened to each packet, unless `keep` is False: then only the counts are kept.
+    `journeys` records every packet. With `keep=False`, only counters are kept.
     """
 
     def __init__(self, seed: int = 0, *, now: float = 0.0, keep: bool = True) -> None:
@@ -234,7 +243,22 @@ class Network:
         on_other: Callable[[OtherT], None] | None = None,
         name: str = "",
     ) -> tuple[Path, Path]:
-        """Connect two engines; gives the paths there and back. Without `back` both have the weather of `there`."""
+        """Connect two engines.
+
+        Args:
+            one: the first engine.
+            other: the second engine.
+            there: the conditions from the first to the second engine. By default packets arrive without delay or loss.
+            back: the conditions in the other direction. By default those of `there`.
+            via: a bottleneck from the first to the second engine.
+            back_via: a bottleneck in the other direction.
+            on_one: called with each event of the first engine.
+            on_other: called with each event of the second engine.
+            name: the name of the paths in reports.
+
+        Returns:
+            The path from the first to the second engine, and the path back.
+        """
         there = there or PathWeather()
         name = name or f"{len(self.paths) // 2}"
         first = len(self._ends)
@@ -246,18 +270,22 @@ class Network:
         return way, home
 
     def call_at(self, when: float, function: Callable[[], None]) -> None:
-        """Do something at that moment: give an engine a command, or change a path's weather."""
+        """Call `function` at a time of the virtual clock, for example to call an engine or to change a path."""
         self._count += 1
         heapq.heappush(self._calls, (when, self._count, function))
 
     def run(self, until: float) -> None:
-        """Go on to that moment."""
+        """Run until the clock reaches `until`."""
         self.run_until(lambda: False, most=until)
         self.now = max(self.now, until)
 
     def run_until(self, is_over: Callable[[], bool], *, most: float) -> bool:
-        """Go on until `is_over`, or to the moment `most`; return True if it was over in time."""
-        for end in range(len(self._ends)):  # commands may have been given since the last run
+        """Run until `is_over()` is true or the clock reaches `most`. Return True if it was over in time.
+
+        Raises:
+            AssertionError: if an engine keeps working without letting the clock move.
+        """
+        for end in range(len(self._ends)):  # the caller may have used the engines since the last run
             self._pull(end)
         at_once = 0
         while not is_over():
@@ -280,7 +308,7 @@ class Network:
         return min(moments, default=None)
 
     def _step(self) -> None:
-        """One call, one arrival, or the deadlines that are due."""
+        """Make one scheduled call, deliver one packet, or handle the deadlines that are due."""
         if self._calls and self._calls[0][0] <= self.now:
             heapq.heappop(self._calls)[2]()
             for end in range(len(self._ends)):
@@ -310,7 +338,7 @@ class Network:
                 heapq.heappush(self._arrivals, (arrives, self._count, end.sends_to, copy, journey))
 
     def report(self) -> str:
-        """What happened to the packets, a line for each path."""
+        """Return how many packets met which fate, one line per path."""
         lines = []
         for path in self.paths:
             told = [f"{count:,} {fate.value}" for fate, count in sorted(path.fates.items(), key=lambda it: it[0].value)]
@@ -321,11 +349,11 @@ class Network:
         return "\n".join(lines)
 
 
-# Flows that behave like TCP
+# A flow that behaves like TCP, to compete with the engine under test
 
 
 class AimdSender:
-    """The sending end; it tells no events."""
+    """The sending end, with additive increase and multiplicative decrease. It has no events."""
 
     def __init__(self, *, packet: int = FLOW_PACKET, starts_at: float = 0.0) -> None:
         self.window: float = FIRST_WINDOW
@@ -336,9 +364,9 @@ class AimdSender:
         self._packet = packet
         self._starts_at = starts_at
         self._next = 0
-        self._flying: dict[int, float] = {}  # number: when it was sent
-        self._order: deque[int] = deque()  # numbers in the order in which they were sent
-        self._recovers_at = 0  # losses of packets below this number were answered already
+        self._flying: dict[int, float] = {}  # packet number: when it was sent
+        self._order: deque[int] = deque()  # packet numbers in the order of sending
+        self._recovers_at = 0  # losses of packets below this number have already halved the window
         self._heard_at = starts_at
 
     def receive_datagram(self, data: bytes, now: float) -> None:
@@ -390,7 +418,7 @@ class AimdSender:
 
 
 class AimdReceiver:
-    """The receiving end: acknowledges each packet. `arrivals` says when which number of bytes was there in all."""
+    """The receiving end, which acknowledges each packet. `arrivals` holds times and the total of bytes by then."""
 
     def __init__(self) -> None:
         self.arrived: int = 0  # bytes
@@ -413,4 +441,4 @@ class AimdReceiver:
         return None
 
     def handle_deadline(self, now: float) -> None:
-        """There is never one."""
+        """Do nothing: there are no deadlines."""

@@ -1,9 +1,9 @@
-"""The suite for transports of packets: each promise of a packet link, tried in turn.
+"""The conformance suite for packet transports, which tries each promise of a packet link.
 
     await check_packet_link(my_pair, goodbye=False)
 
-`my_pair()` is an async context manager that gives two connected links, over a network that loses nothing by itself,
-such as loopback. Each check opens a pair of its own.
+`my_pair()` is an async context manager that yields two connected links, over a network that doesn't lose packets on its
+own, such as loopback. Each check opens its own pair.
 """
 
 from __future__ import annotations
@@ -25,15 +25,20 @@ MakePair = Callable[[], AbstractAsyncContextManager[tuple[Link, Link]]]
 Check = Callable[[Link, Link], Awaitable[None]]
 
 SIZES = (1, 2, 3, 100, 576, 1000)  # bytes; the link's own limit is tried as well
-FLOOD, FLOOD_SIZE = 20_000, 1000  # packets that no task receives, and bytes of each: more than a link may keep
-KEPT_MOST = 16 * 1024 * 1024  # bytes of them that it may keep, kernel and all
-QUIET = 0.05  # s without an arrival, after which the flood counts as over
+FLOOD, FLOOD_SIZE = 20_000, 1000  # packets that no task receives, and their size: together more than a link may keep
+KEPT_MOST = 16 * 1024 * 1024  # bytes of the flood that may be kept, including the kernel's buffers
+QUIET = 0.05  # s without an arrival, after which the flood counts as ended
 
 
 async def check_packet_link(make_pair: MakePair, *, goodbye: bool) -> None:
-    """Try every promise of a packet link in both directions; raises AssertionError with what was broken.
+    """Check every promise of a packet link, in both directions.
 
-    `goodbye` says whether the link promises that its peer hears of `aclose`, as EndOfChannel.
+    Args:
+        make_pair: returns an async context manager that yields two connected links.
+        goodbye: True if the link promises to notify its peer of `aclose`, which then raises `trio.EndOfChannel`.
+
+    Raises:
+        AssertionError: if a promise is broken. The text names the check.
     """
     for check in (*_CHECKS, *([_a_close_is_the_end_for_the_peer] if goodbye else [])):
         await run_both_ways(check, make_pair)
@@ -106,7 +111,7 @@ async def _a_cancelled_receive_loses_nothing(here: Link, there: Link) -> None:
             into.append(await there.receive())
 
         with trio.CancelScope() as scope:
-            # Cancelled before, while it waits, and when the packet has come; each time it must be there afterwards.
+            # In turn, cancel before the wait, during it, and when the packet has arrived. No packet may be lost.
             if turn % 3 == 0:
                 scope.cancel()
                 await take()
@@ -165,7 +170,7 @@ async def _a_close_wakes_who_waits_in_receive(here: Link, there: Link) -> None:
 
 async def _sending_to_who_left_is_no_surprise(here: Link, there: Link) -> None:
     await there.aclose()
-    # The network may say so or not; other errors than these would be a surprise.
+    # The network may or may not report that the peer is gone. Any other error than these is a defect.
     with suppress(trio.BrokenResourceError):
         for _ in range(50):
             await here.send(b"hello?")
@@ -178,7 +183,7 @@ async def _bursts_arrive_whole_and_apart(here: Link, there: Link) -> None:
     require(there.receive_nowait(10) == [], "receive_nowait gave packets that were not sent")
     chance = random.Random(7)
     for burst in range(10):
-        # Runs of one size, and packets of any size, since a link may treat the former together.
+        # Mix runs of one size with packets of other sizes, since a link may send equal sizes in one system call.
         sizes = [chance.choice((400, chance.randrange(1, min(1000, here.packet_limit)))) for _ in range(20)]
         packets = [b"%d." % index + noise(size, seed=burst) for index, size in enumerate(sizes)]
         await _send_burst(here, packets)

@@ -1,11 +1,11 @@
-"""A relay between real UDP sockets that delays, limits and loses packets, from a seed.
+"""A relay between real UDP sockets that delays, limits and loses packets, as a seed decides.
 
     async with chaos_packet_relay("127.0.0.1:7000", ChaosPlan(delay=0.04, loss=0.01), seed=17) as relay:
         ... send to relay.address instead ...
 
-Each client address has a way of its own in each direction, with a queue in front of the line and a socket towards the
-target, so the target sees several clients. Of a `ChaosPlan` packets know `delay`, `jitter`, `rate`, `buffer` and
-`loss`. Jitter makes packets overtake each other, as it does on a real path.
+For each client address, the relay keeps a separate simulated line in each direction, with a queue in front of it, and
+a separate socket to the target. The target therefore sees several clients. Of a `ChaosPlan`, the relay uses `delay`,
+`jitter`, `rate`, `buffer` and `loss`. Jitter lets packets overtake each other, as on a real path.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from muxkit.testing._chaos import ChaosPlan
 from muxkit.testing._network import Bottleneck
 from muxkit.testing._relay import parse_place
 
-SOCKET_BYTES: Final = 4 * MIB  # to ask of the kernel for each socket, so that it loses nothing of its own accord
+SOCKET_BYTES: Final = 4 * MIB  # requested buffer of each socket, so that the kernel doesn't lose packets
 PACKET_MOST: Final = 65_535  # bytes
-AT_ONCE: Final = 256  # packets to read before others have their turn
-UNREAD_MOST: Final = 64 * MIB  # bytes under way in one direction without a rate; more are lost
+AT_ONCE: Final = 256  # packets to read before other tasks get to run
+UNREAD_MOST: Final = 64 * MIB  # bytes in flight per direction when the plan has no rate; further packets are lost
 FLOWS_MOST: Final = 1024  # client addresses
-FORGOTTEN: Final = 120.0  # s without a packet, after which a client gives way to another
-QUEUE_SECONDS: Final = 0.05  # s that a full queue in front of a line lasts, unless the plan has `buffer`
+FORGOTTEN: Final = 120.0  # s without a packet, after which a client may be dropped in favour of a new one
+QUEUE_SECONDS: Final = 0.05  # s that a full queue takes to drain, unless the plan sets `buffer`
 Address = tuple[str, int] | tuple[str, int, int, int]
 
 
 @attrs.define(kw_only=True)
 class PacketStats:
-    """What has happened so far; counters."""
+    """Counters of a `ChaosPacketRelay`."""
 
     clients: int = 0
-    """Client addresses."""
+    """The number of client addresses seen."""
     packets_there: int = 0
-    """Delivered to the target."""
+    """Packets delivered to the target."""
     packets_back: int = 0
-    """Delivered to the client."""
+    """Packets delivered to clients."""
     bytes_there: int = 0
     bytes_back: int = 0
     lost: int = 0
-    """Packets that the plan lost."""
+    """Packets lost because of `loss` in the plan."""
     overflowed: int = 0
-    """Packets that met a full queue."""
+    """Packets lost because a queue was full."""
 
 
 class _Way:
-    """One direction of one client: what happens to its packets."""
+    """One direction of one client. Decides when each packet arrives, or that it is lost."""
 
     def __init__(self, plan: ChaosPlan, seed: str) -> None:
         self._plan = plan
@@ -67,10 +67,10 @@ class _Way:
         if plan.rate is not None:
             queue = plan.buffer if plan.buffer is not None else max(64 * KIB, int(plan.rate * QUEUE_SECONDS))
             self._line = Bottleneck(plan.rate, queue=queue, keep=False)
-        self.under_way = 0  # bytes
+        self.under_way = 0  # bytes in flight
 
     def arrival(self, size: int, now: float, stats: PacketStats) -> float | None:
-        """Return when a packet arrives that is sent now, or None if it is lost."""
+        """Return when a packet that is sent now arrives, or None if it is lost."""
         plan = self._plan
         lost, late = (self._dice(), self._dice()) if plan.loss or plan.jitter else (1.0, 0.0)
         if lost < plan.loss:
@@ -90,7 +90,7 @@ class _Way:
 
 @attrs.define(eq=False)
 class _Flow:
-    """One client address, with its socket towards the target."""
+    """One client address, with its socket to the target."""
 
     client: Address
     socket: socket.socket
@@ -101,26 +101,26 @@ class _Flow:
 
 
 class ChaosPacketRelay:
-    """Made by `chaos_packet_relay`."""
+    """A relay made by `chaos_packet_relay`."""
 
     def __init__(self, listen: tuple[str, int], target: tuple[str, int], plan: ChaosPlan, seed: int) -> None:
         self.address: str = ""
-        """Where to send to, as `host:port`."""
+        """The address to send to, as `host:port`."""
         self._plan = plan
         self._seed = seed
         self._listen = listen
         self._target = target
         self._stats = PacketStats()
-        self._family = 0  # of the sockets towards the target
+        self._family = 0  # address family of the sockets to the target
         self._target_at: Any = ()
         self._flows: dict[Address, _Flow] = {}
         self._under_way: list[tuple[float, int, _Flow, bool, bytes]] = []
         self._numbers = count()
         self._alarm = trio.CancelScope()
-        self._due = math.inf  # when the task that delivers wakes
+        self._due = math.inf  # when the delivering task wakes up
 
     def stats(self) -> PacketStats:
-        """The counters so far; a copy."""
+        """Return a copy of the counters."""
         return attrs.evolve(self._stats)
 
     @property
@@ -128,7 +128,7 @@ class ChaosPacketRelay:
         return int(self.address.rpartition(":")[2])
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
-        """Relay until cancelled."""
+        """Relay packets until cancelled."""
         family, *_, listen = (await trio.socket.getaddrinfo(*self._listen, type=socket.SOCK_DGRAM))[0]
         with _udp_socket(family) as front:
             front.bind(listen)
@@ -156,7 +156,7 @@ class ChaosPacketRelay:
                 except OSError as error:
                     if error.errno in (errno.EAGAIN, errno.EWOULDBLOCK):
                         break
-                    continue  # the network reports that an earlier packet didn't arrive
+                    continue  # an ICMP error: an earlier packet didn't arrive
                 flow = self._flows.get(client) or self._new_flow(client, now, nursery)
                 if flow is not None:
                     flow.heard_at = now
@@ -172,7 +172,7 @@ class ChaosPacketRelay:
         number = self._stats.clients
         there, back = (_Way(self._plan, f"{self._seed}/{number}/{way}") for way in ("there", "back"))
         flow = _Flow(client, _udp_socket(self._family), there, back, now)
-        with suppress(OSError):  # a target that can't be reached loses what is sent to it
+        with suppress(OSError):  # packets to an unreachable target are lost
             flow.socket.connect(self._target_at)
         self._stats.clients += 1
         self._flows[client] = flow
@@ -225,7 +225,7 @@ class ChaosPacketRelay:
             flow.back.under_way -= len(packet)
             stats.packets_back += 1
             stats.bytes_back += len(packet)
-        with suppress(OSError):  # nobody is there, or the socket is full: packets may be lost
+        with suppress(OSError):  # the receiver is gone or the socket is full: losing the packet is allowed
             if is_there:
                 flow.socket.send(packet)
             else:
@@ -245,11 +245,22 @@ def _udp_socket(family: int) -> socket.socket:
 async def chaos_packet_relay(
     target: str, plan: ChaosPlan, seed: int = 0, *, listen: str = "127.0.0.1:0"
 ) -> AsyncGenerator[ChaosPacketRelay, None]:
-    """A relay of UDP packets to `target` that listens while the block runs.
+    """Relay UDP packets to `target`, with the faults of `plan`, while the block runs.
 
-    Addresses are `host:port`, and `udp://` may stand before them. What happens to the n-th packet of a client depends
-    on the seed alone. Raises ValueError for an address that cannot be read, or for a plan that cuts connections, and
-    OSError if it cannot be listened on.
+    The fate of a client's n-th packet depends only on the seed.
+
+    Args:
+        target: the server's address, as `host:port` with an optional `udp://` prefix.
+        plan: the faults. It must not cut connections, because packets have no connection.
+        seed: decides everything that the plan leaves to chance.
+        listen: the address to listen on. By default a free port on loopback.
+
+    Yields:
+        The relay. Send to its `address`.
+
+    Raises:
+        ValueError: if an address is invalid, or if `plan.cut_after` is set.
+        OSError: if the relay can't listen on `listen`.
     """
     if plan.cut_after is not None:
         raise ValueError(f"ChaosPlan(cut_after={plan.cut_after}): packets have no connection that could be cut")

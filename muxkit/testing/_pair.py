@@ -1,11 +1,11 @@
-"""Two engines and nothing else: a link in memory, a clock that is a number, and what every engine has promised.
+"""Two connected engines on a virtual clock, and a conformance suite for stream engines.
 
     pair = EnginePair(Engine(), Engine(), latency=0.05)
     pair.engines[0].open_sink(b"hello")
     pair.run_until_quiet()
     assert pair.events[1] == [...]
 
-Knows no protocol and no Trio.
+This module depends neither on Trio nor on any protocol.
 """
 
 from __future__ import annotations
@@ -25,18 +25,27 @@ from muxkit.core.events import Received
 EventT = TypeVar("EventT")
 EngineT = TypeVar("EngineT", bound="StreamEngine[object]")
 
-MOST_STEPS = 1_000_000  # after so many a pair that is not quiet never will be
-PULL = 256 * 1024  # bytes to take out of an engine at once
-SMALL_PULLS = (1, 64, 1024, 65_536)  # what a random writer asks for
-ASKED = 20_000  # times to repeat what asks for an answer
-HELD_MOST = 64 * 1024  # bytes that an engine may hold because of it
+MOST_STEPS = 1_000_000  # a pair that isn't quiet after this many steps never will be
+PULL = 256 * 1024  # bytes to take out of an engine per call
+SMALL_PULLS = (1, 64, 1024, 65_536)  # the limits among which a random writer chooses
+ASKED = 20_000  # times to repeat frames that ask for an answer
+HELD_MOST = 64 * 1024  # bytes that an engine may hold because of them
 
 
 class EnginePair(Generic[EngineT, EventT]):
-    """Two engines joined by two byte pipes. Sides are 0 and 1; `events[side]` is all that the engine there told.
+    """Two engines that are connected by two byte pipes.
 
-    With `weather`, pulls are of random sizes and what is in flight arrives in random pieces. A `listener` is called
-    with (side, event) for each event as it happens, and may give commands to the engine.
+    The sides are numbered 0 and 1. `events[side]` holds all events of the engine on that side, and `sent[side]` all
+    bytes that it sent.
+
+    Args:
+        one: the engine of side 0.
+        other: the engine of side 1.
+        latency: the time that bytes take, in seconds.
+        weather: a random generator. If given, it draws how many bytes are pulled from an engine and in which pieces
+            they arrive.
+        listener: called with (side, event) for each event as it happens. It may call the engine.
+        now: the time at which the clock starts.
     """
 
     def __init__(
@@ -54,15 +63,15 @@ class EnginePair(Generic[EngineT, EventT]):
         self.weather = weather
         self.now: float = now
         self.events: tuple[list[EventT], list[EventT]] = ([], [])
-        self.sent: tuple[bytearray, bytearray] = (bytearray(), bytearray())  # all bytes that left each side
+        self.sent: tuple[bytearray, bytearray] = (bytearray(), bytearray())  # all bytes that each side sent
         self._listener = listener
-        # What goes to each side: (when it arrives, bytes), None for the end.
+        # The bytes in flight to each side: (arrival time, bytes), with None for the end of the stream.
         self._flying: tuple[deque[tuple[float, bytes | None]], ...] = (deque(), deque())
 
     # --- moving on
 
     def step(self) -> bool:
-        """Let happen what is due at this moment, once; gives whether anything did."""
+        """Do once what is due at this moment. Return whether anything happened."""
         moved = False
         for side in (0, 1):
             moved |= self._handle_deadline(side)
@@ -72,7 +81,11 @@ class EnginePair(Generic[EngineT, EventT]):
         return moved
 
     def run_until_quiet(self) -> None:
-        """Go on until nothing is on its way; the clock moves only as far as the link needs."""
+        """Run until nothing is in flight. The clock moves only as far as the latency requires.
+
+        Raises:
+            AssertionError: if the engines aren't quiet after `MOST_STEPS` steps.
+        """
         for _ in range(MOST_STEPS):
             if not self.step():
                 arrival = self._next_arrival()
@@ -82,7 +95,11 @@ class EnginePair(Generic[EngineT, EventT]):
         raise AssertionError(f"the engines are not quiet after {MOST_STEPS} steps")
 
     def run_for(self, seconds: float) -> None:
-        """Let so much time pass, with every deadline and every arrival at its exact moment."""
+        """Let this much time pass, with every deadline and every arrival at its exact time.
+
+        Raises:
+            AssertionError: if the engines keep working without letting the clock move.
+        """
         end = self.now + seconds
         for _ in range(MOST_STEPS):
             if not self.step():
@@ -92,21 +109,21 @@ class EnginePair(Generic[EngineT, EventT]):
         raise AssertionError(f"the engines are busy at one moment for more than {MOST_STEPS} steps")
 
     def jump(self, seconds: float) -> None:
-        """The clock goes on and nothing else happens, as when a laptop sleeps."""
+        """Advance the clock without doing anything else, as when a laptop sleeps."""
         self.now += seconds
 
     def hang_up(self, side: int) -> None:
-        """This side writes nothing more; the other hears it after what is under way."""
+        """Close the sending direction of this side. The other side sees the end after the bytes in flight."""
         self._flying[1 - side].append((self.now + self.latency, None))
 
     # --- looking
 
     def in_flight(self, side: int) -> bytes:
-        """What is on its way to this side."""
+        """Return the bytes in flight to this side."""
         return b"".join(data for _, data in self._flying[side] if data is not None)
 
     def take_events(self, side: int) -> list[EventT]:
-        """The events of this side since the last call."""
+        """Return the events of this side since the last call, and forget them."""
         taken = self.events[side].copy()
         self.events[side].clear()
         return taken
@@ -151,7 +168,7 @@ class EnginePair(Generic[EngineT, EventT]):
         return True
 
     def _collect(self, side: int, returned: Sequence[object] | None = None) -> None:
-        # The type of an engine's events cannot be asked for; the caller that names both types is responsible.
+        # The type of an engine's events can't be checked at runtime, so we trust the type arguments of the caller.
         for event in cast("Sequence[EventT]", all_events(self.engines[side], returned)):
             self.events[side].append(event)
             if self._listener is not None:
@@ -161,13 +178,13 @@ class EnginePair(Generic[EngineT, EventT]):
         return min((flying[0][0] for flying in self._flying if flying), default=math.inf)
 
     def _move_clock(self, moment: float) -> None:
-        """To that moment, or to the first deadline on the way."""
+        """Advance the clock to that moment, or to the first deadline before it."""
         due = [due for engine in self.engines if (due := engine.next_deadline()) is not None]
         self.now = max(self.now, min([moment, *due]))
 
 
 def require(condition: object, sentence: str) -> None:
-    """Fail with a sentence, under any test runner, if the condition is false."""
+    """Raise AssertionError with this sentence, under any test runner, if the condition is false."""
     if not condition:
         raise AssertionError(sentence)
 
@@ -176,12 +193,12 @@ def require(condition: object, sentence: str) -> None:
 
 
 def all_events(engine: Engine[EventT], returned: Sequence[EventT] | None) -> list[EventT]:
-    """Return the events that a call of the engine returned, and those that it has besides."""
+    """Return the events that a call of the engine returned, followed by those that the engine has queued."""
     return [*(returned or ()), *engine.events()]
 
 
 def feed(engine: StreamEngine[EventT], pieces: Iterable[bytes], *, now: float = 0.0) -> list[EventT]:
-    """Give an engine these pieces; all events that it tells."""
+    """Pass these pieces to an engine, and return all events."""
     events: list[EventT] = []
     for piece in pieces:
         events += all_events(engine, engine.receive_bytes(piece, now))
@@ -191,10 +208,10 @@ def feed(engine: StreamEngine[EventT], pieces: Iterable[bytes], *, now: float = 
 
 
 def one_by_one(events: Iterable[EventT]) -> Iterator[EventT]:
-    """Iterate over events with one `Received` for each message: how many come together depends on the reads."""
+    """Split each `Received` into one per message, because the size of reads decides how many arrive together."""
     for event in events:
         if isinstance(event, Received):
-            # The type of the events holds `Received`, since one of them is.
+            # One of the events is a `Received`, so `EventT` includes that type.
             yield from (cast("EventT", Received(event.receiver, [item])) for item in event.items)
         else:
             yield event
@@ -203,11 +220,21 @@ def one_by_one(events: Iterable[EventT]) -> Iterator[EventT]:
 def check_every_split(
     make_engine: Callable[[], StreamEngine[EventT]], data: bytes, *, normalise: Callable[[EventT], object] = repr
 ) -> list[object]:
-    """Whole, byte by byte, and cut in two at each place: always the same events, and the same answer.
+    """Check that an engine gives the same events and output no matter how its input is split.
 
-    A `BoundedParsing` engine gets the whole once more, a frame at a time. Messages that are received together count as
-    received one by one.
-    `normalise` makes events of two engines comparable. Gives the events.
+    The input is passed as a whole, byte by byte, and cut in two at each position. A `BoundedParsing` engine gets it
+    once more, one frame at a time. Messages that are received together count as received one by one.
+
+    Args:
+        make_engine: returns a new engine.
+        data: the input.
+        normalise: converts an event to a value that can be compared with that of another engine.
+
+    Returns:
+        The normalised events.
+
+    Raises:
+        AssertionError: if events or output differ.
     """
 
     def run(pieces: Sequence[bytes], *, paced: bool = False) -> tuple[list[object], bytes]:
@@ -230,7 +257,7 @@ def check_every_split(
 
 
 def drain(engine: StreamEngine[EventT]) -> bytes:
-    """Everything that an engine has to write by now."""
+    """Return everything that an engine has to send now."""
     written = bytearray()
     while engine.has_output():
         for buffer in engine.buffers_to_send(PULL):
@@ -243,28 +270,41 @@ def drain(engine: StreamEngine[EventT]) -> bytes:
 
 @attrs.frozen(kw_only=True)
 class EngineCase(Generic[EventT]):
-    """What `check_stream_engine` has to know about an engine."""
+    """Describes an engine to `check_stream_engine`."""
 
     make: Callable[[], StreamEngine[EventT]]
-    """A new engine, each time the same."""
+    """Returns a new engine, which is the same each time."""
     is_failure: Callable[[EventT], bool]
-    """True for the last event, the one that holds the `RemoteProtocolError`."""
+    """Returns True for the last event of a broken connection, which holds the `RemoteProtocolError`."""
     normalise: Callable[[EventT], object] = repr
-    """Makes events of two engines comparable."""
+    """Converts an event to a value that can be compared with that of another engine."""
     transcripts: Sequence[bytes]
-    """What a peer that keeps the rules might send, each from its first byte on."""
+    """Inputs that a conforming peer might send, each from the start of the connection."""
     preface: bytes = b""
-    """What must come before `question`."""
+    """The bytes that must precede `question`."""
     question: bytes = b""
-    """Frames that ask for an answer and may be sent again and again."""
+    """Frames that ask for an answer and may be repeated any number of times."""
 
 
 def check_stream_engine(case: EngineCase[EventT], *, seed: int = 0, rounds: int = 200) -> None:
-    """Try the rules that every engine keeps; raises AssertionError with what was broken."""
+    """Check the rules that every stream engine must follow.
+
+    No input may make the engine raise. After the event of a failure, it must be silent. Equal inputs must give equal
+    events and output, however the input is split. Calling `handle_deadline` early must change nothing. Requests of a
+    peer that doesn't read the answers must not fill memory.
+
+    Args:
+        case: describes the engine.
+        seed: decides the random inputs.
+        rounds: the number of random inputs.
+
+    Raises:
+        AssertionError: if the engine breaks a rule.
+    """
     _survives_garbage(case, random.Random(seed), rounds)
     for transcript in case.transcripts:
         check_every_split(case.make, transcript, normalise=case.normalise)
-        # Rule 4: equal inputs give equal events and bytes, and `handle_deadline` before the deadline changes nothing.
+        # Equal inputs give equal events and bytes, and calling `handle_deadline` before the deadline changes nothing.
         run = _run(case, transcript, early=False)
         require(run == _run(case, transcript, early=False), f"{transcript.hex()}: two runs differ")
         hasty = _run(case, transcript, early=True)
@@ -273,7 +313,7 @@ def check_stream_engine(case: EngineCase[EventT], *, seed: int = 0, rounds: int 
 
 
 def _survives_garbage(case: EngineCase[EventT], weather: random.Random, rounds: int) -> None:
-    """Rule 1: no input raises; what is wrong gives one last event, and after it there is silence."""
+    """Check that no input raises, and that an invalid input gives one last event and then silence."""
     for _ in range(rounds):
         data = _garbage(case, weather)
         engine = case.make()
@@ -289,7 +329,7 @@ def _survives_garbage(case: EngineCase[EventT], weather: random.Random, rounds: 
 
 
 def _garbage(case: EngineCase[EventT], weather: random.Random) -> bytes:
-    """Random bytes, or a good transcript that was damaged somewhere."""
+    """Return random bytes, or a valid transcript with random damage."""
     if not case.transcripts or weather.random() < 0.5:
         return weather.randbytes(weather.randrange(1, 64))
     data = bytearray(weather.choice(case.transcripts))
@@ -299,7 +339,7 @@ def _garbage(case: EngineCase[EventT], weather: random.Random) -> bytes:
 
 
 def _run(case: EngineCase[EventT], transcript: bytes, *, early: bool) -> tuple[list[object], bytes]:
-    """One byte each tenth of a second, then a minute of silence."""
+    """Pass one byte every tenth of a second, followed by a minute of silence."""
     engine = case.make()
     events: list[EventT] = []
     written = bytearray()
@@ -316,7 +356,7 @@ def _run(case: EngineCase[EventT], transcript: bytes, *, early: bool) -> tuple[l
 
 
 def _answers_without_a_queue(case: EngineCase[EventT]) -> None:
-    """Rules 5 and 6: a peer that asks and never reads makes the engine hold counters, not a queue."""
+    """Check that a peer that asks and never reads makes the engine hold counters, and not a queue of answers."""
     if not case.question:
         return
     engine = case.make()

@@ -1,4 +1,4 @@
-"""Plans of faults for a simulated network: drawn from a seed, written as text, and carried out.
+"""Plans of faults for a simulated network: drawing them from a seed, writing them as text, and carrying them out.
 
     muxkit plan 1, seed 17
     weather delay=0.01
@@ -8,8 +8,9 @@
     at 6 throttle server > client to 1000 for 3
     wake 142 by 3
 
-Times are seconds since the network began. `wake 142 by 3` lets the tasks that become ready in pass 142 of Trio's loop,
-counting those with more than one such task, run in the order that the number 3 gives; otherwise their age decides.
+Times are seconds since the network began. `wake 142 by 3` changes the order of tasks in one pass of Trio's loop: among
+the passes in which several tasks became ready, it is number 142, and the order is drawn from the number 3. In all
+other passes the oldest task runs first.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from muxkit.testing._sim import SimNetwork, SimWeather
 FaultKind = Literal["delay", "throttle", "partition", "cut", "wake"]
 FAULT_KINDS: Final[frozenset[FaultKind]] = frozenset({"delay", "throttle", "partition", "cut", "wake"})
 LASTING: Final = ("delay", "throttle", "partition")
-WAKES: Final = (0, 4, 16, 64)  # how many passes of the loop a drawn plan reorders
-SMALLEST: Final = 0.001  # s; no number of a plan is made smaller than this, other than 0
+WAKES: Final = (0, 4, 16, 64)  # how many passes of the loop a drawn plan reorders; one of these is drawn
+SMALLEST: Final = 0.001  # s; shrinking makes no number of a plan smaller than this, except 0
 CALM: Final = SimWeather(delay=0.01)
 HEAD: Final = re.compile(r"muxkit plan 1, seed (-?\d+)")
 NUMBER: Final = r"(\d+(?:\.\d*)?(?:e-?\d+)?)"
@@ -52,16 +53,16 @@ ValueT = TypeVar("ValueT")
 
 @attrs.frozen(kw_only=True)
 class Fault:
-    """Something that happens to the network at a moment, and for a while."""
+    """Something that happens to the network at a certain time, and possibly for a while."""
 
     at: float
     what: Literal["delay", "throttle", "partition", "cut"]
     source: str
     target: str
     amount: float = 0.0
-    """Seconds more of a delay, bytes a second of a throttle."""
+    """The additional seconds of a delay, or the bytes per second of a throttle."""
     seconds: float = 0.0
-    """How long it lasts."""
+    """How long the fault lasts. A cut has no duration."""
     both_ways: bool = False
     how: Cut = Cut.RESET
 
@@ -78,12 +79,12 @@ class Fault:
 
 @attrs.frozen
 class Wake:
-    """The tasks of one pass of Trio's loop, in another order."""
+    """Runs the tasks of one pass of Trio's loop in another order."""
 
     number: int
-    """Of the pass, among those in which more than one task became ready."""
+    """The number of the pass, among those in which more than one task became ready."""
     by: int
-    """What the order is drawn from."""
+    """The seed of the order."""
 
     def __str__(self) -> str:
         return f"wake {self.number} by {self.by}"
@@ -91,10 +92,10 @@ class Wake:
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """All that decides how a run on a simulated network goes; `str(plan)` is a text that `parse` reads."""
+    """Everything that decides a run on a simulated network. `str(plan)` is a text that `parse` reads."""
 
     seed: int = 0
-    """For what the weather leaves to chance."""
+    """Decides everything that `weather` leaves to chance."""
     weather: SimWeather = CALM
     faults: tuple[Fault, ...] = ()
     wakes: tuple[Wake, ...] = ()
@@ -104,18 +105,22 @@ class Plan:
 
     @property
     def events(self) -> tuple[Fault | Wake, ...]:
-        """Faults in the order of their time, then the passes that are reordered."""
+        """All faults by time, followed by the reordered passes."""
         return (*self.faults, *self.wakes)
 
     def with_events(self, events: Collection[Fault | Wake]) -> Plan:
-        """Return this plan with other events."""
+        """Return a copy of this plan with other events."""
         faults = sorted((each for each in events if isinstance(each, Fault)), key=lambda fault: (fault.at, str(fault)))
         wakes = sorted((each for each in events if isinstance(each, Wake)), key=lambda wake: wake.number)
         return attrs.evolve(self, faults=tuple(faults), wakes=tuple(wakes))
 
     @classmethod
     def parse(cls, text: str) -> Plan:
-        """Read the text of a plan; empty lines and what follows a `#` are left out. Raises ValueError."""
+        """Read the text of a plan. Empty lines and comments, which begin with `#`, are ignored.
+
+        Raises:
+            ValueError: if the text isn't a valid plan.
+        """
         lines = [line for each in text.splitlines() if (line := each.partition("#")[0].strip())]
         head = HEAD.fullmatch(lines[0]) if lines else None
         if head is None:
@@ -142,10 +147,21 @@ class Plan:
         passes: int = 0,
         moments: Sequence[float] = (),
     ) -> Plan:
-        """Draw a plan for a run of `length` seconds over these routes, with at most so many faults.
+        """Draw a plan for a run of `length` seconds over these routes.
 
-        Each plan has only some of the kinds: a cut in every plan would hide what delays alone bring out. `moments` are
-        times at which data was sent; about half of the faults begin there, and some of these last until another one.
+        Each plan has only some of the kinds. If every plan had a cut, cuts would hide the failures that delays cause on
+        their own.
+
+        Args:
+            seed: decides the plan.
+            routes: the pairs of source and target host that the run uses.
+            length: the duration of the run, in seconds.
+            weather: the network conditions, apart from the faults.
+            kinds: the kinds of faults to draw.
+            most: the largest number of faults.
+            passes: how many passes of Trio's loop could be reordered.
+            moments: the times at which data was sent. About half of the faults start at one of them, and some of these
+                last until another one.
         """
         dice = random.Random(f"muxkit plan/{seed}")
         pairs = sorted(routes)
@@ -159,7 +175,7 @@ class Plan:
             fault = _draw_fault(dice, dice.choice(usable), *dice.choice(pairs), at, length)
             later = [moment for moment in moments if moment > at]
             if is_aimed and later and fault.what in LASTING and dice.random() < 0.5:
-                # Bugs are where two things meet: what is sent now comes when something else is sent.
+                # Many bugs need two things to coincide. This lets data that is sent now arrive when other data is sent.
                 span = round(dice.choice(later) - at, 3)
                 fault = attrs.evolve(fault, seconds=span, amount=span if fault.what == "delay" else fault.amount)
             faults.append(fault)
@@ -171,7 +187,7 @@ class Plan:
 
 
 def _draw_fault(dice: random.Random, what: str, source: str, target: str, at: float, length: float) -> Fault:
-    """Draw a fault whose size fits a run of `length` seconds; short and long ones are as likely."""
+    """Draw a fault whose size fits a run of `length` seconds. Durations are spread evenly on a logarithmic scale."""
     span = max(length, 0.1)
     seconds = round(span * 10 ** dice.uniform(-2, 0.3), 3)
     amount = round(span * 10 ** dice.uniform(-2, 0.3), 3)
@@ -194,7 +210,7 @@ def _draw_fault(dice: random.Random, what: str, source: str, target: str, at: fl
 
 
 def number(value: float) -> str:
-    """Write a number so that it reads back as it was, without `.0`."""
+    """Format a number so that parsing it returns the same value. Integers have no `.0`."""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 
@@ -258,7 +274,7 @@ def _lasting(
 
 
 class PlanRun:
-    """The faults of a plan, on a network; `run` waits for each moment and does it."""
+    """Carries out the faults of a plan on a network."""
 
     def __init__(self, network: SimNetwork, plan: Plan) -> None:
         self.plan: Plan = plan
@@ -268,7 +284,7 @@ class PlanRun:
         self._active: list[Fault] = []
 
     async def run(self) -> None:
-        """Carry the plan out, and return when its last fault is over."""
+        """Carry the plan out, and return when its last fault has ended."""
         moments: list[tuple[float, int, int, Fault]] = []
         for index, fault in enumerate(self.plan.faults):
             moments.append((fault.at, 0, index, fault))
@@ -288,7 +304,7 @@ class PlanRun:
                 self._renew(fault)
 
     def _renew(self, changed: Fault) -> None:
-        """Apply what is active now on the routes of a fault that began or ended."""
+        """Apply the faults that are active now to the routes of a fault that began or ended."""
         for source, target in _ways(changed):
             now = [fault for fault in self._active if (source, target) in _ways(fault) and fault.what == changed.what]
             match changed.what:
@@ -309,7 +325,7 @@ def _ways(fault: Fault) -> list[tuple[str, str]]:
 
 
 class TaskOrder(random.Random):
-    """What Trio shuffles the tasks of a pass with: their age decides, and in chosen passes a number."""
+    """Replaces the random generator with which Trio shuffles tasks. The oldest runs first, except in chosen passes."""
 
     def __init__(self, wakes: Mapping[int, int], seed: int | None) -> None:
         super().__init__(0 if seed is None else f"muxkit wakes/{seed}")
@@ -318,7 +334,7 @@ class TaskOrder(random.Random):
         self._wakes = wakes
 
     def shuffle(self, x: Any) -> None:  # noqa: ANN401 - as in `random.Random`
-        """Order a batch, of which Trio takes the last task first."""
+        """Order a batch of tasks. Trio runs the last one first."""
         x.reverse()
         if self._is_shuffling:
             super().shuffle(x)
@@ -331,12 +347,13 @@ class TaskOrder(random.Random):
 
 @contextmanager
 def determined(seed: int, wakes: Mapping[int, int] | None = None, *, shuffled: bool = False) -> Iterator[TaskOrder]:
-    """Inside, runs of Trio depend on the seed alone: the order of tasks, `random`, `secrets` and `uuid.uuid4`.
+    """Make Trio runs in the block depend only on the seed: the order of tasks, `random`, `secrets` and `uuid.uuid4`.
 
-    Tasks that become ready together run in the order of their age, but in the passes that `wakes` names; if `shuffled`
-    in one that the seed decides. One block at a time in a process. Threads and processor time are not covered.
+    Tasks that become ready together run oldest first, except in the passes that `wakes` names. With `shuffled`, the
+    seed decides their order in every pass. The block changes global state, so use only one at a time in a process. The
+    results of threads and of measurements of processor time still vary.
     """
-    # Trio has no public way to decide the order of tasks. Without these names runs differ in it, and in no more.
+    # Trio has no public way to decide the order of tasks. If these names are missing, only that order varies.
     from trio._core import _run
 
     order = TaskOrder(wakes or {}, seed if shuffled else None)
@@ -345,7 +362,7 @@ def determined(seed: int, wakes: Mapping[int, int] | None = None, *, shuffled: b
     changes: list[tuple[dict[str, Any], str, object]] = []
     if hasattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING") and hasattr(_run, "_r"):
         changes += [(vars(_run), "_ALLOW_DETERMINISTIC_SCHEDULING", True), (vars(_run), "_r", order)]
-    # Ids and tokens are drawn from these; their size on the wire would differ from run to run.
+    # Ids and tokens are drawn from these. Otherwise their bytes, and so the data on the wire, would differ each time.
     changes += [(vars(os), "urandom", dice.randbytes), (vars(random), "_urandom", dice.randbytes)]
     before = [(names, name, names[name]) for names, name, _ in changes]
     random.seed(seed)
@@ -364,13 +381,13 @@ def determined(seed: int, wakes: Mapping[int, int] | None = None, *, shuffled: b
 
 
 class EnoughTried(Exception):
-    """The runs that may be spent on making a plan smaller were spent."""
+    """Raised when the runs for shrinking a plan are used up."""
 
 
 def smaller(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
-    """Return the smallest plan near `plan` that still fails: fewest events first, then the simplest numbers.
+    """Shrink a plan: return a plan near `plan` that still fails, with few events and then with simple numbers.
 
-    `fails` runs a plan. It may raise `EnoughTried` to end the search early.
+    `fails` runs a plan and returns whether it fails in the same way. It may raise `EnoughTried` to end the search.
     """
     best = [plan]
 
@@ -393,7 +410,7 @@ def smaller(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
 
 
 def _fewer(best: list[Plan], try_: Callable[[Plan], bool]) -> None:
-    """Leave events out: halves, then quarters and so on (the `ddmin` of Zeller and Hildebrandt)."""
+    """Remove events: first halves, then quarters and so on (the `ddmin` algorithm of Zeller and Hildebrandt)."""
     parts = 2
     while len(events := best[0].events) > 1:
         size = math.ceil(len(events) / parts)
@@ -414,7 +431,7 @@ def _fewer(best: list[Plan], try_: Callable[[Plan], bool]) -> None:
 
 
 def _calmer(best: list[Plan], try_: Callable[[Plan], bool]) -> None:
-    """Let the weather have less that is left to chance."""
+    """Reset the settings of the network conditions to their defaults, one by one, except the delay."""
     usual = SimWeather()
     for field in attrs.fields(SimWeather):
         value = getattr(usual, field.name)
@@ -423,7 +440,7 @@ def _calmer(best: list[Plan], try_: Callable[[Plan], bool]) -> None:
 
 
 def _simpler(best: list[Plan], try_: Callable[[Plan], bool]) -> None:
-    """Give each event the simplest numbers that will do: short, small, and with few digits."""
+    """Replace the numbers of each event with simpler ones: shorter, smaller, and with fewer digits."""
     for index in range(len(best[0].events)):
         event = best[0].events[index]
         names = ("seconds", "amount", "at") if isinstance(event, Fault) else ("by",)
@@ -435,7 +452,7 @@ def _simpler(best: list[Plan], try_: Callable[[Plan], bool]) -> None:
                     numbers = [each for each in numbers if each >= 1 and len(number(each)) < len(number(event.amount))]
                 if not any(try_(_replaced(best[0], index, name, value)) for value in numbers):
                     break
-                if best[0].events[index] == event:  # it moved to another place in the order
+                if best[0].events[index] == event:  # the changed event has moved to another position
                     break
         event = best[0].events[index]
         if isinstance(event, Fault) and event.both_ways and event.what != "cut":
@@ -446,7 +463,7 @@ def _simpler(best: list[Plan], try_: Callable[[Plan], bool]) -> None:
 
 
 def _simpler_numbers(value: float) -> Sequence[float]:
-    """Return simpler numbers, the simplest first."""
+    """Return simpler numbers, starting with the simplest."""
     if value == 0:
         return ()
     if isinstance(value, int):
@@ -471,6 +488,6 @@ def _with(plan: Plan, index: int, event: Fault | Wake) -> Plan:
 
 
 def counts(plan: Plan) -> str:
-    """Say how many events of which kind a plan has: `2 delays, 1 cut`."""
+    """Return how many events of each kind a plan has, such as `2 delays, 1 cut`."""
     kinds = Counter(event.what if isinstance(event, Fault) else "wake" for event in plan.events)
     return ", ".join(f"{count} {kind}{'s' if count != 1 else ''}" for kind, count in sorted(kinds.items())) or "nothing"

@@ -1,9 +1,9 @@
-"""A relay between real sockets that delays, throttles, cuts, stalls and refuses, from a seed.
+"""A relay between real sockets that delays, throttles, cuts, stalls and refuses connections, as a seed decides.
 
     async with chaos_relay("127.0.0.1:7000", ChaosPlan(cut_after=(0, 10_000), reset=0.5), seed=17) as relay:
         ... connect to relay.address instead ...
 
-Addresses are `host:port`, or the path of a Unix socket; `tcp://` and `unix://` may stand before them.
+An address is `host:port` or the path of a Unix socket, with an optional `tcp://` or `unix://` prefix.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from muxkit.runtime import background
 from muxkit.testing._chaos import Chaos, ChaosPlan, OnCut, make_abrupt
 
 BACKLOG = 128
-BUFFER_LEAST = 128 * KIB  # two segments of loopback; with less a sender waits for a timer
-BUFFER_SECONDS = 0.001  # s of the rate; Linux doubles it
-AGAIN = 0.05  # s, until listening or accepting is tried again
+BUFFER_LEAST = 128 * KIB  # two segments on loopback; with a smaller buffer, the sender waits for a timer
+BUFFER_SECONDS = 0.001  # s; the receive buffer holds this much of the rate, and Linux doubles it
+AGAIN = 0.05  # s until the relay tries again to listen or to accept
 FORM = "expected host:port or the path of a Unix socket, such as 127.0.0.1:7000, [::1]:7000 or /run/app.sock"
-# Here a second socket can be bound to the same address, to keep it while no socket listens.
+# On these systems, a second socket can reserve the address while no socket listens on it.
 CAN_KEEP_A_PORT = hasattr(socket, "SO_REUSEPORT")
 
 Place = tuple[str, int] | str
-"""Host and port, or a path."""
+"""A host and a port, or the path of a Unix socket."""
 
 
 class ChaosRelay(Chaos):
-    """Made by `chaos_relay`; the target may come and go."""
+    """A relay made by `chaos_relay`. While the target is unreachable, the relay resets new connections."""
 
     def __init__(self, listen: Place, target: Place, plan: ChaosPlan, seed: int, on_cut: OnCut | None) -> None:
         super().__init__(plan, seed, on_cut)
@@ -45,12 +45,12 @@ class ChaosRelay(Chaos):
 
     @property
     def address(self) -> str:
-        """Where to connect to: `host:port`, or a path."""
+        """The address to connect to: `host:port`, or the path of a Unix socket."""
         return self._door.address
 
     @property
     def port(self) -> int:
-        """The same for TCP, when only the port is wanted."""
+        """The port number of a TCP relay."""
         return int(self.address.rpartition(":")[2])
 
     def refuse(self, seconds: float = math.inf) -> None:
@@ -61,11 +61,11 @@ class ChaosRelay(Chaos):
     def admit(self) -> None:
         super().admit()
         self._turn.cancel()
-        with suppress(OSError):  # then it is tried again
+        with suppress(OSError):  # the task that accepts tries again
             self._door.open()
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
-        """Relay until cancelled."""
+        """Relay connections until cancelled."""
         await self._door.resolve()
         self._door.open()
         task_status.started()
@@ -78,7 +78,7 @@ class ChaosRelay(Chaos):
             self._door.close()
 
     async def _keep_the_door(self, nursery: trio.Nursery) -> None:
-        """Until something changes, at the latest when refusing is over."""
+        """Accept connections until an error, `refuse` or `admit`. While refusing, wait until the time is up."""
         if self.is_refusing:
             self._door.shut()
             await trio.sleep_until(self._refusing_until)
@@ -89,7 +89,7 @@ class ChaosRelay(Chaos):
                 client = await self._door.accept()
                 nursery.start_soon(self._connection, client)
         except OSError:
-            # Out of descriptors, or the address is taken for a moment, or the door was shut while we stood in it.
+            # We ran out of descriptors, another program took the address, or the socket was closed during `accept`.
             await trio.sleep(AGAIN)
 
     async def _connection(self, client: trio.SocketStream) -> None:
@@ -112,7 +112,7 @@ class ChaosRelay(Chaos):
 
 
 def _bound_buffer(stream: trio.SocketStream, rate: float) -> None:
-    """Let the kernel receive little ahead of a line with a rate: it would be a queue of megabytes in front of it."""
+    """Shrink the kernel's receive buffer on a rate-limited connection, which otherwise queues megabytes."""
     with suppress(OSError):
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, max(BUFFER_LEAST, int(rate * BUFFER_SECONDS)))
 
@@ -121,10 +121,24 @@ def _bound_buffer(stream: trio.SocketStream, rate: float) -> None:
 async def chaos_relay(
     target: str, plan: ChaosPlan, seed: int = 0, *, listen: str = "127.0.0.1:0", on_cut: OnCut | None = None
 ) -> AsyncGenerator[ChaosRelay, None]:
-    """A relay to `target` that listens while the block runs; its connections are reset at the end of it.
+    """Relay connections to `target`, with the faults of `plan`, while the block runs.
 
-    What happens to the n-th connection, at which byte, depends on the seed alone. Raises ValueError for an address
-    that cannot be read, OSError if it cannot be listened on. `on_cut` is told of each cut.
+    At the end of the block all connections are reset. The fate of the n-th connection, down to the byte at which it is
+    cut, depends only on the seed.
+
+    Args:
+        target: the address of the server.
+        plan: the faults.
+        seed: decides everything that the plan leaves to chance.
+        listen: the address to listen on. By default a free port on loopback.
+        on_cut: called with a report of each cut.
+
+    Yields:
+        The relay. Connect to its `address`.
+
+    Raises:
+        ValueError: if an address is invalid.
+        OSError: if the relay can't listen on `listen`.
     """
     relay = ChaosRelay(parse_place(listen), parse_place(target), plan, seed, on_cut)
     async with background() as nursery:
@@ -133,7 +147,11 @@ async def chaos_relay(
 
 
 def parse_place(address: str) -> Place:
-    """`host:port` or a path; raises ValueError that says what was expected."""
+    """Parse `host:port` or the path of a Unix socket.
+
+    Raises:
+        ValueError: if the address is invalid. The text says what was expected.
+    """
     scheme, separator, rest = address.partition("://")
     if separator and scheme not in ("tcp", "unix"):
         raise ValueError(f"address {address!r}: tcp:// or unix:// is what can stand there; {FORM}")
@@ -153,7 +171,7 @@ def parse_place(address: str) -> Place:
 
 
 class _Door:
-    """A listening socket that can be shut, so that the kernel refuses, and opened again at the same address."""
+    """A listening socket that can be closed, so that the kernel refuses connections, and reopened at its address."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -182,7 +200,7 @@ class _Door:
         self._is_open = False
         spare = None
         if CAN_KEEP_A_PORT and not isinstance(self._place, str):
-            with suppress(OSError):  # then it is bound again when it is needed
+            with suppress(OSError):  # then `open` binds a new socket
                 spare = trio.socket.from_stdlib_socket(self._bound())
         self._socket.close()
         self._socket = spare
@@ -208,7 +226,7 @@ class _Door:
             if isinstance(self._place, str):
                 self._bind_path(sock, self._place)
             else:
-                if sys.platform != "win32":  # there it means something else
+                if sys.platform != "win32":  # there the option lets another socket steal the port
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if CAN_KEEP_A_PORT:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -228,4 +246,4 @@ class _Door:
         self._was_bound = True
         os.chmod(path, 0o600)
 
-    _was_bound = False  # a path that was there before us is not ours to remove
+    _was_bound = False  # we don't remove a file that was at the path before we bound it

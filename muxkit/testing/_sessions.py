@@ -1,4 +1,6 @@
-"""The suites for sessions of any protocol: the basic promises, cancellation, reading, pressure, openings and leaving.
+"""Conformance suites for the sessions of any protocol.
+
+They cover the basic promises, cancellation, reading, flow control under pressure, opening channels, and closing.
 
     @asynccontextmanager
     async def make_pair():
@@ -6,10 +8,11 @@
         async with my.session(here) as one, my.session(there) as other:
             yield SessionPair(one, other, cut=lambda: …)
 
-    await check_session(make_pair)      # `muxkit.Session` and `muxkit.Channel` as such
+    await check_session(make_pair)      # the promises of `muxkit.Session` and `muxkit.Channel`
     await check_cancellation(make_pair)
 
-Each check makes a pair of its own. It may leave channels and the sessions in any state.
+Each check makes its own pair, and may leave the channels and sessions in any state. Every suite raises AssertionError
+with the name of the check that failed and the promise that was broken.
 """
 
 from __future__ import annotations
@@ -30,15 +33,15 @@ from muxkit.runtime import Channel, LinkLost, Session, Unsupported, background
 from muxkit.testing._checks import CHECK_TIMEOUT, cancel_sweep, must_raise, run_check
 from muxkit.testing._pair import require
 
-LEAVE_TIME = 30.0  # s in which a session must be left, at most; longer than the `linger` of the pairs
-SETTLE_TIME = 60.0  # s in which both sides must forget channels that are over
-QUIET = 0.01  # s without any running task, after which a task counts as waiting
+LEAVE_TIME = 30.0  # s within which the block of a session must end; longer than the `linger` of the pairs
+SETTLE_TIME = 60.0  # s within which both sides must forget closed channels
+QUIET = 0.01  # s without any running task, after which a task counts as blocked
 WINDOW_MOST = 32 * 1024 * 1024  # bytes that a sender may send to a peer that reads nothing
 
 
 @attrs.frozen
 class SessionPair:
-    """Two connected sessions; `cut` breaks the link between them without notice."""
+    """Two connected sessions. Calling `cut` breaks the link between them without notifying either side."""
 
     one: Session
     other: Session
@@ -56,19 +59,28 @@ T = TypeVar("T")
 
 
 async def check_session(make_pair: MakePair, *, largest: int = 1_000_000) -> None:
-    """Try every promise of `muxkit.Session` and `muxkit.Channel`; raises AssertionError with what was broken.
+    """Check every promise of `muxkit.Session` and `muxkit.Channel`.
 
-    `largest` is the size in bytes of the largest message that is tried.
+    Args:
+        make_pair: returns an async context manager that yields a `SessionPair`.
+        largest: the size in bytes of the largest message to send.
+
+    Raises:
+        AssertionError: if a promise is broken.
     """
     await _errors_come_out_bare(make_pair)
     await _run(make_pair, partial(_messages_arrive_whole, largest=largest), *_CHECKS)
 
 
 async def check_cancellation(make_pair: MakePair) -> None:
-    """Cancel each call of the common interface at each of its steps; the sessions must go on as promised.
+    """Cancel each call of the common interface at each of its steps, and check that the session keeps its promises.
 
-    A cancelled send sent nothing, a cancelled `send_many` sent the first messages or none, a cancelled receive took
-    nothing, and after each of them new channels work.
+    A cancelled `send` must not have sent anything. A cancelled `send_many` must have sent the first few messages or
+    none. A cancelled `receive` or `receive_many` must not have taken a message. After each of them, new channels must
+    work.
+
+    Raises:
+        AssertionError: if a promise is broken.
     """
     for name, call in _CALLS.items():
         try:
@@ -80,13 +92,25 @@ async def check_cancellation(make_pair: MakePair) -> None:
 
 
 async def check_reading(make_pair: MakePair, *, messages: int = 2000) -> None:
-    """Receive with cancellations at random moments; each message must come once, in order, before the end."""
+    """Receive with cancellations at random moments. Each message must arrive once and in order.
+
+    Args:
+        make_pair: returns an async context manager that yields a `SessionPair`.
+        messages: the number of messages to send in each of three runs.
+
+    Raises:
+        AssertionError: if a message is lost, repeated or out of order.
+    """
     checks = [partial(_each_message_comes_once, seed=seed, count=messages) for seed in (1, 2, 3)]
     await _run(make_pair, *checks)
 
 
 async def check_pressure(make_pair: MakePair) -> None:
-    """Send more than is read: senders must stop, and only those whose own channel is not read."""
+    """Send more than the peer reads. Flow control must block the senders of unread channels, and only those.
+
+    Raises:
+        AssertionError: if a sender isn't blocked, or if one is blocked although its channel is read.
+    """
     await _run(
         make_pair,
         _channels_push_both_ways,
@@ -97,14 +121,22 @@ async def check_pressure(make_pair: MakePair) -> None:
 
 
 async def check_openings(make_pair: MakePair) -> None:
-    """Open many channels from both sides at once, close, abort and cancel them; nothing may be left behind."""
+    """Open many channels from both sides simultaneously, and close, abort and cancel them.
+
+    Raises:
+        AssertionError: if channels remain afterwards, or if an opening continues after the link was lost.
+    """
     await _run(
         make_pair, _many_openings_have_their_turns, _ends_that_cross_leave_nothing, _loss_reaches_waiting_openings
     )
 
 
 async def check_leaving(make_pair: MakePair) -> None:
-    """Leave sessions in order, by an error, by a cancellation and after a loss; each must end in time."""
+    """Leave the block of a session normally, with an error, by cancellation, and after a loss of the link.
+
+    Raises:
+        AssertionError: if leaving takes too long, swallows a cancellation, or leaves references to a session.
+    """
     for leave in _LEAVES:
         await _leave_within_time(make_pair, leave)
     await _sessions_leave_nothing_behind(make_pair)
@@ -301,7 +333,7 @@ _CHECKS: tuple[Check, ...] = (
 
 @attrs.define
 class _Ends:
-    """A channel at both ends, for one run of a sweep."""
+    """Both ends of a channel, for one run of a sweep."""
 
     pair: SessionPair
     here: Channel
@@ -310,7 +342,7 @@ class _Ends:
     got: list[bytes] = attrs.field(factory=list)
 
     async def receive_rest(self) -> list[bytes]:
-        """Return all messages that were received, up to the clean end."""
+        """Finish sending, then return all messages received so far and those that follow, up to the clean end."""
         await self.here.finish()
         with suppress(trio.EndOfChannel):
             while True:
@@ -321,7 +353,7 @@ class _Ends:
 @asynccontextmanager
 async def _cancelled_call(make_pair: MakePair, call: _Call) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     prepare, operation, check = call
-    with suppress(LinkLost):  # a check may leave with unread messages
+    with suppress(LinkLost):  # a check may leave unread messages, and then leaving the session may report a loss
         async with make_pair() as pair, two_ends(pair) as (here, there):
             ends = _Ends(pair, here, there)
             await prepare(ends)
@@ -397,7 +429,7 @@ _CALLS: dict[str, _Call] = {
     "open": (_nothing, _open, _nothing),
     "aclose": (_nothing, lambda ends: ends.here.aclose(), _nothing),
 }
-"""Of each call: what is done before, what is cancelled, and what must hold afterwards."""
+"""For each call: the preparation, the operation to cancel, and the check that must pass afterwards."""
 
 
 @asynccontextmanager
@@ -444,7 +476,7 @@ async def _each_message_comes_once(
     dice = random.Random(seed)
 
     async def run(call: Callable[[], Awaitable[T]], with_cancellations: bool) -> T:
-        """Call until a call is not cancelled: before, during or just after its wait."""
+        """Call until a call isn't cancelled. Cancellation comes before, during or just after the wait."""
         while True:
             with trio.CancelScope() as scope:
                 throw = dice.random()
@@ -501,7 +533,7 @@ async def _channels_push_both_ways(pair: SessionPair) -> None:
 
 
 async def _push(channel: Channel, sent: list[int]) -> None:
-    """Send until the channel stops it, and count the bytes in `sent`."""
+    """Send until flow control blocks the sender, and append the number of bytes to `sent` for each message."""
     with suppress(trio.BrokenResourceError):
         while sum(sent) < WINDOW_MOST:
             await channel.send(bytes(10_000))
@@ -600,7 +632,7 @@ async def _loss_reaches_waiting_openings(pair: SessionPair) -> None:
 
 
 async def _settled(pair: SessionPair) -> None:
-    """Wait until both sides have forgotten their channels."""
+    """Wait until both sides have forgotten their channels. Raises AssertionError after `SETTLE_TIME`."""
     with trio.move_on_after(SETTLE_TIME):
         while pair.one.stats().channels or pair.other.stats().channels:  # noqa: ASYNC110 - stats has no event
             await trio.sleep(0.1)
@@ -693,7 +725,7 @@ class _MadeUp(Exception):
 
 
 class two_ends:
-    """A channel of `pair.one` and the same channel at `pair.other`."""
+    """Opens a channel in `pair.one` and yields it together with its other end in `pair.other`."""
 
     def __init__(self, pair: SessionPair) -> None:
         self._pair = pair
@@ -701,7 +733,7 @@ class two_ends:
 
     async def __aenter__(self) -> tuple[Channel, Channel]:
         here = await self._opening.__aenter__()
-        # Some protocols announce a channel with its first message only.
+        # Some protocols announce a channel only with its first message.
         await here.send(b"first")
         async for there in self._pair.other.incoming():
             require(await there.receive() == b"first", "the first message came out different")

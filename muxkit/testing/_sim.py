@@ -4,8 +4,8 @@
         async with muxkit.open_server(echo, "bpmux+sim://server"), muxkit.connect("bpmux+sim://server") as session:
             network.partition("client", "server")
 
-All times are Trio's, so it runs on a virtual clock. Protocols that speak over packets get packets, which are lost,
-doubled and reordered; the others get byte streams, on which a lost segment comes late.
+All times are Trio's, so the network works on a virtual clock. Protocols that speak over packets get packet links, on
+which packets are lost, duplicated and reordered. Other protocols get byte streams, on which lost segments arrive late.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from muxkit.testing._network import Bottleneck
 from muxkit.testing._weather import BUFFER, PacketChannel, PacketWay, PacketWeather, StreamWay, WeatherStream
 
 ANY: Final = "*"
-CLIENT: Final = "client"  # the host of a program that names none
+CLIENT: Final = "client"  # the host of a program that doesn't name one
 CONNECT_TIMEOUT: Final = 30.0  # s
-RESEND_LEAST: Final = 0.2  # s until a lost segment of a stream is sent again, as in Linux
-RESEND_MOST: Final = 6  # times that one segment is lost in a row
-FORGOTTEN: Final = 60.0  # s after which a packet link ends whose peer has gone without a word
-BACKLOG: Final = 128  # connections that a server has not accepted yet; more wait
-MOMENTS: Final = 10_000  # times of sending that are remembered
-QUEUE_SECONDS: Final = 1.0  # of packets that a throttled line queues; more are lost
+RESEND_LEAST: Final = 0.2  # s until a lost segment of a stream is retransmitted, as in Linux
+RESEND_MOST: Final = 6  # times that one segment can be lost in a row
+FORGOTTEN: Final = 60.0  # s after its peer was closed, until a packet link reports the end
+BACKLOG: Final = 128  # connections that a server hasn't accepted yet; further clients wait
+MOMENTS: Final = 10_000  # times of sending that are recorded
+QUEUE_SECONDS: Final = 1.0  # the queue of a throttled line takes this long to drain; further packets are lost
 
 _log = logging.getLogger("muxkit.testing")
 _host: ContextVar[str] = ContextVar("muxkit simulated host", default=CLIENT)
@@ -48,22 +48,23 @@ _current: trio.lowlevel.RunVar[SimNetwork] = trio.lowlevel.RunVar("muxkit simula
 
 @attrs.frozen(kw_only=True)
 class SimWeather(PacketWeather):
-    """The weather from one host to another; of what is not named below, streams know `delay`, `jitter` and `loss`.
+    """The network conditions from one host to another.
 
-    A lost segment of a stream delays what is behind it until it was sent again; a lost packet is lost.
+    On packet links, all settings apply. On streams, `delay`, `jitter`, `loss`, `rate`, `buffer` and `splits` apply.
+    There, a lost segment delays the bytes after it until it is retransmitted.
     """
 
     rate: float | None = None
-    """Bytes a second of each connection."""
+    """Bytes per second of each connection. None means no limit."""
     buffer: int = BUFFER
-    """Bytes of a stream under way; a sender waits for room."""
+    """Bytes of a stream that may be in flight. When the buffer is full, the sender waits."""
     splits: bool = True
-    """What is sent on a stream arrives in pieces of random size."""
+    """Whether data that is sent on a stream arrives in pieces of random size."""
 
 
 @attrs.frozen
 class SimEvent:
-    """One thing that happened on the network."""
+    """An event on the network."""
 
     at: float
     """Seconds since the network began."""
@@ -77,7 +78,7 @@ class SimEvent:
 
 
 class SimRoute:
-    """The way from one host to another: its weather, and what was done to it since."""
+    """The route from one host to another: its network conditions, and the faults that are active on it."""
 
     def __init__(self, network: SimNetwork, source: str, target: str, weather: SimWeather) -> None:
         self.network: SimNetwork = network
@@ -102,13 +103,13 @@ class SimRoute:
         return min(rates, default=None)
 
     async def cross(self) -> None:
-        """Take as long as a first packet there, which is sent until it arrives."""
+        """Sleep for as long as a first packet takes to arrive, including retransmissions and partitions."""
         await trio.sleep(self.delay + self._dice.uniform(0.0, self.weather.jitter) + self.lateness(self._dice))
         while self.is_partitioned:
             await self.changed.park()
 
     def lateness(self, dice: random.Random) -> float:
-        """Return how long it takes to send a segment of a stream again, as often as it is lost."""
+        """Return the additional delay of a stream segment, which is retransmitted each time that it is lost."""
         late, pause = 0.0, max(RESEND_LEAST, 2 * self.delay)
         for _ in range(RESEND_MOST):
             if dice.random() >= self.weather.loss:
@@ -118,7 +119,7 @@ class SimRoute:
         return late
 
     def renew(self) -> None:
-        """Tell all that is under way on this route that something has changed."""
+        """Apply changed conditions to everything that is in flight on this route."""
         self.changed.unpark_all()
         for way in self.ways:
             way.retime()
@@ -129,10 +130,10 @@ class SimRoute:
 
 @attrs.define(eq=False, kw_only=True)
 class _SimWay(StreamWay):
-    """One direction of a stream on a route, whose weather may change at any time."""
+    """One direction of a stream on a route. The conditions may change at any time."""
 
     route: SimRoute
-    # The same as in `Line`, said again because they are assigned here.
+    # The attributes below repeat those of `Line`, because this class assigns them too.
     delay: float = 0.0
     rate: float | None = None
     arrived_at: float = -math.inf
@@ -143,11 +144,11 @@ class _SimWay(StreamWay):
         route = self.route
         self.delay, self.rate = route.delay, route.rate
         late = self.dice.uniform(0.0, route.weather.jitter) + route.lateness(self.dice)
-        StreamWay.add(self, piece, late)  # `super()` finds no class here, since attrs makes another one
+        StreamWay.add(self, piece, late)
         route.network.weigh(route, len(piece))
 
     def retime(self) -> None:
-        """Let pieces that wait for the wire leave at the rate of today."""
+        """Recompute when the pieces that wait for the line arrive, after its rate has changed."""
         now, free = trio.current_time(), -math.inf
         before, rate = self.arrived_at, self.route.rate
         pieces = [*self.pieces]
@@ -157,7 +158,7 @@ class _SimWay(StreamWay):
         self.pieces.clear()
         self.arrived_at = -math.inf
         for arrival, piece in pieces:
-            if arrival > now + self.delay:  # it has not left
+            if arrival > now + self.delay:  # it is still waiting for the line
                 free = max(free, now) + (len(piece) / rate if rate else 0.0)
                 arrival = free + self.route.delay
             self.arrived_at = max(self.arrived_at, arrival)
@@ -171,7 +172,7 @@ class _SimWay(StreamWay):
 
 
 class SimStream(WeatherStream):
-    """One end of a connection between two hosts."""
+    """One end of a stream between two hosts."""
 
     def __init__(self, outgoing: _SimWay, incoming: _SimWay, peer: str) -> None:
         super().__init__(outgoing, incoming, peer)
@@ -179,7 +180,7 @@ class SimStream(WeatherStream):
         self._ends_of = (outgoing, incoming)
 
     def cut(self, how: Cut) -> None:
-        """Lose the connection."""
+        """Cut the connection."""
         if how is Cut.RESET:
             self.reset()
             return
@@ -191,7 +192,7 @@ class SimStream(WeatherStream):
     async def aclose(self) -> None:
         if not self._closed:
             if any(route.is_partitioned for route in self._routes):
-                self.vanish()  # the peer cannot be told, and has to find out by the silence
+                self.vanish()  # the peer can't be notified, and has to conclude it from the silence
             self._routes[0].network.forget(self)
         await super().aclose()
 
@@ -219,7 +220,7 @@ class _SimPacketWay(PacketWay):
 
 
 class SimPackets(PacketChannel):
-    """One end of a packet link between two hosts; its peer is not told when it is closed, as with UDP."""
+    """One end of a packet link between two hosts. As with UDP, closing it doesn't notify the peer."""
 
     def __init__(self, outgoing: _SimPacketWay, incoming: _SimPacketWay, peer: str, network: SimNetwork) -> None:
         super().__init__(outgoing, incoming)
@@ -228,7 +229,11 @@ class SimPackets(PacketChannel):
         self._network = network
 
     def cut(self, how: Cut) -> None:
-        """Lose the link: what is under way and, after a stall, all that follows; otherwise both ends see its end."""
+        """Cut the link. Packets in flight are lost.
+
+        After a stall, later packets are lost too, and neither end is notified. After any other cut, both ends see the
+        end of the link.
+        """
         for way in self._ends_of:
             way.under_way.clear()
             way.unwanted = True
@@ -265,22 +270,27 @@ Change = Callable[[SimRoute], None]
 
 
 class SimNetwork:
-    """Hosts and the routes between them, for the `sim://` URLs of one Trio run, as a `with` block inside of it.
+    """A network of hosts, which serves the `sim://` URLs of one Trio run. Use it as a `with` block inside the run.
 
-    `seed` decides all that is left to chance. Hosts are names, and begin to exist when they are used: `sim://orders`
-    is served by the host `orders`, `sim://alice@orders` is dialled from the host `alice`. Without a name before the
-    `@` it is dialled from the host of the block or the server that it is called in, otherwise from `client`.
-    Where a method takes hosts, "*" is any. Rules that come later win.
+    Hosts are names, and need no declaration. `sim://orders` is served by the host `orders`, and `sim://alice@orders` is
+    dialled from the host `alice`. Without a name before the `@`, the source is the host of the surrounding `host` block
+    or of the server whose handler is dialling, and `client` otherwise.
+
+    Methods that take hosts accept "*" for any host. When rules contradict each other, the latest one applies.
+
+    Args:
+        seed: decides everything that is left to chance.
+        weather: the network conditions of routes for which `set_weather` wasn't called.
     """
 
     def __init__(self, seed: int = 0, *, weather: SimWeather | None = None) -> None:
         self.seed: int = seed
         self.log: list[SimEvent] = []
-        """What has happened: connections, their ends, and what was done to the network; not each message."""
+        """Connections, their ends, and the changes made to the network. Messages aren't logged."""
         self.routes: dict[tuple[str, str], SimRoute] = {}
         """The routes that were used, by source and target."""
         self.weather: SimWeather = weather or SimWeather()
-        """Of routes for which no other was set."""
+        """The network conditions of routes for which no others were set."""
         self._rules: list[tuple[str, str, Change]] = []
         self._servers: dict[tuple[str, LinkKind], trio.MemorySendChannel[SimLink]] = {}
         self._connections: dict[SimLink, _Connection] = {}
@@ -307,7 +317,7 @@ class SimNetwork:
 
     @contextmanager
     def host(self, name: str) -> Iterator[None]:
-        """Dial from this host in the block, and in tasks that are started there."""
+        """Dial from this host inside the block, and in tasks that are started there."""
         token = _host.set(_name(name))
         try:
             yield
@@ -317,34 +327,41 @@ class SimNetwork:
     # --- what can be done to it
 
     def set_weather(self, weather: SimWeather, source: str = ANY, target: str = ANY) -> None:
-        """Change the weather from one host to another, in this direction."""
+        """Change the network conditions from one host to another, in this direction only."""
         self._apply("weather", source, target, _set(weather=weather), _told(weather))
 
     def delay(self, seconds: float, source: str = ANY, target: str = ANY) -> None:
-        """Delay what is sent from now on by so much more, in this direction; 0 ends it. Streams keep their order."""
+        """Delay data that is sent from now on by this many additional seconds, in this direction only.
+
+        Streams keep their order. `delay(0, …)` ends the additional delay.
+        """
         self._apply("delay", source, target, _set(extra_delay=seconds), f"{seconds:g} s more")
 
     def throttle(self, rate: float | None, source: str = ANY, target: str = ANY) -> None:
-        """Let each connection carry at most so many bytes a second in this direction; None ends it."""
+        """Limit each connection to `rate` bytes per second, in this direction only. None removes the limit.
+
+        Raises:
+            ValueError: if the rate isn't positive. Use `partition` to let nothing through.
+        """
         if rate is not None and rate <= 0:
             raise ValueError(f"throttle(rate={rate}): must be above 0; partition() lets nothing through")
         self._apply("throttle", source, target, _set(throttled=rate), "off" if rate is None else f"{rate:g} bytes/s")
 
     def partition(self, one: str = ANY, other: str = ANY, *, one_way: bool = False) -> None:
-        """Let nothing through between two hosts, or only not from the first to the second, until `heal`.
+        """Block all data between two hosts until `heal`. With `one_way`, block only data from `one` to `other`.
 
-        Streams hold what is sent, and deliver it when the partition is healed; packets are lost. Neither end is told.
+        Streams hold the data, and deliver it after the partition is healed. Packets are lost. Neither end is notified.
         """
         for source, target in _directions(one, other, one_way):
             self._apply("partition", source, target, _set(is_partitioned=True))
 
     def heal(self, one: str = ANY, other: str = ANY, *, one_way: bool = False) -> None:
-        """End partitions between two hosts, or only from the first to the second; without arguments all of them."""
+        """End partitions between two hosts, with `one_way` only from `one` to `other`. By default, end all of them."""
         for source, target in _directions(one, other, one_way):
             self._apply("heal", source, target, _set(is_partitioned=False))
 
     def cut(self, one: str = ANY, other: str = ANY, *, how: Cut = Cut.RESET) -> int:
-        """Cut the connections that stand now between two hosts; return how many there were."""
+        """Cut the live connections between two hosts, in the way that `how` says. Return how many there were."""
         cut = 0
         for connection in dict.fromkeys(self._connections.values()):
             ends = (connection.source, connection.target)
@@ -362,15 +379,15 @@ class SimNetwork:
 
     @property
     def connections(self) -> int:
-        """How many connections there were and are."""
+        """The number of connections so far, including closed ones."""
         return self._count
 
     def fingerprint(self) -> str:
-        """Return a hash of all that has happened, when, and of the size of each piece; equal for equal runs."""
+        """Return a hash of all events, their times, and the size of each piece of data. It is equal for equal runs."""
         return self._sum.hexdigest()
 
     def moments(self) -> list[float]:
-        """Return when data was sent, in seconds since the network began; the first thousands of times."""
+        """Return the times at which data was sent, in seconds since the network began. At most `MOMENTS` are kept."""
         return [*self._moments]
 
     def weigh(self, route: SimRoute, size: int) -> None:
@@ -409,7 +426,12 @@ class SimNetwork:
     # --- connections
 
     async def dial(self, address: str, kind: LinkKind) -> SimLink:
-        """Open a connection; takes a round trip, and OSError says that no program serves there."""
+        """Open a connection. A stream takes a round trip to open.
+
+        Raises:
+            ConnectionRefusedError: if no program serves the target.
+            ValueError: if the address is invalid.
+        """
         source, target = _read_address(address)
         there, back = self.route(source, target), self.route(target, source)
         if kind == "stream":
@@ -454,7 +476,7 @@ class SimNetwork:
         return made
 
     def forget(self, end: SimLink) -> None:
-        """Note that an end was closed by its program."""
+        """Record that the program closed this end, and remove the connection once both ends are closed."""
         connection = self._connections.pop(end, None)
         if connection is None:
             return
@@ -477,7 +499,11 @@ class SimNetwork:
         most: int,
         task_status: trio.TaskStatus[list[str]],
     ) -> None:
-        """Run `handler` with each connection to the host `name`, until cancelled."""
+        """Run `handler` with each connection to the host `name`, with up to `most` simultaneously, until cancelled.
+
+        Raises:
+            OSError: if another server has this name.
+        """
         _name(name)
         if (name, kind) in self._servers:
             raise OSError(errno.EADDRINUSE, f"sim {name}: this name is served already")
@@ -506,7 +532,7 @@ class SimNetwork:
         room: trio.CapacityLimiter,
         nursery: trio.Nursery,
     ) -> None:
-        _host.set(name)  # what the server's handlers dial, they dial from here
+        _host.set(name)  # connections that the handlers dial start from this host
         while True:
             link = await accepted.receive()
             await room.acquire_on_behalf_of(link)
@@ -531,17 +557,17 @@ class SimNetwork:
 
 
 class SimTransport:
-    """The transport of `sim://`, over links of one kind; `for_links` gives the one that a protocol needs."""
+    """The `sim` transport for one kind of link. `for_links` returns the variant that a protocol needs."""
 
     def __init__(self, link: LinkKind) -> None:
         self.link: LinkKind = link
 
     def for_links(self, links: frozenset[LinkKind]) -> SimTransport:
-        """Return the transport over packets for protocols that speak over them, over streams for the others."""
+        """Return the packet transport if the protocol supports packet links, otherwise the stream transport."""
         return _PACKETS if "packets" in links else sim_transport
 
     def options(self, side: Literal["client", "server"]) -> frozenset[str]:
-        """Return the names of the options that one side takes."""
+        """Return the names of the options that one side accepts."""
         return frozenset({"connect_timeout"} if side == "client" else ())
 
     def connect(self, address: str, **options: Any) -> AbstractAsyncContextManager[SimLink]:
@@ -580,11 +606,11 @@ async def _connect(
 
 sim_transport: SimTransport = SimTransport("stream")
 _PACKETS: Final = SimTransport("packets")
-_NONE: Final = SimNetwork()  # what stands there after a block: a RunVar cannot be emptied again
+_NONE: Final = SimNetwork()  # stands for "no network", because a RunVar can't be reset to unset
 
 
 def current() -> SimNetwork | None:
-    """Return the network of the block that this run is in, or None."""
+    """Return the network of the surrounding `with` block in this Trio run, or None."""
     found = _current.get(_NONE)
     return None if found is _NONE else found
 
@@ -627,7 +653,7 @@ def _set(**values: object) -> Change:
 
 
 def _told(weather: SimWeather) -> str:
-    """Describe the weather by what is not as usual."""
+    """Describe network conditions by the settings that differ from the defaults."""
     usual = SimWeather()
     names: Sequence[str] = [field.name for field in attrs.fields(SimWeather)]
     return " ".join(

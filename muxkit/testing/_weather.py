@@ -1,9 +1,9 @@
-"""Byte streams in memory with latency, stalls, resets and clogs from a seed, on virtual time.
+"""Simulated connections in memory: byte streams and packet channels with latency and faults, on a virtual clock.
 
     one, other = weather_pair(17, latency=0.05, jitter=0.02, bandwidth=1_000_000, reset_at_byte=5_000)
 
-Use them with `trio.testing.MockClock(autojump_threshold=0)`. With `replay(seed)` around it Trio's scheduler follows
-the seed too, so that a run happens again exactly.
+Use them with `trio.testing.MockClock(autojump_threshold=0)`. A seed decides everything that is left to chance. Inside
+`replay(seed)`, it also decides the order in which Trio runs tasks, so that a run can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from muxkit.runtime import OneAtATime
 from muxkit.runtime.pumps.turns import untimed
 from muxkit.testing._network import Journey, Path, PathWeather
 
-BUFFER = 64 * 1024  # bytes under way in one direction, as a kernel would hold them
-READ = 64 * 1024  # bytes that one receive gives at most
+BUFFER = 64 * 1024  # bytes in flight in one direction, as in a kernel's buffer
+READ = 64 * 1024  # bytes that one receive returns at most
 
 
 @attrs.define(eq=False, kw_only=True)
 class Line:
-    """Pieces under way in one direction: each leaves at the rate of the wire and arrives later, none before another."""
+    """The pieces in flight in one direction. Each leaves at the rate of the line, and they arrive in order."""
 
     delay: float = 0.0
-    rate: float | None = None  # bytes a second
-    pieces: deque[tuple[float, bytes]] = attrs.field(factory=deque)  # each with the moment of its arrival
-    under_way: int = 0
-    given: int = 0  # bytes that were taken out in all
-    free_at: float = -math.inf  # when the wire has sent what it took so far
-    arrived_at: float = -math.inf  # when the last piece will have
+    rate: float | None = None  # bytes per second
+    pieces: deque[tuple[float, bytes]] = attrs.field(factory=deque)  # each with its arrival time
+    under_way: int = 0  # bytes in flight
+    given: int = 0  # bytes taken out in total
+    free_at: float = -math.inf  # when the line has sent everything that was added
+    arrived_at: float = -math.inf  # when the last piece arrives
     changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
     def add(self, piece: bytes, late: float) -> None:
-        """Send a piece, which takes so many seconds longer than it must, unless that is too few to be in order."""
+        """Send a piece. It arrives `late` seconds later than it otherwise would, and not before earlier pieces."""
         self.free_at = max(self.free_at, trio.current_time()) + (len(piece) / self.rate if self.rate else 0.0)
         self.arrived_at = max(self.arrived_at, self.free_at + self.delay + late)
         self.pieces.append((self.arrived_at, piece))
@@ -63,7 +63,7 @@ class Line:
 
 @attrs.define(eq=False, kw_only=True)
 class StreamWay(Line):
-    """One direction of a `weather_pair`, with its faults."""
+    """One direction of a stream, with its faults."""
 
     dice: random.Random
     jitter: float
@@ -73,15 +73,15 @@ class StreamWay(Line):
     half_open_after: int | None = None
     reset_at: int | None = None
     cut_at: int | None = None
-    taken: int = 0  # bytes that senders have handed over in all
+    taken: int = 0  # bytes accepted from senders in total
     ended_at: float | None = None  # when the end of the stream arrives
     clogged: bool = False
-    vanishing: bool = False  # what is sent is lost without a sign
-    unwanted: bool = False  # the receiver is gone
-    was_reset: bool = False  # with its other direction
+    vanishing: bool = False  # sent data is lost without notice
+    unwanted: bool = False  # the receiver was closed
+    was_reset: bool = False  # together with the other direction
 
     def put(self, data: memoryview) -> int:
-        """Take what fits, in random pieces; gives its size."""
+        """Accept as much data as fits, in pieces of random size. Return the number of bytes."""
         size = min(len(data), self.buffer - self.under_way if self.has_room else 0)
         if self.half_open_after is not None and not self.vanishing:
             size = min(size, max(1, self.half_open_after - self.taken))
@@ -102,11 +102,11 @@ class StreamWay(Line):
 
     @property
     def has_room(self) -> bool:
-        """Senders wait for half of the buffer, or they would send ever smaller pieces."""
+        """Whether a blocked sender may continue. It waits for half of the buffer, so that pieces don't become tiny."""
         return self.under_way * 2 <= self.buffer
 
     def end(self) -> None:
-        """The sender is done; the news takes its time like everything else."""
+        """Send the end of the stream, which arrives after the data."""
         if self.ended_at is None and not self.vanishing:
             self.ended_at = max(self.arrived_at, trio.current_time() + self.delay)
         self.changed.unpark_all()
@@ -117,7 +117,7 @@ class StreamWay(Line):
 
     def next_arrival(self) -> float | None:
         if self.is_reset:
-            return 0.0  # the reset, which `receive_nowait` makes
+            return 0.0  # the reset, which `receive_nowait` causes
         if self.clogged or (self.stall_after is not None and self.given >= self.stall_after):
             return None
         if self.cut_at is not None and self.given >= self.cut_at:
@@ -127,14 +127,14 @@ class StreamWay(Line):
         return self.ended_at
 
     def receive(self, limit: int) -> bytes:
-        """Return what has arrived, at most `limit` bytes and up to the next fault; b"" is the end."""
+        """Return data that has arrived: at most `limit` bytes, up to the next fault, and b"" at the end."""
         faults = (self.cut_at, self.reset_at, self.stall_after)
         limit = min([limit, *(fault - self.given for fault in faults if fault is not None)])
         return self.take(limit) if limit > 0 and self.pieces else b""
 
 
 class WeatherStream(trio.abc.HalfCloseableStream):
-    """One end of `weather_pair`; its methods beyond those of a stream are for the test that makes the weather."""
+    """One end of a `weather_pair`. The methods beyond those of a Trio stream let a test cause faults."""
 
     def __init__(self, outgoing: StreamWay, incoming: StreamWay, peer: str) -> None:
         self._outgoing = outgoing
@@ -149,7 +149,7 @@ class WeatherStream(trio.abc.HalfCloseableStream):
     # --- the weather
 
     def clog(self) -> None:
-        """Deliver nothing of what this end sends, and lose nothing, until `unclog`."""
+        """Hold all data that this end sends until `unclog`. Nothing is lost."""
         self._outgoing.clogged = True
 
     def unclog(self) -> None:
@@ -157,20 +157,20 @@ class WeatherStream(trio.abc.HalfCloseableStream):
         self._outgoing.changed.unpark_all()
 
     def vanish(self) -> None:
-        """From now on nothing is delivered, and neither end is told."""
+        """Lose all data from now on, in both directions, without notifying either end."""
         for way in self._ways:
             way.vanishing = True
             way.changed.unpark_all()
 
     def reset(self) -> None:
-        """Break the connection for both ends; what is under way is lost."""
+        """Break the connection for both ends. Data in flight is lost."""
         for way in self._ways:
             way.was_reset = True
             way.changed.unpark_all()
 
     @property
     def bytes_sent(self) -> int:
-        """What the link has taken from this end."""
+        """The number of bytes accepted from this end."""
         return self._outgoing.taken
 
     # --- the stream
@@ -183,7 +183,7 @@ class WeatherStream(trio.abc.HalfCloseableStream):
             while view:
                 taken = self._outgoing.put(view)
                 if self._outgoing.vanishing:
-                    self._incoming.vanishing = True  # a peer that is gone is gone for both directions
+                    self._incoming.vanishing = True  # a lost connection is lost in both directions
                 view = view[taken:]
                 if not taken:
                     await self._outgoing.changed.park()
@@ -215,7 +215,7 @@ class WeatherStream(trio.abc.HalfCloseableStream):
             return data
 
     async def wait_readable(self) -> None:
-        """Sleep until something may have arrived, or it is closed or reset."""
+        """Sleep until data may have arrived, or until the stream is closed or reset."""
         arrival = self._incoming.next_arrival()
         if self._closed or self._incoming.was_reset or (arrival is not None and arrival <= trio.current_time()):
             await trio.lowlevel.checkpoint()
@@ -223,7 +223,12 @@ class WeatherStream(trio.abc.HalfCloseableStream):
             await self._wait_for_arrival()
 
     def receive_nowait(self, max_bytes: int) -> bytes | None:
-        """What has arrived, b"" at the end, None while there is nothing."""
+        """Return data that has arrived, b"" at the end of the stream, or None if there is none yet.
+
+        Raises:
+            trio.BrokenResourceError: if the connection was reset.
+            trio.ClosedResourceError: if this end was closed.
+        """
         way = self._incoming
         self._check_open()
         if way.is_reset:
@@ -234,7 +239,7 @@ class WeatherStream(trio.abc.HalfCloseableStream):
         return way.receive(max_bytes) if arrival is not None and arrival <= trio.current_time() else None
 
     def stop_waiting(self) -> None:
-        """Let `wait_readable` return now."""
+        """Make `wait_readable` return now."""
         self._incoming.changed.unpark_all()
 
     async def _wait_for_arrival(self) -> None:
@@ -245,7 +250,7 @@ class WeatherStream(trio.abc.HalfCloseableStream):
     async def aclose(self) -> None:
         if not self._closed:
             self._closed = True
-            # As in TCP, a close with unread bytes resets the connection.
+            # As in TCP, closing a stream with unread bytes resets the connection.
             if self._incoming.under_way and not self._incoming.vanishing:
                 self.reset()
             self._outgoing.end()
@@ -280,12 +285,22 @@ def weather_pair(
     cut_at_byte: int | None = None,
     splits: bool = True,
 ) -> tuple[WeatherStream, WeatherStream]:
-    """Two connected streams; times in seconds, `bandwidth` in bytes a second, the same in both directions.
+    """Return two connected streams with the same latency and bandwidth in both directions.
 
-    What is counted in bytes concerns the way from the first stream to the second, and happens behind so many
-    bytes: `stall_after` delivers nothing more, `half_open_after` loses everything from then on in both
-    directions without a sign, `reset_at_byte` breaks the connection, `cut_at_byte` ends the stream. With
-    `splits` what is sent arrives in pieces of random size.
+    The faults below happen on the direction from the first stream to the second, after that many bytes. `peer` of both
+    streams names the seed, so that errors do too.
+
+    Args:
+        seed: decides everything that is left to chance.
+        latency: the delay in seconds.
+        jitter: up to this many seconds are added at random. Bytes stay in order.
+        bandwidth: bytes per second, or None for no limit.
+        buffer: bytes that may be in flight in each direction. When the buffer is full, the sender waits.
+        stall_after: after this many bytes, nothing more is delivered in this direction.
+        half_open_after: after this many bytes, everything is lost in both directions without notice.
+        reset_at_byte: after this many bytes, the connection is reset.
+        cut_at_byte: after this many bytes, the stream ends.
+        splits: whether data arrives in pieces of random size.
     """
     make = partial(StreamWay, delay=latency, jitter=jitter, rate=bandwidth, buffer=buffer, splits=splits)
     there = make(
@@ -302,8 +317,11 @@ def weather_pair(
 
 @contextmanager
 def replay(seed: int) -> Iterator[None]:
-    """Inside, Trio's scheduler follows the seed as well; an error that leaves the block names it."""
-    # Trio has no public way to do this. Without these names runs still differ only in the order of tasks.
+    """Let the seed decide in which order Trio runs tasks inside the block. An error that leaves the block names it.
+
+    `determined` also makes `random`, `secrets` and UUIDs depend on the seed.
+    """
+    # Trio has no public way to decide the order of tasks. If these names are missing, only that order varies.
     from trio._core import _run
 
     scheduling = getattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", None)
@@ -326,29 +344,30 @@ def replay(seed: int) -> Iterator[None]:
 
 @attrs.frozen(kw_only=True)
 class PacketWeather(PathWeather):
-    """The weather of a pair of packet channels: `queue` packets may be under way in one direction, more are lost.
+    """The network conditions of a pair of packet channels.
 
-    Sending never waits.
+    Sending never waits. In addition to the other faults, packets are lost while `queue` packets are in flight in the
+    same direction.
     """
 
     queue: int = 1024
 
     def pair(self, seed: int) -> tuple[PacketChannel, PacketChannel]:
-        """Two connected channels; the same seed and the same packets give the same weather."""
+        """Return two connected channels. The same seed and the same packets give the same losses and delays."""
         there, back = PacketWay(self, f"{seed}/there"), PacketWay(self, f"{seed}/back")
         return PacketChannel(there, back), PacketChannel(back, there)
 
 
 class PacketWay:
-    """One direction: packets under way, by the moment of their arrival."""
+    """One direction: the packets in flight, by arrival time."""
 
     def __init__(self, weather: PacketWeather, seed: str) -> None:
         self.path: Path = Path("", weather, None, seed)
         self._queue = weather.queue
         self._count = count()
         self.under_way: list[tuple[float, int, bytes]] = []
-        self.over_at: float = math.inf  # when its receiver is told that no more will come
-        self.unwanted: bool = False  # the receiver is gone, without a word
+        self.over_at: float = math.inf  # when the receiver sees the end
+        self.unwanted: bool = False  # the receiver was closed without notice
         self.changed: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
 
     def put(self, packet: bytes) -> None:
@@ -360,7 +379,7 @@ class PacketWay:
 
 
 class PacketChannel(trio.abc.Channel[bytes]):
-    """One end: what arrives is whole or does not arrive at all."""
+    """One end of a pair of packet channels. A packet arrives whole or not at all."""
 
     def __init__(self, outgoing: PacketWay, incoming: PacketWay) -> None:
         self._outgoing = outgoing
