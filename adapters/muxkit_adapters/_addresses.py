@@ -1,4 +1,4 @@
-"""Addresses: `host:port` as text, transports found by a URL, and whether plaintext to one leaves this machine."""
+"""Addresses: parsing `host:port`, finding transports by a URL, and checking whether plaintext leaves this machine."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ._errors import PlaintextWarning, failed
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 LinkT = TypeVar("LinkT")
 
-_warned: set[str] = set()  # kinds of transports that have warned in this process
+_warned: set[str] = set()  # transports that have already warned in this process
 
-NOT_OPTIONS = {"limits", "task_status", "host", "path"}  # they come by another way, or in the address
+NOT_OPTIONS = {"limits", "task_status", "host", "path"}  # these are passed separately or are part of the address
 CERTIFICATE_NEEDED = "a server needs its certificate and key: tls=muxkit.TLS(cert='cert.pem', key='key.pem')"
 CERTIFICATE_REQUIRED = (
     "the peer refused the connection: certificate required; give it one: tls=muxkit.TLS(cert=…, key=…)"
@@ -33,9 +33,10 @@ FORM = "expected host:port, such as 127.0.0.1:7000, [::1]:7000 or localhost:7000
 
 @attrs.frozen
 class Transport(Generic[LinkT]):
-    """What `muxkit.connect` and `muxkit.serve` find by a URL: `connect` and `serve` of one of the modules here.
+    """The entry that `muxkit.connect` and `muxkit.serve` find by a URL, for one of the modules here.
 
-    `client` and `server` read the address and return keywords for them; the other keywords are passed on as they are.
+    `client` and `server` parse the address of a URL, and return keywords for the module's `connect` and `serve`. Other
+    keywords are passed on unchanged.
     """
 
     scheme: str
@@ -45,23 +46,23 @@ class Transport(Generic[LinkT]):
     server: Callable[[str], dict[str, object]]
     link: LinkKind = "stream"
     keywords: tuple[type, ...] = ()
-    """Typed dictionaries of the keywords that are passed on: the first by `connect`, all by `serve`."""
+    """Typed dictionaries of the keywords that are passed on. `connect` accepts the first, and `serve` all of them."""
     needed: tuple[str, ...] = ()
-    """Keywords with the certificate of a server, which needs one of them."""
+    """The keywords that can carry a server's certificate. A server needs one of them."""
     places: Callable[[str], Sequence[tuple[str, int]]] | None = None
-    """Reads a client's address as hosts and ports, if the transport is plaintext."""
+    """Parses a client's address into hosts and ports, if the transport is plaintext."""
     secure: str = ""
-    """The transport to use in its place beyond loopback."""
+    """The encrypted transport to use instead beyond loopback."""
 
     def options(self, side: Literal["client", "server"]) -> frozenset[str]:
-        """Return the names of the options that one side takes."""
+        """Return the names of the options that one side accepts."""
         function, passed_on = (self._connect, self.keywords[:1]) if side == "client" else (self._serve, self.keywords)
         return _options(function, passed_on)
 
     async def check_client(self, address: str, *, insecure: bool = False) -> None:
-        """Raise ValueError for an address that `connect` would refuse because plaintext would leave this machine.
+        """Raise ValueError if `connect` would refuse this address because plaintext would leave this machine.
 
-        A host that cannot be looked up at the moment passes: `connect` looks again.
+        A host that can't be resolved at the moment passes, because `connect` checks again.
         """
         if self.places is None or insecure:
             return
@@ -88,7 +89,7 @@ class Transport(Generic[LinkT]):
         await self._serve(handler, limits=limits, task_status=task_status, **self.server(address), **options)
 
 
-@cache  # each connection is checked against them
+@cache  # every connection is checked against them
 def _options(function: Callable[..., object], passed_on: tuple[type, ...]) -> frozenset[str]:
     named = signature(function).parameters.values()
     names = {one.name for one in named if one.kind is one.KEYWORD_ONLY}
@@ -103,24 +104,33 @@ def one_of(**options: object) -> None:
 
 
 def one_place(address: str) -> dict[str, object]:
-    """Read `host:port`."""
+    """Parse `host:port` into keywords."""
     host, port = parse_host_port(address)
     return {"host": host, "port": port}
 
 
 def several_places(address: str) -> dict[str, object]:
-    """Read one or more `host:port`, separated by commas, to be tried in that order."""
+    """Parse one or more `host:port`, separated by commas, into keywords. They are tried in this order."""
     return {"host": hosts_and_ports(address)}
 
 
 def hosts_and_ports(address: str) -> list[tuple[str, int]]:
-    """Read one or more `host:port`, separated by commas."""
+    """Parse one or more `host:port`, separated by commas."""
     return [parse_host_port(part.strip()) for part in address.split(",")]
 
 
 def parse_host_port(address: str, *, default_port: int | None = None, form: str = FORM) -> tuple[str, int]:
-    """Split `host:port`; raises ValueError that says what was expected."""
-    if "@" in address:  # what stands before it may be a password
+    """Split `host:port`. An IPv6 host needs brackets.
+
+    Args:
+        address: the text.
+        default_port: the port to use if the text has none. Without it, a port is required.
+        form: the description of valid addresses for error texts.
+
+    Raises:
+        ValueError: if the text is invalid. The error says what was expected.
+    """
+    if "@" in address:  # the part before it may be a password, so the error must not quote the address
         raise ValueError(f"an address has no user and no password, and there is an '@' in it; {form}")
     host, bracket, rest = address.partition("]")
     if bracket:
@@ -145,17 +155,28 @@ def parse_host_port(address: str, *, default_port: int | None = None, form: str 
 
 
 def join_host_port(host: str, port: int) -> str:
-    """Write `host:port`, with brackets around an IPv6 host."""
+    """Format `host:port`, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def exposed(
     kind: str, host: str, port: int, *, insecure: bool, secure: str, stays_here: bool | None = None
 ) -> bool:
-    """Return True if plaintext to or on `host` leaves this machine.
+    """Return True if plaintext to `host`, or from a server on `host`, leaves this machine.
 
-    Raises ValueError when it would and `insecure` is not set; `secure` names the transport to use instead. Without
-    `stays_here` the addresses of the host decide.
+    The first such use of each transport issues a `PlaintextWarning`.
+
+    Args:
+        kind: the transport, for error texts.
+        host: the host. An empty host is the wildcard address, which leaves this machine.
+        port: the port.
+        insecure: whether the caller allows plaintext beyond this machine.
+        secure: the encrypted transport that the error text recommends.
+        stays_here: the answer, if the caller knows it. Otherwise the addresses of the host decide.
+
+    Raises:
+        ValueError: if plaintext would leave this machine and `insecure` isn't set.
+        OSError: if the host can't be resolved.
     """
     if stays_here if stays_here is not None else await _all_loopback(kind, host, port):
         return False
@@ -175,18 +196,18 @@ async def exposed(
 
 
 def is_loopback(address: str) -> bool:
-    """Return True if a numeric address stays on this machine; an IPv4 address inside IPv6 counts as IPv4."""
+    """Return True if a numeric address is a loopback address. An IPv4 address mapped into IPv6 counts as IPv4."""
     parsed = _numeric(address.partition("%")[0])
     return parsed is not None and _stays_here(parsed)
 
 
 def is_numeric(host: str) -> bool:
-    """Return True for an IP address, False for a name."""
+    """Return True for an IP address, and False for a name."""
     return _numeric(host) is not None
 
 
 def _numeric(host: str) -> Address | None:
-    """Return the address that `host` is, None for a name."""
+    """Return the IP address, or None for a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -199,7 +220,7 @@ def _stays_here(parsed: Address) -> bool:
 
 
 async def _all_loopback(kind: str, host: str, port: int) -> bool:
-    if not host:  # the wildcard
+    if not host:  # the wildcard address
         return False
     if (numeric := _numeric(host)) is not None:
         return _stays_here(numeric)

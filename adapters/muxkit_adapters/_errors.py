@@ -16,8 +16,8 @@ WHAT_TO_DO = {
 
 
 def failed(where: str, error: OSError, *, what_to_do: dict[int, str] = WHAT_TO_DO) -> OSError:
-    """Return the error of a system call with the address in its text; its type and its number stay."""
-    # Trio's own text for a failed connection repeats the address.
+    """Return an error of the same type and number whose text names the address and says what to do."""
+    # Trio's text for a failed connection repeats the address, so we use the system's text.
     number = error.errno or 0
     is_trios = number > 0 and (error.strerror or "").startswith("Error connecting")
     text = os.strerror(number) if is_trios else error.strerror or str(error)

@@ -1,4 +1,7 @@
-"""The frames of a WebSocket that carries bytes (RFC 6455, section 5): reading them within limits, and writing them."""
+"""Frames of a WebSocket that carries bytes (RFC 6455, section 5): a reader with limits, and functions that write them.
+
+The byte stream is the payload of binary messages. How the bytes are divided into messages has no meaning.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,14 @@ from typing import Final
 
 from wsproto.frame_protocol import LOCAL_ONLY_CLOSE_REASONS, MAX_CLOSE_REASON, MAX_PROTOCOL_CLOSE_REASON, CloseReason
 
-PIECE_SIZE = 65_536  # bytes, the largest message that is sent
+PIECE_SIZE = 65_536  # bytes; the largest message that we send
 FRAGMENTS_MOST = 1024  # frames per message
-FRAMES_AT_ONCE = (
-    128  # frames to read in one step; a peer's frame of a few bytes costs a thousand times its size in time
-)
-CONTROL_MOST = 125  # bytes of a control frame
+FRAMES_AT_ONCE = 128  # frames to read per call; a frame of a few bytes takes a thousand times its size in time
+CONTROL_MOST = 125  # bytes of a control frame's payload
 CLOSE_TEXT_MOST = CONTROL_MOST - 2
-BRIEF = 512  # bytes, up to which a number is the faster way to mask
+BRIEF = 512  # bytes up to which masking with big integers is faster than with translation tables
 
-CONTINUATION, TEXT, BINARY, CONTROL, CLOSE, PING, PONG = 0, 1, 2, 8, 8, 9, 10  # opcodes; from 8 on of control frames
+CONTINUATION, TEXT, BINARY, CONTROL, CLOSE, PING, PONG = 0, 1, 2, 8, 8, 9, 10  # opcodes; control frames are from 8 on
 FINAL, RESERVED, MASKED = 0x80, 0x70, 0x80
 
 _XORED: Final = [bytes(byte ^ key for byte in range(256)) for key in range(256)]
@@ -26,7 +27,7 @@ Buffers = Sequence[bytes | memoryview]
 
 
 class Violation(Exception):
-    """The peer broke a rule or a limit; `code` is that of the close frame which says so."""
+    """Raised when the peer broke a rule or exceeded a limit. `code` is for the close frame that reports it."""
 
     def __init__(self, text: str, code: int = CloseReason.PROTOCOL_ERROR) -> None:
         super().__init__(text)
@@ -34,35 +35,39 @@ class Violation(Exception):
 
 
 class FrameReader:
-    """Reads the frames of one direction; `is_masked` for those of a client.
+    """Reads the frames of one direction. `is_masked` is True for the frames of a client.
 
-    Payload is given out as it comes, also of a frame that is not whole. What comes in between stands in `controls`.
+    `take` returns payload as it arrives, even of incomplete frames. Pings and close frames are put into `controls`.
     """
 
     def __init__(self, *, is_masked: bool, message_most: int) -> None:
         self._is_masked = is_masked
         self._message_most = message_most
-        self._data = b""  # received
-        self._at = 0  # where the part of it begins that was not looked at
-        self._left = 0  # bytes missing of the payload of a data frame
-        self._key = b""  # of that payload, for the next byte on
-        self._size = 0  # of the message
+        self._data = b""  # received bytes
+        self._at = 0  # position of the first byte that wasn't processed
+        self._left = 0  # missing payload bytes of the current data frame
+        self._key = b""  # masking key of that payload, rotated for the next byte
+        self._size = 0  # bytes of the current message so far
         self._fragments = 0
-        self._is_inside = False  # a message has begun, and its last frame has not
+        self._is_inside = False  # a message has begun, and its last frame hasn't arrived
         self.controls: list[tuple[int, bytes]] = []
-        """Pings and the close frame, as opcode and payload; the reader of these removes them."""
+        """Pings and the close frame, as opcode and payload. The caller removes them."""
         self.may_hold_more: bool = False
-        """True if the last `take` left something that it could have read."""
+        """True if the last `take` stopped although it could have read more."""
         self.is_closed: bool = False
-        """True after a close frame, behind which nothing is looked at."""
+        """True after a close frame. Bytes after it are ignored."""
 
     def feed(self, data: bytes) -> None:
-        """Receive bytes."""
+        """Add received bytes."""
         self._data = self._data[self._at :] + data if self._at < len(self._data) else data
         self._at = 0
 
     def take(self, most: int) -> bytes:
-        """Return payload that has come, at most so many bytes; raises `Violation`."""
+        """Return at most `most` bytes of payload that have arrived.
+
+        Raises:
+            Violation: if the peer broke a rule or exceeded a limit.
+        """
         data, at, end = self._data, self._at, len(self._data)
         pieces: list[bytes] = []
         frames = 0
@@ -97,7 +102,7 @@ class FrameReader:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _begin_frame(self, data: bytes, at: int, end: int) -> int | None:
-        """Read the header at `at`, and the whole frame if it is a control frame; None when more bytes are needed."""
+        """Read the header at `at`, and the whole frame if it is a control frame. Return None if bytes are missing."""
         if end - at < 2:
             return None
         first, second = data[at], data[at + 1]
@@ -129,7 +134,7 @@ class FrameReader:
         return start + size
 
     def _check(self, opcode: int, is_final: bool, size: int) -> None:
-        """Check a header; it may be seen again, when the frame could not be begun."""
+        """Check a header. The same header is checked again if its frame was incomplete."""
         if opcode >= CONTROL:
             if opcode > PONG:
                 raise Violation(f"a frame of the unknown kind {opcode:#x}")
@@ -169,7 +174,7 @@ class FrameReader:
 
 
 def read_close(payload: bytes) -> tuple[int, str]:
-    """Return code and text of a close frame; raises `Violation`."""
+    """Parse the payload of a close frame into code and text. Raises `Violation` if it is invalid."""
     if not payload:
         return CloseReason.NO_STATUS_RCVD, ""
     if len(payload) == 1:
@@ -185,7 +190,7 @@ def read_close(payload: bytes) -> tuple[int, str]:
 
 
 def control_frame(opcode: int, payload: bytes, *, is_masked: bool) -> bytes:
-    """Write a control frame."""
+    """Return a control frame."""
     head = bytes((FINAL | opcode, len(payload) | (MASKED if is_masked else 0)))
     if not is_masked:
         return head + payload
@@ -194,7 +199,7 @@ def control_frame(opcode: int, payload: bytes, *, is_masked: bool) -> bytes:
 
 
 def close_payload(code: int, text: str) -> bytes:
-    """Write the payload of a close frame; a long text is cut."""
+    """Return the payload of a close frame. Text that is too long is cut."""
     if code == CloseReason.NO_STATUS_RCVD:
         return b""
     cut = text.encode()[:CLOSE_TEXT_MOST].decode(errors="ignore")
@@ -202,7 +207,7 @@ def close_payload(code: int, text: str) -> bytes:
 
 
 def data_frames(buffers: Buffers, *, is_masked: bool) -> list[bytes | memoryview]:
-    """Put bytes into binary messages of one frame each; without a mask they are not copied."""
+    """Put bytes into binary messages of one frame each. Without a mask, the bytes aren't copied."""
     total = sum(map(len, buffers))
     if is_masked:
         data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
@@ -213,7 +218,7 @@ def data_frames(buffers: Buffers, *, is_masked: bool) -> list[bytes | memoryview
             frames += (_head(len(piece), MASKED) + key, masked(piece, key))
         return frames
     frames = []
-    room = 0  # in the frame that was begun
+    room = 0  # in the current frame
     for buffer in buffers:
         rest = buffer
         while size := len(rest):
@@ -240,7 +245,7 @@ def _head(size: int, mask: int) -> bytes:
 
 
 def masked(data: bytes, key: bytes) -> bytes:
-    """Mask, or unmask, bytes whose first one meets the first of the key."""
+    """Mask or unmask bytes. The first byte belongs to the first byte of the key."""
     size = len(data)
     if size <= BRIEF:
         repeated = (key * (size // 4 + 1))[:size]

@@ -1,4 +1,4 @@
-"""Who the peer is: what a verified certificate or the kernel says about the other end of a connection."""
+"""The identity of the peer, from a verified certificate or from the kernel's credentials of a Unix socket."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from muxkit import Identity
 if TYPE_CHECKING:
     from cryptography import x509
 
-PEER_CREDENTIALS: int | None = getattr(socket, "SO_PEERCRED", None)  # Linux has it
+PEER_CREDENTIALS: int | None = getattr(socket, "SO_PEERCRED", None)  # only Linux has it
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 UNKNOWN = 0xFFFFFFFF
 
-# As RFC 4514 abbreviates them; OpenSSL tells the long names.
+# Abbreviations of RFC 4514. OpenSSL reports the long names.
 SHORT = {
     "commonName": "CN",
     "countryName": "C",
@@ -36,7 +36,7 @@ Names = tuple[tuple[tuple[str, str], ...], ...]
 
 
 def of_certificate(der: bytes, told: Mapping[str, object]) -> Identity:
-    """Return the identity in a certificate; `told` is what `getpeercert()` says about it."""
+    """Return the identity in a certificate. `told` is the result of `getpeercert()` for it."""
     subject = cast("Names", told.get("subject", ()))
     names = cast("tuple[tuple[str, str], ...]", told.get("subjectAltName", ()))
     return Identity(
@@ -47,8 +47,8 @@ def of_certificate(der: bytes, told: Mapping[str, object]) -> Identity:
 
 
 def of_x509(certificate: x509.Certificate) -> Identity:
-    """Return the identity in a certificate that the package cryptography has read."""
-    # Only transports that bring this package come here.
+    """Return the identity in a certificate that the cryptography package has parsed."""
+    # Only transports that depend on cryptography call this function, so we import it here.
     from cryptography.hazmat.primitives.serialization import Encoding
     from cryptography.x509.oid import NameOID
 
@@ -60,16 +60,19 @@ def of_x509(certificate: x509.Certificate) -> Identity:
 
 
 def of_socket(sock: socket.socket) -> Identity | None:
-    """Return the process at the other end of a Unix socket, when it connected or began to listen; None if unknown."""
+    """Return the credentials that the process at the other end of a Unix socket had when it connected or listened.
+
+    Returns None if the system doesn't report them.
+    """
     if PEER_CREDENTIALS is None or sock.family != getattr(socket, "AF_UNIX", None):
         return None
     try:
         pid, uid, gid = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, PEER_CREDENTIALS, CREDENTIALS.size))
     except OSError:
         return None
-    if uid & UNKNOWN == UNKNOWN:  # the kernel does not know: the socket was not connected
+    if uid & UNKNOWN == UNKNOWN:  # the kernel doesn't know the peer, because the socket isn't connected
         return None
-    return Identity(pid=pid or None, uid=uid & UNKNOWN, gid=gid & UNKNOWN)  # 0: a process of another namespace
+    return Identity(pid=pid or None, uid=uid & UNKNOWN, gid=gid & UNKNOWN)  # a pid of 0 is of another PID namespace
 
 
 def _names(certificate: x509.Certificate) -> Iterator[str]:
@@ -77,7 +80,7 @@ def _names(certificate: x509.Certificate) -> Iterator[str]:
 
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except (x509.ExtensionNotFound, ValueError):  # extensions are only parsed when they are asked for
+    except (x509.ExtensionNotFound, ValueError):  # extensions are parsed on access, and invalid ones raise ValueError
         return
     for name in extension.value:
         if isinstance(name, x509.DNSName | x509.IPAddress | x509.RFC822Name | x509.UniformResourceIdentifier):

@@ -1,4 +1,8 @@
-"""The accept loop of stream listeners; `muxkit.runtime.Admission` decides who gets a place and who gives way."""
+"""The accept loop of stream listeners.
+
+It accepts connections, does their handshakes within a time limit, and runs a handler for each in its own task.
+`muxkit.runtime.Admission` decides which connections get a place, and which have to leave for newer ones.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +22,18 @@ from muxkit.runtime import Admission, Place, Refusing, WaitableLink, bare_nurser
 log = logging.getLogger("muxkit.adapters")
 
 OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-BACK_OFF = 0.05  # s, doubled up to BACK_OFF_MOST while accept keeps failing
+BACK_OFF = 0.05  # s; doubled up to BACK_OFF_MOST while accept keeps failing
 BACK_OFF_MOST = 1.0
-PATIENCE = 0.5  # part of `Limits.handshake` for which newcomers wait; after all of it their clients have given up
-REFUSALS = 64  # connections that are told at the same time that there is no place; the others wait in the backlog
-REFUSAL_SECONDS = 5.0  # for the handshake of such a connection, and for telling it
-FULL = 503  # the code that it reads
+PATIENCE = 0.5  # share of `Limits.handshake` that a newcomer waits for a place; later its client may have given up
+REFUSALS = 64  # connections that are refused simultaneously when the server is full; others wait in the backlog
+REFUSAL_SECONDS = 5.0  # for the handshake of such a connection, and for sending the refusal
+FULL = 503  # the code of the refusal
 
 WireT = TypeVar("WireT", bound=trio.abc.Stream)
 LinkT = TypeVar("LinkT")
 
 Handshake = Callable[[WireT], AbstractAsyncContextManager[LinkT]]
-"""Makes a context manager that does the handshake when entered and closes the link when left."""
+"""Makes a context manager that does the handshake when it is entered, and closes the link when it is left."""
 
 
 async def serve_connections(
@@ -39,7 +43,7 @@ async def serve_connections(
     limits: Limits | None = None,
     started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run `handler` for each connection, until cancelled, and close its stream afterwards."""
+    """Run `handler` for each connection until cancelled, and close its stream afterwards. There is no handshake."""
     await serve_handshakes(listeners, nullcontext, handler, limits=limits, started=started)
 
 
@@ -51,9 +55,20 @@ async def serve_handshakes(
     limits: Limits | None = None,
     started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run `handshake`, then `handler`, in a task for each connection, the first within `limits.handshake` seconds.
+    """Do `handshake` and run `handler` for each accepted connection, each in its own task, until cancelled.
 
-    A `handler` that is `Refusing` is also given the connections for which there is no place.
+    If `handler` implements `Refusing`, it also gets the connections for which there is no place, in order to tell the
+    peer. Without `Refusing`, such connections wait in the kernel's backlog.
+
+    Args:
+        listeners: where to accept connections. They are closed at the end.
+        handshake: does the handshake, within `limits.handshake` seconds.
+        handler: gets each link. Its exceptions are logged.
+        limits: how many connections and handshakes are allowed.
+        started: called once all listeners accept.
+
+    Raises:
+        OSError: if accepting fails for another reason than a lack of descriptors or memory.
     """
     server = _Server(handshake, handler, limits or Limits())
     try:
@@ -69,7 +84,7 @@ async def serve_handshakes(
 
 
 def log_failure(kind: str, error: Exception) -> None:
-    """Log what a handler raised; its message may hold what a peer sent, so it is logged for debugging only."""
+    """Log an exception of a handler. Its text may quote data of the peer, so only the DEBUG log has it."""
     if isinstance(error, (ConnectionError, trio.BrokenResourceError, trio.ClosedResourceError)):
         if may_log("connections that broke"):
             # log: The handler of a connection ended with the connection. This is usual.
@@ -98,12 +113,12 @@ class _Server(Generic[WireT, LinkT]):
         self._limits = limits
         self._admission = Admission(limits)
         self._refusals = trio.CapacityLimiter(REFUSALS)
-        # Only a handler that can tell a peer that it is not served gets those for whom there is no place.
+        # Only a handler that can send a refusal gets the connections for which there is no place.
         given: object = handler
         self._refusing = given if isinstance(given, Refusing) else None
         self._patience = math.inf if self._refusing is None else PATIENCE * limits.handshake
         self.failure: OSError | None = None
-        """The error that ended accepting; raised without a group, once the connections have ended."""
+        """The error that ended accepting. It is raised, without a group, after the connections have ended."""
 
     async def accept_from(self, listener: trio.abc.Listener[WireT], nursery: trio.Nursery) -> None:
         pause = BACK_OFF
@@ -140,17 +155,17 @@ class _Server(Generic[WireT, LinkT]):
 
     async def _connection(self, wire: WireT, place: Place) -> None:
         try:
-            # The scope of the place is around all, since a nursery that the handshake opens must end inside of it.
+            # The scope of the place surrounds everything, because a nursery of the handshake has to end inside it.
             with place.held():
                 try:
-                    if self._handshake is nullcontext:  # nothing to wait for
+                    if self._handshake is nullcontext:  # there is no handshake
                         place.establish()
                     else:
                         if isinstance(wire, WaitableLink):
-                            await wire.wait_readable()  # a client speaks first
+                            await wire.wait_readable()  # the client sends first
                         await self._admission.start(place)
                     async with self._handshake(wire) as link:
-                        await trio.lowlevel.checkpoint_if_cancelled()  # it gave way at the last moment
+                        await trio.lowlevel.checkpoint_if_cancelled()  # the place may have been taken away just now
                         place.establish()
                         await self._handler(link)
                 finally:
@@ -162,7 +177,7 @@ class _Server(Generic[WireT, LinkT]):
             await close_at_once(wire)
 
     async def _refuse(self, wire: WireT) -> None:
-        """Tell a peer that there is no place for it, after the handshake that this takes."""
+        """Do the handshake, then send a refusal because the server is full."""
         assert self._refusing is not None
         limits = self._limits
         told = Refused(f"the server is full: Limits(connections={limits.connections})", code=FULL)

@@ -1,4 +1,4 @@
-"""Listeners that are found by a name inside the process, for transports without the address of a network."""
+"""Listeners that are found by a name inside the process, for transports without network addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import trio
 
-BACKLOG: Final = 128  # streams that a listener has not accepted yet; more wait
+BACKLOG: Final = 128  # streams that a listener hasn't accepted yet; further clients wait
 
 StreamT = TypeVar("StreamT", bound=trio.abc.Stream)
 ListenerT = TypeVar("ListenerT", bound="NamedListener[Any]")
@@ -25,7 +25,7 @@ class NamedListener(trio.abc.Listener[StreamT]):
         return await self._accepted.receive()
 
     async def aclose(self) -> None:
-        """End the streams in the backlog; whoever waits to put one in gets `trio.BrokenResourceError`."""
+        """Close the streams in the backlog. Tasks that wait to add one get `trio.BrokenResourceError`."""
         while True:
             try:
                 await trio.aclose_forcefully(self._accepted.receive_nowait())
@@ -35,7 +35,7 @@ class NamedListener(trio.abc.Listener[StreamT]):
 
 
 class Names(Generic[ListenerT]):
-    """The names at which a transport serves. They belong to one `trio.run`, which streams can't leave."""
+    """The names at which a transport serves. Every `trio.run` has its own, because streams can't cross runs."""
 
     def __init__(self, scheme: str) -> None:
         self._scheme = scheme
@@ -47,7 +47,7 @@ class Names(Generic[ListenerT]):
 
     @contextmanager
     def taken(self, name: str, listener: ListenerT) -> Iterator[None]:
-        """Give a listener a name for a block. Raises OSError if the name is taken."""
+        """Give a listener a name inside the block. Raises OSError if the name is taken."""
         self.read(name)
         if name in self._table():
             raise OSError(errno.EADDRINUSE, f"{self._scheme} {name}: this name is served already")
@@ -58,7 +58,7 @@ class Names(Generic[ListenerT]):
             del self._table()[name]
 
     def read(self, address: str) -> dict[str, object]:
-        """Read the address of a URL, for `Transport`."""
+        """Parse the address of a URL for `Transport`. Raises ValueError if it is empty."""
         if not address:
             raise ValueError(f"address '': expected a name, such as {self._scheme}://orders")
         return {"name": address}

@@ -1,4 +1,9 @@
-"""Streams and listeners on kernel sockets: plain reads and writes between Trio's readiness calls."""
+"""Streams and listeners on kernel sockets.
+
+They call the socket directly and use Trio only to wait until it is ready, so that data that is already there costs no
+extra checkpoint. `SocketStream` offers the optional methods that muxkit's pumps look for, such as `receive_nowait`,
+`send_nowait` and `send_buffers`.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +23,10 @@ from muxkit.runtime import turns
 from ._addresses import join_host_port
 from ._identity import of_socket
 
-RECEIVE_SIZE = 65_536  # bytes, what one receive asks for
-BATCH_SIZE = 262_144  # bytes to encrypt, or to put in frames, before the socket is called
-JOIN_BELOW = 4096  # bytes per buffer on average, below which one joined `send` is cheaper than `sendmsg`
-SENDMSG = hasattr(socket.socket, "sendmsg")  # Windows has none
+RECEIVE_SIZE = 65_536  # bytes that one receive asks for
+BATCH_SIZE = 262_144  # bytes to encrypt or frame before the socket is called
+JOIN_BELOW = 4096  # average bytes per buffer below which joining and `send` is cheaper than `sendmsg`
+SENDMSG = hasattr(socket.socket, "sendmsg")  # Windows doesn't have it
 IOV_MAX = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in getattr(os, "sysconf_names", {}) else 16
 IOV_MAX = min(IOV_MAX, 1024) if IOV_MAX > 0 else 16
 ACCEPT_LIVE = 4  # live connections to accept in one pass of the loop
@@ -33,7 +38,7 @@ Prepare = Callable[[socket.socket], "SocketStream"]
 
 
 class SocketStream(trio.abc.HalfCloseableStream):
-    """A connected stream socket; it owns `sock` and reads and writes it without blocking."""
+    """A connected stream socket. The stream owns `sock`, and never blocks on it."""
 
     def __init__(
         self,
@@ -46,29 +51,29 @@ class SocketStream(trio.abc.HalfCloseableStream):
     ) -> None:
         sock.setblocking(False)
         self.socket = sock
-        """The socket underneath, for its options and addresses."""
+        """The underlying socket, for its options and addresses."""
         self.peer = peer
-        """The other end, for people: `tcp 127.0.0.1:7000`."""
+        """The name of the other end, such as `tcp 127.0.0.1:7000`."""
         self.source = source
-        """What its listener counts as the address of the peer, for `Limits.half_open_per_address`."""
+        """The peer's address as `Limits.half_open_per_address` counts it."""
         self._local = local
         self.hint_if_silent = hint_if_silent
-        """What to try if the connection ends before a byte came."""
+        """The advice for error texts if the connection ends before any byte arrived."""
         self._sending = OneAtATime("sending on this socket")
         self._receiving = OneAtATime("receiving from this socket")
         self._finished = False
-        self._more = False  # the last receive filled its buffer, so more is probably there
+        self._more = False  # the last receive filled its buffer, so there is probably more
 
     @property
     def local(self) -> str:
-        """This end, in the same form; "" if it has no name, or is closed."""
+        """The name of this end, in the form of `peer`. Empty if the socket has no name or is closed."""
         if self._local is None:
             self._local = local_name(self.peer, self.socket)
         return self._local
 
     @property
     def identity(self) -> Identity | None:
-        """The process at the other end of a Unix socket; None for other sockets."""
+        """The process at the other end of a Unix socket. None for other sockets."""
         return of_socket(self.socket)
 
     def __repr__(self) -> str:
@@ -90,23 +95,23 @@ class SocketStream(trio.abc.HalfCloseableStream):
                 await self.wait_readable()
         finally:
             self._receiving.is_busy = False
-        self._more = not data or len(data) == size  # an end of file stays readable, so it counts as more
+        self._more = not data or len(data) == size  # the end of file can be read again, so it counts as more
         return data
 
     async def wait_readable(self) -> None:
-        """Sleep until there is something to receive, or an error; it may return early."""
+        """Sleep until there is something to receive, or an error. May return early."""
         if self.socket.fileno() == -1:
             await trio.lowlevel.checkpoint()
             return
         try:
             await trio.lowlevel.wait_readable(self.socket)
-        except trio.ClosedResourceError:  # by `stop_waiting`, or by a close that `receive_nowait` reports
+        except trio.ClosedResourceError:  # caused by `stop_waiting`, or by a close that `receive_nowait` reports
             return
         except OSError as error:
             raise self._translated(error) from error
 
     def receive_nowait(self, max_bytes: int) -> bytes | None:
-        """Return what has come: b"" at the end, None while there is nothing."""
+        """Return data that has arrived, b"" at the end of the stream, or None if there is none yet."""
         try:
             return self.socket.recv(max_bytes)
         except (BlockingIOError, InterruptedError):
@@ -115,9 +120,9 @@ class SocketStream(trio.abc.HalfCloseableStream):
             raise self._translated(error) from error
 
     def stop_waiting(self) -> None:
-        """Let `wait_readable` return now."""
+        """Make `wait_readable` return now."""
         if self.socket.fileno() != -1:
-            # This wakes all tasks that wait for this socket; the others wait again.
+            # This wakes all tasks that wait for this socket. Those in the other direction wait again.
             trio.lowlevel.notify_closing(self.socket)
 
     # Sending
@@ -127,12 +132,12 @@ class SocketStream(trio.abc.HalfCloseableStream):
             await self._write([view] if len(view) else [])
 
     async def send_buffers(self, buffers: Buffers) -> None:
-        """`send_all` for several buffers; small ones are joined, large ones go out as they are."""
+        """Send several buffers, as `send_all` does. Small buffers are joined, and large ones aren't copied."""
         with self._sending:
             await self._write(economical(buffers))
 
     def send_nowait(self, buffers: Buffers) -> int:
-        """Write what the kernel takes now, in order; return the number of bytes, which may be 0."""
+        """Send as much as the kernel accepts now, in order. Return the number of bytes, which may be 0."""
         if self._sending.is_busy:
             self._sending.check()
         if self._finished:
@@ -176,7 +181,8 @@ class SocketStream(trio.abc.HalfCloseableStream):
         try:
             self._check_sendable()
             while True:
-                # Nothing runs between a wait and the write, so a cancelled wait leaves a whole prefix sent.
+                # No other code runs between a wait and the write. So if a wait is cancelled, the bytes sent are a
+                # prefix of the data.
                 written = self._write_some(pending)
                 pending = rest_of(pending, written)
                 if not pending:
@@ -188,7 +194,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
     async def wait_writable(self) -> None:
-        """Sleep until there is room to send, one task at a time."""
+        """Sleep until there is room to send. Only one task may wait."""
         while True:
             try:
                 await trio.lowlevel.wait_writable(self.socket)
@@ -239,19 +245,20 @@ class SocketStream(trio.abc.HalfCloseableStream):
 
 
 class SocketListener(trio.abc.Listener[SocketStream]):
-    """Accepts on a Trio listener and takes each connection's plain socket over.
+    """Accepts connections on a Trio listener and wraps their sockets.
 
-    Each pass of the loop accepts several live connections. Connections that were reset meanwhile are closed at once
-    and limited by time only, one turn per pass, since peers that connect and reset can fill the kernel's backlog.
+    One pass of Trio's loop accepts up to `ACCEPT_LIVE` live connections. Connections that were reset before they were
+    accepted don't count, because peers that connect and reset can fill the kernel's backlog. Such connections are
+    closed immediately, for at most one turn's time per pass.
     """
 
     def __init__(self, listener: trio.SocketListener, prepare: Prepare) -> None:
         self._listener = listener
         self._prepare = prepare
-        self._alias = socket.socket(fileno=listener.socket.fileno())  # accepts without a checkpoint per connection
-        self._kind = self._alias.family, self._alias.type, self._alias.proto  # converting them to enums takes long
+        self._alias = socket.socket(fileno=listener.socket.fileno())  # accepts without a checkpoint for each connection
+        self._kind = self._alias.family, self._alias.type, self._alias.proto  # cached; the conversion to enums is slow
         self._turns = turns()
-        self._left = 0  # live connections that may be accepted in this pass
+        self._left = 0  # live connections that may still be accepted in this pass
         self._until = 0.0  # when this pass ends
 
     async def accept(self) -> SocketStream:
@@ -269,16 +276,16 @@ class SocketListener(trio.abc.Listener[SocketStream]):
                 return self._prepare(sock)
 
     def _accept_now(self) -> socket.socket | None:
-        """Return the next connection; None if there is none, or an error that Trio's listener will raise."""
+        """Return the next connection, or None. Trio's listener will raise the error, if there was one."""
         try:
-            # `accept` also looks up the kind, known here, which takes as long again; typeshed lacks `_accept`.
+            # `accept` also queries the kind, which we know and which takes as long again. typeshed lacks `_accept`.
             number, _ = self._alias._accept()  # type: ignore[attr-defined]
         except OSError:
             return None
         return socket.socket(*self._kind, fileno=number)
 
     def _was_reset(self, sock: socket.socket) -> bool:
-        """Return True if a connection was over in both directions before it was accepted, with nothing to read."""
+        """Return True if a connection was closed in both directions before it was accepted, with nothing to read."""
         if self._kind[0] not in INTERNET:
             return _is_gone(sock)
         try:
@@ -305,16 +312,19 @@ def _is_gone(sock: socket.socket) -> bool:
 
 
 def adopted(sock: socket.socket) -> trio.SocketListener:
-    """Listen on a stream socket that was bound elsewhere."""
+    """Make a listener of a stream socket that was bound elsewhere. Raises ValueError for another kind of socket."""
     if sock.type != socket.SOCK_STREAM:
         raise ValueError(f"listeners=…: {sock!r} is no stream socket")
     sock.setblocking(False)
-    sock.listen(socket.SOMAXCONN)  # it may do so already
+    sock.listen(socket.SOMAXCONN)  # harmless if it listens already
     return trio.SocketListener(trio.socket.from_stdlib_socket(sock))
 
 
 def local_name(peer: str, sock: socket.socket) -> str:
-    """Return the name of this end of an internet connection, `tcp 127.0.0.1:7000`, with the kind of its peer's name."""
+    """Return the name of this end of an internet connection, such as `tcp 127.0.0.1:7000`, or an empty string.
+
+    The kind at the front comes from the name of the peer.
+    """
     try:
         name = sock.getsockname()
     except OSError:
@@ -323,24 +333,24 @@ def local_name(peer: str, sock: socket.socket) -> str:
 
 
 def take_socket(stream: trio.SocketStream) -> socket.socket:
-    """Take the plain socket out of a Trio stream, which must not be used any more."""
+    """Take the socket out of a Trio stream. The stream must not be used afterwards."""
     return socket.socket(fileno=stream.socket.detach())
 
 
 def _are_large(buffers: Buffers) -> bool:
-    """Return True if passing the buffers on as they are is cheaper than joining them first."""
+    """Return True if sending the buffers unjoined is cheaper than joining them first."""
     return SENDMSG and sum(map(len, buffers)) >= JOIN_BELOW * len(buffers)
 
 
 def economical(buffers: Buffers) -> list[bytes | memoryview]:
-    """Join small buffers, and leave empty ones out."""
+    """Join the buffers if they are small. Otherwise remove empty ones."""
     if len(buffers) > 1 and not _are_large(buffers):
         return [b"".join(buffers)]
     return [buffer for buffer in buffers if len(buffer)]
 
 
 def rest_of(pending: list[bytes | memoryview], written: int) -> list[bytes | memoryview]:
-    """Return what is left of the buffers after so many bytes."""
+    """Return what remains of the buffers after `written` bytes."""
     for index, buffer in enumerate(pending):
         size = len(buffer)
         if written < size:
@@ -350,7 +360,7 @@ def rest_of(pending: list[bytes | memoryview], written: int) -> list[bytes | mem
 
 
 def in_batches(buffers: Buffers) -> Iterator[Buffers]:
-    """Cut what is to be sent, for streams that hold a batch in another form until the socket has taken it."""
+    """Cut buffers into batches of `BATCH_SIZE`, for streams that keep an encoded copy until the socket accepted it."""
     batch: list[bytes | memoryview] = []
     size = 0
     for buffer in buffers:

@@ -1,7 +1,7 @@
-"""Sessions on a WebSocket endpoint of an ASGI application, so that REST and mux share one port.
+"""Sessions on a WebSocket endpoint of an ASGI application, so that a web API and muxkit share one port.
 
-An ASGI server (hypercorn, uvicorn, daphne) owns the sockets and the handshakes. muxkit serves at a name, and the
-application `app(name)` hands its WebSockets over to that server:
+An ASGI server (Hypercorn, Uvicorn, Daphne) owns the sockets and does the handshakes. muxkit serves at a name, and the
+ASGI application `app(name)` passes its WebSockets to that server:
 
     async def lifespan(application):
         async with muxkit.open_server(echo, "bpmux+asgi://mux"):
@@ -9,8 +9,8 @@ application `app(name)` hands its WebSockets over to that server:
 
     application = Starlette(routes=[WebSocketRoute("/mux", asgi.app("mux"))], lifespan=lifespan)
 
-On a server that runs Trio everything happens in its own tasks. Under asyncio `muxkit.asyncio.open_server` is used in
-the same place, and each call of the ASGI server is made by an asyncio task, while the session is one of Trio.
+If the ASGI server runs on Trio, everything happens in its tasks. On asyncio, use `muxkit.asyncio.open_server` in the
+same place. Then the session runs in Trio, and an asyncio task makes each call to the ASGI server.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 
 class AsgiStream(trio.abc.Stream):
-    """One WebSocket of an ASGI server as a byte stream in binary messages."""
+    """A WebSocket of an ASGI server, as a byte stream in binary messages."""
 
     def __init__(self, scope: Message, receive: Receive, send: Send, name: str, guest: Guest | None) -> None:
         host, port = scope.get("client") or ("", 0)
         self.peer: str = f"asgi {join_host_port(host, port)}" if host else f"asgi {name}"
-        """The other end, as the ASGI server names it."""
+        """The name of the other end, as the ASGI server reports it."""
         here = scope.get("server") or ("", None)
         self.local: str = f"asgi {join_host_port(here[0], here[1])}" if here[1] else f"asgi {name}"
         self.request: Request = Request(
@@ -54,9 +54,9 @@ class AsgiStream(trio.abc.Stream):
             headers=other_headers(scope["headers"]),
         )
         self.peer_reason: Reason | None = None
-        """Why the peer closed the WebSocket, if it said so."""
+        """Why the peer closed the WebSocket, or None if it gave no reason."""
         self.closed: trio.Event = trio.Event()
-        """Set once nothing will be sent or received any more."""
+        """Set once nothing more will be sent or received."""
         self._receive = receive
         self._send = send
         self._guest = guest
@@ -98,7 +98,7 @@ class AsgiStream(trio.abc.Stream):
             self._check_open()
 
     async def close_with(self, reason: Reason) -> None:
-        """Close the WebSocket, and tell the peer why."""
+        """Close the WebSocket and send the reason to the peer."""
         await self._close(close_code_for(reason), reason.encode(CLOSE_TEXT_MOST).decode())
 
     async def aclose(self) -> None:
@@ -125,14 +125,14 @@ class AsgiStream(trio.abc.Stream):
             raise trio.BrokenResourceError(f"{self.peer}: closed with {code}{f': {text!r}' if text else ''}")
 
     async def _sent(self, message: Message) -> None:
-        """Send a message of ASGI; servers raise errors of their own when the connection is gone."""
+        """Send an ASGI message. Servers raise various exceptions when the connection is lost."""
         try:
             await self._called(partial(self._send, message))
         except Exception as error:
             raise trio.BrokenResourceError(f"{self.peer}: the ASGI server could not send: {error!r}") from error
 
     async def _called(self, function: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 - what ASGI gives
-        """Call a function of the ASGI server in the loop that it belongs to."""
+        """Call a function of the ASGI server in the event loop that it belongs to."""
         if self._guest is None:
             return await function()
 
@@ -150,7 +150,7 @@ class AsgiStream(trio.abc.Stream):
 
 
 class _Listener(NamedListener[AsgiStream]):
-    """The WebSockets that the application of one name hands over."""
+    """Receives the WebSockets that the application of one name passes on."""
 
     def __init__(self, origins: Collection[str]) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ _names: Final[Names[_Listener]] = Names("asgi")
 
 @attrs.frozen
 class App:
-    """An ASGI application whose WebSockets carry the sessions of one server of muxkit; made by `app`."""
+    """An ASGI application whose WebSockets carry the sessions of one muxkit server. Made by `app`."""
 
     name: str
 
@@ -178,15 +178,15 @@ class App:
 def app(name: str) -> App:
     """Return an ASGI application whose WebSockets carry the sessions of the server at `asgi://name`.
 
-    Each WebSocket becomes a connection of the server that `muxkit.open_server(handler, "bpmux+asgi://name")` has
-    started in the same process; under asyncio that is `muxkit.asyncio.open_server`. A request that doesn't open a
-    WebSocket is answered with 426. While no server of this name runs, WebSockets are refused.
+    Each WebSocket becomes a connection of the server that `muxkit.open_server(handler, "bpmux+asgi://name")` started in
+    the same process. On asyncio, use `muxkit.asyncio.open_server`. A request that doesn't open a WebSocket is answered
+    with status 426. While no server of this name runs, WebSockets are refused.
     """
     return App(name)
 
 
 async def _serve_websocket(name: str, scope: Message, receive: Receive, send: Send) -> None:
-    """Hand a WebSocket over to its server, and return when it is closed."""
+    """Pass a WebSocket to its muxkit server, and return when it is closed."""
     await receive()  # websocket.connect
     guest: Guest | None = None
     if not trio.lowlevel.in_trio_task():
@@ -213,7 +213,7 @@ async def _lookup(name: str) -> _Listener | None:
 
 
 async def _refuse(send: Send, code: int, text: str) -> None:
-    """Close a WebSocket that wasn't accepted; ASGI servers answer its upgrade with 403."""
+    """Close a WebSocket that wasn't accepted. ASGI servers answer the upgrade request with 403."""
     await send({"type": "websocket.close", "code": code, "reason": text[:CLOSE_TEXT_MOST]})
 
 
@@ -222,10 +222,10 @@ async def _hand_over(listener: _Listener, make: Callable[[], AsgiStream]) -> Non
     try:
         await listener.arrivals.send(stream)
         await stream.closed.wait()
-    except trio.BrokenResourceError:  # the server has ended meanwhile
+    except trio.BrokenResourceError:  # the muxkit server has ended in the meantime
         await stream.aclose()
     finally:
-        stream.closed.set()  # also if the ASGI server has cancelled this task
+        stream.closed.set()  # even if the ASGI server cancels this task
 
 
 async def serve(
@@ -236,9 +236,17 @@ async def serve(
     limits: Limits | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run `handler(stream)` for each WebSocket of `app(name)`, until cancelled; OSError if the name is taken.
+    """Run `handler(stream)` for each WebSocket of `app(name)`, until cancelled.
 
-    A WebSocket of a web page (it has an Origin) is refused unless that origin is in `origins`.
+    Args:
+        handler: gets each stream, which is closed afterwards.
+        name: the name that `app` was given.
+        origins: the origins of web pages that may connect. A request with another Origin header is refused.
+        limits: how many connections are allowed.
+        task_status: gets a list with the name once the server accepts connections.
+
+    Raises:
+        OSError: if the name is taken.
     """
     listener = _Listener(origins)
     with _names.taken(name, listener):
@@ -247,7 +255,7 @@ async def serve(
 
 @protected_manager
 async def connect(name: str) -> AsyncIterator[AsgiStream]:
-    """Raise `Unsupported`: clients connect to the ASGI server's address with ws or wss."""
+    """Raise `Unsupported`, because clients connect to the address of the ASGI server with ws or wss."""
     await trio.lowlevel.checkpoint()
     raise Unsupported(f"asgi://{name} is the inside of a web application; connect with ws:// or wss:// instead")
     yield

@@ -1,14 +1,14 @@
-"""The PROXY protocol, versions 1 and 2: a balancer says from which address each connection really comes.
+"""The PROXY protocol, versions 1 and 2, with which a load balancer reports the address of each client.
 
-A TCP balancer opens a connection of its own to the server, so the server sees the balancer's address in place of the
-client's. haproxy, nginx, Envoy and the balancers of the clouds can write a header in front of everything else that
-says the address of the client. `balancers=` of the listeners `tcp`, `tls`, `ws` and `wss` names the addresses from
-which such headers are believed:
+A TCP load balancer opens its own connection to the server, so the server sees the balancer's address instead of the
+client's. HAProxy, nginx, Envoy and the load balancers of cloud providers can send a header with the client's address
+before everything else. The `balancers=` option of the `tcp`, `tls`, `ws` and `wss` servers lists the addresses from
+which we accept such headers:
 
-- A connection from one of them must begin with a header, otherwise it is closed. The specification forbids to guess,
-  because a client could write a header itself wherever one is optional.
-- In a connection from any other address a header is nothing special. It is the first bytes of the protocol, which are
-  wrong, so such a client can't pretend to be another one.
+- A connection from one of them must begin with a header. Otherwise we close it. The specification forbids guessing,
+  because a client could send its own header wherever a header is optional.
+- In a connection from any other address, a header isn't special. Its bytes are read as the first bytes of the protocol
+  and are invalid there, so a client can't pretend to have another address.
 
 The specification is https://www.haproxy.org/download/2.9/doc/proxy-protocol.txt.
 """
@@ -33,29 +33,29 @@ __all__ = ["Balancers", "Header", "parse_block", "parse_line"]
 
 SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"  # version 2 begins with these 12 bytes
 LINE_BEGIN: Final = b"PROXY "
-LINE_MAX: Final = 107  # bytes of a header of version 1, with its end of line
-BLOCK_MAX: Final = 4096  # bytes of a header of version 2; extensions such as certificates' names need some hundreds
+LINE_MAX: Final = 107  # bytes of a version 1 header, including its end of line
+BLOCK_MAX: Final = 4096  # bytes of a version 2 header; extensions such as certificate names need a few hundred
 LOCAL, PROXIED = 0, 1
-FAMILIES: Final = {0x11: 4, 0x12: 4, 0x21: 16, 0x22: 16}  # TCP and UDP over IPv4 and IPv6: bytes of an address
+FAMILIES: Final = {0x11: 4, 0x12: 4, 0x21: 16, 0x22: 16}  # TCP and UDP over IPv4 and IPv6: bytes per address
 
 LinkT = TypeVar("LinkT")
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class HeaderError(ValueError):
-    """What came is no header of the PROXY protocol."""
+    """Raised when the received bytes aren't a valid header of the PROXY protocol."""
 
 
 @attrs.frozen
 class Header:
-    """What a header says. Without `host` the connection is the balancer's own, a health check for example."""
+    """The client's address in a header. `host` is empty for the balancer's own connections, such as health checks."""
 
     host: str = ""
     port: int = 0
 
 
 def parse_line(line: bytes) -> Header:
-    """Parse a header of version 1, with its end of line."""
+    """Parse a version 1 header, including its end of line. Raises `HeaderError` if it is invalid."""
     text = line.decode("ascii", "replace")
     words = text.removesuffix("\r\n").split(" ")
     if not text.endswith("\r\n") or words[0] != "PROXY" or len(words) < 2:
@@ -77,12 +77,16 @@ def parse_line(line: bytes) -> Header:
 
 
 def parse_block(begin: bytes, rest: bytes) -> Header:
-    """Parse a header of version 2: its first 16 bytes, and the rest whose length they say."""
+    """Parse a version 2 header: its first 16 bytes, and the rest, whose length they contain.
+
+    Raises:
+        HeaderError: if the header is invalid.
+    """
     version, command, family = begin[12] >> 4, begin[12] & 0x0F, begin[13]
     if version != 2 or command not in (LOCAL, PROXIED):
         raise HeaderError(f"expected version 2 with the command LOCAL or PROXY, got {version} with {command}")
     size = FAMILIES.get(family)
-    if command == LOCAL or size is None:  # no family, or Unix sockets: there is no address that would say anything
+    if command == LOCAL or size is None:  # no address, or one without meaning here, such as that of a Unix socket
         return Header()
     if len(rest) < 2 * size + 4:
         raise HeaderError(f"expected {2 * size + 4} bytes of addresses, got {len(rest)}")
@@ -90,7 +94,7 @@ def parse_block(begin: bytes, rest: bytes) -> Header:
 
 
 class Balancers:
-    """The addresses from which headers are believed; none by default."""
+    """The addresses and networks from which headers are accepted. Empty by default."""
 
     def __init__(self, balancers: Collection[str]) -> None:
         if isinstance(balancers, str):
@@ -105,7 +109,7 @@ class Balancers:
         return bool(self._networks)
 
     def has(self, host: str) -> bool:
-        """Return True for an address of a balancer."""
+        """Return True if this is the address of a load balancer."""
         if not self._networks:
             return False
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -114,7 +118,7 @@ class Balancers:
         return any(address in network for network in self._networks)
 
     def before(self, handshake: Handshake[SocketStream, LinkT]) -> Handshake[SocketStream, LinkT]:
-        """Return a handshake that first reads the header of a connection from a balancer."""
+        """Return a handshake that first reads the header, if the connection comes from a load balancer."""
         if not self._networks:
             return handshake
 
@@ -127,11 +131,15 @@ class Balancers:
         return introduced
 
     async def introduce(self, wire: SocketStream) -> None:
-        """Give a connection the name of its real peer. Raises `HandshakeFailed` for a balancer without a header."""
+        """Give a connection from a load balancer the name of its real peer.
+
+        Raises:
+            HandshakeFailed: if the balancer sent no valid header.
+        """
         try:
             host, *_ = wire.socket.getpeername()
         except OSError:
-            return  # gone already; the next read raises an error
+            return  # already disconnected; the next read will raise an error
         if not self.has(host):
             return
         try:
@@ -168,7 +176,7 @@ async def _read_header(wire: SocketStream) -> Header:
 
 
 async def _take(wire: SocketStream, size: int) -> bytes:
-    """Receive this many bytes and no more, because what follows belongs to the next handshake."""
+    """Receive exactly this many bytes, because the bytes after them belong to the next handshake."""
     taken = b""
     while len(taken) < size:
         data = wire.receive_nowait(size - len(taken))

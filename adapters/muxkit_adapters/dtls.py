@@ -1,4 +1,8 @@
-"""DTLS 1.2: encrypted packets across any network, with certificates verified by default."""
+"""DTLS 1.2: encrypted packets across any network. Certificates are verified by default.
+
+Like UDP packets, DTLS packets may be lost or reordered. Python's `ssl` module doesn't support DTLS, so this transport
+uses pyOpenSSL and Trio's DTLS endpoint.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +44,9 @@ __all__ = [
     "transport",
 ]
 
-HANDSHAKE_TIMEOUT = 30.0  # s, on the connecting side; a listener has Limits.handshake
-RETRANSMIT = 1.0  # s until a lost packet of the handshake is sent again for the first time
-LEAST = 256  # bytes, the smallest `largest` that a handshake can use
+HANDSHAKE_TIMEOUT = 30.0  # s for clients; a server has Limits.handshake
+RETRANSMIT = 1.0  # s until a lost packet of the handshake is retransmitted for the first time
+LEAST = 256  # bytes; the smallest value of `largest` with which a handshake works
 
 
 @protected_manager
@@ -59,14 +63,25 @@ async def connect(
     insecure: bool = False,
     **options: Unpack[PacketKeywords],
 ) -> AsyncIterator[DtlsLink]:
-    """Open an encrypted link to a peer whose certificate is valid for `server_hostname`, by default the host.
+    """Open an encrypted link to a peer whose certificate is valid for `server_hostname`.
 
-    `tls`, or a context made by `client_context` in its place, says whom to trust and what to show. A verify callback of
-    `ssl_context` is not called. Raises `HandshakeFailed` with the reason when the peer cannot be trusted,
-    ConnectionRefusedError when the network reports it as unreachable.
-    `connect_timeout` is another name for `handshake_timeout`.
-    `insecure=True` admits a context that does not verify, and then no name is checked either. `PacketOptions`
-    describes the other keywords.
+    Args:
+        host: the host. Its first address is used.
+        port: the port.
+        tls: the certificates to trust and to present.
+        ssl_context: a context made by `client_context`, instead of `tls`. Its verify callback isn't called.
+        server_hostname: the name that the certificate must have. By default the host.
+        connect_timeout: another name for `handshake_timeout`, which it overrides.
+        handshake_timeout: seconds for the handshake.
+        retransmit: seconds until a lost packet of the handshake is retransmitted for the first time.
+        insecure: allow a context that doesn't verify. Then no name is checked either.
+        options: the other keywords, which `PacketOptions` describes.
+
+    Raises:
+        HandshakeFailed: if one side rejects the other, or if the handshake takes too long. The error has the reason.
+        ConnectionRefusedError: if the network reports that nothing listens at the address. Other reports raise
+            another OSError.
+        ValueError: if the context doesn't verify the server and `insecure` isn't set.
     """
     packet_options = PacketOptions(**options)
     packet_options.check(least=LEAST)
@@ -92,7 +107,7 @@ async def connect(
     wire = EndpointSocket(packets, lambda _: link)
     with endpoint_on(wire) as endpoint:
         link = DtlsLink(
-            endpoint.connect(cast("tuple[str, int]", address), context),  # as given by recvfrom, also for IPv6
+            endpoint.connect(cast("tuple[str, int]", address), context),  # in recvfrom's form: 4 items for IPv6
             packets,
             f"dtls {join_host_port(host, port)}{'' if is_verified else ' (not verified, insecure)'}",
             packet_options,
@@ -119,12 +134,26 @@ async def serve(
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
     **options: Unpack[ListenerKeywords],
 ) -> None:
-    """Run `handler(link)` after each handshake, until cancelled; reports its addresses to `task_status`.
+    """Do the handshake with each peer and run `handler(link)`, until cancelled.
 
-    `tls`, or a context made by `server_context` in its place, has the certificate and its key. An address proves itself
-    with a cookie before anything is kept for it. At most
-    `Limits.half_open` handshakes go on at a time, each for `Limits.handshake` seconds; a peer that is silent for
-    `idle` seconds is forgotten. `ListenerOptions` describes the other keywords.
+    An address proves itself with a cookie before the server keeps anything for it. At most `Limits.half_open`
+    handshakes run simultaneously, each for at most `Limits.handshake` seconds. A peer that is silent for `idle` seconds
+    is forgotten.
+
+    Args:
+        handler: gets a link for each peer.
+        port: the port. 0 chooses a free one.
+        tls: the server's certificate and key. After a reload, new connections use the new ones.
+        ssl_context: a context made by `server_context`, instead of `tls`.
+        host: the address to bind, or a host with several addresses.
+        limits: how many peers and handshakes are allowed.
+        retransmit: seconds until a lost packet of the handshake is retransmitted for the first time.
+        task_status: gets a list of the bound addresses.
+        options: the other keywords, which `ListenerOptions` describes.
+
+    Raises:
+        ValueError: if there is no certificate.
+        OSError: if an address can't be bound.
     """
     listener_options = ListenerOptions(limits=limits or Limits(), **options)
     listener_options.check(least=LEAST)

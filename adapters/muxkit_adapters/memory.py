@@ -1,4 +1,4 @@
-"""Streams between tasks of one process: two bounded buffers, and listeners with names."""
+"""Streams between tasks of one process: two bounded buffers, and listeners that are found by name."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ._sockets import OneAtATime
 
 __all__ = ["MemoryStream", "connect", "pair", "serve", "transport"]
 
-CAPACITY = 65_536  # bytes sent and not received, in each direction
-CONNECT_TIMEOUT = 30.0  # s, while the backlog of the listener is full
+CAPACITY = 65_536  # bytes sent but not received, in each direction
+CONNECT_TIMEOUT = 30.0  # s while the backlog of the listener is full
 
 
 class _Pipe:
-    """One direction: bytes sent and not received, at most `capacity`."""
+    """One direction: the bytes that were sent but not received, at most `capacity`."""
 
     def __init__(self, capacity: int) -> None:
         self.data: bytearray = bytearray()
         self.capacity = capacity
-        self.ended = False  # the sender has finished or gone
-        self.unwanted = False  # the receiver has gone
+        self.ended = False  # the sender has sent its end of file or was closed
+        self.unwanted = False  # the receiver was closed
         self.changed: Final = trio.lowlevel.ParkingLot()
 
     def put(self, view: memoryview) -> int:
@@ -48,20 +48,20 @@ class _Pipe:
 
 
 class MemoryStream(trio.abc.HalfCloseableStream):
-    """One end of a pair; what is sent here is received there."""
+    """One end of a pair of streams."""
 
     def __init__(self, outgoing: _Pipe, incoming: _Pipe, peer: str) -> None:
         self._outgoing = outgoing
         self._incoming = incoming
         self.peer = peer
-        """The other end, for people: `mem name`."""
+        """The name of the other end, such as `mem orders`."""
         self._closed = False
         self._sending = OneAtATime("sending on this memory stream")
         self._receiving = OneAtATime("receiving from this memory stream")
 
     @property
     def local(self) -> str:
-        """This end, which has the same name."""
+        """The name of this end, which is the same as that of the peer."""
         return self.peer
 
     def __repr__(self) -> str:
@@ -78,7 +78,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             return data
 
     async def wait_readable(self) -> None:
-        """Sleep until there is something to receive, or the stream is closed; it may return early."""
+        """Sleep until there is something to receive or the stream is closed. May return early."""
         pipe = self._incoming
         if self._closed or pipe.data or pipe.ended:
             await trio.lowlevel.checkpoint()
@@ -86,21 +86,21 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             await pipe.changed.park()
 
     def receive_nowait(self, max_bytes: int) -> bytes | None:
-        """Return what has come: b"" at the end, None while there is nothing."""
+        """Return data that has arrived, b"" at the end of the stream, or None if there is none yet."""
         self._check_open()
         if not (self._incoming.data or self._incoming.ended):
             return None
         return self._incoming.take(max_bytes)
 
     def stop_waiting(self) -> None:
-        """Let `wait_readable` return now."""
+        """Make `wait_readable` return now."""
         self._incoming.changed.unpark_all()
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await self.send_buffers([memoryview(data)])
 
     async def send_buffers(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """`send_all` for several buffers."""
+        """Send several buffers, as `send_all` does."""
         with self._sending:
             await trio.lowlevel.checkpoint()
             self._check_sendable()
@@ -111,7 +111,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
                     self._check_sendable()
 
     def send_nowait(self, buffers: Sequence[bytes | memoryview]) -> int:
-        """Write what there is room for, in order; return the number of bytes, which may be 0."""
+        """Send as much as there is room for, in order. Return the number of bytes, which may be 0."""
         with self._sending:
             self._check_sendable()
             total = 0
@@ -164,7 +164,15 @@ class MemoryStream(trio.abc.HalfCloseableStream):
 
 
 def pair(*, capacity: int = CAPACITY, name: str = "pair") -> tuple[MemoryStream, MemoryStream]:
-    """Make two connected streams; a sender waits while `capacity` bytes that it sent are unread."""
+    """Return two connected streams.
+
+    Args:
+        capacity: bytes that may be sent but not received in each direction. When the buffer is full, the sender waits.
+        name: the name of both ends in error texts.
+
+    Raises:
+        ValueError: if the capacity is below 1.
+    """
     if capacity < 1:
         raise ValueError(f"pair(capacity={capacity}): must be at least 1")
     there, back = _Pipe(capacity), _Pipe(capacity)
@@ -178,7 +186,17 @@ _names: Final[Names[NamedListener[MemoryStream]]] = Names("mem")
 async def connect(
     name: str, *, capacity: int = CAPACITY, connect_timeout: float = CONNECT_TIMEOUT
 ) -> AsyncIterator[MemoryStream]:
-    """Open a stream to the listener `name` of this process; ConnectionRefusedError if there is none."""
+    """Open a stream to the listener `name` of this process.
+
+    Args:
+        name: the name that `serve` was given.
+        capacity: bytes that may be sent but not received in each direction.
+        connect_timeout: seconds to wait while the backlog of the listener is full.
+
+    Raises:
+        ConnectionRefusedError: if no listener of this Trio run has this name.
+        TimeoutError: if the backlog stays full.
+    """
     ours, theirs = pair(capacity=capacity, name=name)
     try:
         listener = _names.find(name)
@@ -204,7 +222,17 @@ async def serve(
     limits: Limits | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run `handler(stream)` for each connection to `name`, until cancelled; OSError if the name is taken."""
+    """Run `handler(stream)` for each connection to `name`, until cancelled.
+
+    Args:
+        handler: gets each stream, which is closed afterwards.
+        name: the name that clients connect to.
+        limits: how many connections are allowed.
+        task_status: gets a list with the name once the server accepts connections.
+
+    Raises:
+        OSError: if the name is taken.
+    """
     listener: NamedListener[MemoryStream] = NamedListener()
     with _names.taken(name, listener):
         await serve_connections([listener], handler, limits=limits, started=lambda: task_status.started([name]))

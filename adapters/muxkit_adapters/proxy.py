@@ -1,12 +1,13 @@
-"""Connections out through a proxy: HTTP CONNECT and SOCKS5.
+"""Outgoing connections through a proxy: HTTP CONNECT and SOCKS5.
 
-`proxy=` of the transports `tcp`, `tls`, `ws` and `wss` is the URL of a proxy, or "environment" for the one that the
-environment names. A tunnel is opened on the connection to the proxy before anything else happens. From then on that
-connection carries the bytes of the peer, so TLS is end to end and the proxy sees nothing of it.
+The `proxy=` option of the transports `tcp`, `tls`, `ws` and `wss` is the URL of a proxy, or "environment" for the proxy
+that the environment variables name. The transport connects to the proxy and opens a tunnel before it does anything
+else. From then on, the connection carries the bytes of the peer. TLS is therefore end-to-end, and the proxy can't read
+it.
 
-A server may speak first, so its bytes may follow the answer of the proxy in the same packet. We therefore look at the
-answer with MSG_PEEK, and take exactly its own bytes out of the socket. (python-socks reads whatever has come, and drops
-it.)
+A server may send first, so its bytes may follow the answer of the proxy in the same packet. We therefore look at the
+answer with MSG_PEEK, and take exactly the answer out of the socket. (python-socks reads all available bytes and drops
+those after the answer.)
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from ._errors import HandshakeFailed
 __all__ = ["ENVIRONMENT", "Proxy", "proxy_for"]
 
 ENVIRONMENT: Final = "environment"
-"""The value of `proxy=` that uses the proxy of the environment: HTTPS_PROXY or ALL_PROXY, and NO_PROXY."""
+"""The value of `proxy=` that selects the proxy of the environment: HTTPS_PROXY or ALL_PROXY, and NO_PROXY."""
 FORM: Final = "expected http://host:port, socks5://host:port or socks5h://host:port, with user:password@ if needed"
 PORTS: Final = {"http": 8080, "socks5": 1080, "socks5h": 1080}
-ANSWER_MAX: Final = 16_384  # bytes of the head of an answer
+ANSWER_MAX: Final = 16_384  # bytes of the head of a proxy's answer
 
-# RFC 1928 and, for the user and the password, RFC 1929.
+# RFC 1928, and RFC 1929 for the user name and password.
 VERSION: Final = 5
 USER_VERSION: Final = 1
 NO_USER, WITH_USER, NO_METHOD = 0, 2, 0xFF
@@ -55,10 +56,10 @@ REPLIES: Final = {
 
 @attrs.frozen
 class Proxy:
-    """A proxy, and how to speak with it; made by `proxy_for`."""
+    """The address, kind and credentials of a proxy. Made by `proxy_for`."""
 
     kind: str
-    """`http`, `socks5` or `socks5h`, which leaves the names of hosts to the proxy."""
+    """`http`, `socks5` or `socks5h`. With `socks5h`, the proxy resolves the names of hosts."""
     host: str
     port: int
     user: str = ""
@@ -69,11 +70,22 @@ class Proxy:
 
     @property
     def is_local(self) -> bool:
-        """True if the proxy is on this machine, as far as its address tells."""
+        """True if the address of the proxy is known to be on this machine."""
         return is_local(self.host)
 
     async def open_tunnel(self, wire: trio.SocketStream, where: str, host: str, port: int) -> None:
-        """Ask for a tunnel on a connection to the proxy. Raises OSError, or `HandshakeFailed` for a refusal."""
+        """Request a tunnel on a connection to the proxy.
+
+        Args:
+            wire: a new connection to the proxy.
+            where: the name of the target in error texts.
+            host: the target's host.
+            port: the target's port.
+
+        Raises:
+            HandshakeFailed: if the proxy refuses, or if the peer isn't a proxy of this kind.
+            OSError: if the proxy can't reach the target, or closes the connection.
+        """
         through = f"{where} through {self}"
         try:
             if self.kind == "http":
@@ -108,7 +120,7 @@ class Proxy:
 
 
 class _Socks5:
-    """The client's side of a SOCKS5 handshake."""
+    """The client side of a SOCKS5 handshake."""
 
     def __init__(self, sock: trio.socket.SocketType, proxy: Proxy, through: str) -> None:
         self._sock = sock
@@ -127,7 +139,7 @@ class _Socks5:
             text = f"{self._through}: the proxy can't connect: {text}"
             raise HandshakeFailed(text, status=HTTPStatus.FORBIDDEN) if failure is None else failure(text)
         size = SIZES[kind] if kind in SIZES else (await take_exactly(self._sock, 1))[0]
-        await take_exactly(self._sock, size + 2)  # the address that the proxy bound, which is no use to us
+        await take_exactly(self._sock, size + 2)  # the address that the proxy bound, which we don't need
 
     async def _agree_on_user(self) -> None:
         proxy = self._proxy
@@ -173,15 +185,21 @@ class _Socks5:
 
 
 def proxy_for(proxy: str | None, host: str, port: int) -> Proxy | None:
-    """Return the proxy through which to connect to a place; None to connect directly.
+    """Return the proxy through which to connect to a host, or None to connect directly.
 
-    Raises ValueError for a URL that isn't one of a proxy. The text shows no password.
+    Args:
+        proxy: the value of the `proxy=` option.
+        host: the target's host.
+        port: the target's port.
+
+    Raises:
+        ValueError: if the URL isn't that of a supported proxy. The text doesn't contain the password.
     """
     if proxy is None:
         return None
     if proxy != ENVIRONMENT:
         return _parse(proxy, "proxy=…: ")
-    known = getproxies()  # of the environment; on Windows and macOS also of the system's settings
+    known = getproxies()  # the environment, and on Windows and macOS also the system settings
     url = known.get("https") or known.get("all")
     if not url or is_local(host) or proxy_bypass(join_host_port(host, port)) or proxy_bypass(host):
         return None
@@ -189,7 +207,7 @@ def proxy_for(proxy: str | None, host: str, port: int) -> Proxy | None:
 
 
 def is_local(host: str) -> bool:
-    """Return True for an address of this machine; names aren't looked up."""
+    """Return True for a loopback address and for `localhost`. Other names aren't resolved."""
     numeric = _numeric(host)
     return host == "localhost" if numeric is None else numeric.is_loopback
 
@@ -198,7 +216,7 @@ def _parse(url: str, whence: str) -> Proxy:
     kind, _, rest = url.partition("://")
     shown = f"{kind}://…{rest.rpartition('@')[2]}" if "@" in rest else url
     if kind == "socks":
-        kind = "socks5h"  # as browsers and desktops write it
+        kind = "socks5h"  # browsers and desktop settings write `socks`
     try:
         parts = urlsplit(url)
         authority = parts.netloc.rpartition("@")[2]
@@ -228,7 +246,7 @@ async def send_all(sock: trio.socket.SocketType, data: bytes) -> None:
 
 
 async def take_exactly(sock: trio.socket.SocketType, size: int) -> bytes:
-    """Receive this many bytes and no more; raises EOFError if the peer sends fewer."""
+    """Receive exactly this many bytes. Raises EOFError if the peer sends fewer."""
     taken = b""
     while len(taken) < size:
         came = await sock.recv(size - len(taken))
@@ -239,7 +257,7 @@ async def take_exactly(sock: trio.socket.SocketType, size: int) -> bytes:
 
 
 async def _take_head(sock: trio.socket.SocketType) -> bytes:
-    """Take the head of an HTTP answer out of a socket, and leave what follows it."""
+    """Take the head of an HTTP response out of a socket, and leave the bytes after it."""
     taken = b""
     while not taken.endswith(b"\r\n\r\n"):
         seen = taken + await sock.recv(ANSWER_MAX, socket.MSG_PEEK)

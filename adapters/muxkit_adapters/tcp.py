@@ -1,4 +1,7 @@
-"""TCP streams between two machines, without encryption; beyond loopback only with `insecure=True`."""
+"""TCP streams between two machines, without encryption. Beyond loopback, this needs `insecure=True`.
+
+The module also has the dialing and listening that `tls` and `websocket` build on.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ __all__ = ["PlaintextWarning", "SocketStream", "connect", "serve", "transport"]
 
 CONNECT_TIMEOUT = 30.0  # s, for each host
 TLS_PORT = "Is this a TLS port? Then the URL begins with …+tls://. Or the server speaks another protocol"
-UNSENT = 128 * 1024  # bytes that the kernel holds beyond what it has sent
+UNSENT = 128 * 1024  # bytes of unsent data that the kernel may hold
 NO_BALANCERS: Final = Balancers(())
 NOTSENT_LOWAT: int | None = getattr(trio.socket, "TCP_NOTSENT_LOWAT", None)
 
@@ -69,10 +72,24 @@ async def serve(
     listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run `handler(stream)` for each connection, until cancelled; reports its addresses to `task_status`.
+    """Run `handler(stream)` for each connection, until cancelled.
 
-    `listeners` are sockets that were bound elsewhere; without them `host` and `port` are bound. A connection from one
-    of `balancers`, addresses or networks, must begin with a header of the PROXY protocol, which says who the peer is.
+    Args:
+        handler: gets each stream, which is closed afterwards.
+        port: the port. 0 chooses a free one.
+        host: the address to bind, or a host with several addresses. An empty host binds all addresses.
+        limits: how many connections are allowed.
+        unsent: bytes of unsent data that the kernel may hold for each connection. A small value lets urgent data
+            overtake bulk data that hasn't reached the kernel.
+        insecure: allow plaintext beyond loopback.
+        balancers: addresses or networks of load balancers. A connection from one of them must begin with a header of
+            the PROXY protocol, which names the real peer.
+        listeners: sockets that were bound elsewhere, used instead of `host` and `port`.
+        task_status: gets a list of the bound addresses.
+
+    Raises:
+        ValueError: for a host beyond loopback without `insecure=True`.
+        OSError: if an address can't be bound.
     """
     trusted = Balancers(balancers)
     unprotected = await exposed("tcp", host, port, insecure=insecure, secure="tls")
@@ -86,7 +103,7 @@ async def serve(
 transport: Final = Transport("tcp", connect, serve, several_places, one_place, places=hosts_and_ports, secure="tls")
 
 
-# What the transports above TCP share
+# Shared by the transports that run over TCP
 
 
 def each_host(host: Hosts, port: int | None) -> list[tuple[str, int]]:
@@ -101,7 +118,7 @@ def each_host(host: Hosts, port: int | None) -> list[tuple[str, int]]:
 
 
 async def exposed_through(proxy: str | None, kind: str, host: str, port: int, *, insecure: bool, secure: str) -> bool:
-    """`exposed` for a client. Behind a proxy the names of hosts aren't looked up here."""
+    """Return `exposed` for a client. Names of hosts aren't resolved here when a proxy is used."""
     through = proxy_for(proxy, host, port)
     stays_here = None if through is None else through.is_local and is_local(host)
     return await exposed(kind, host, port, insecure=insecure, secure=secure, stays_here=stays_here)
@@ -172,7 +189,7 @@ async def listen(
     balancers: Balancers = NO_BALANCERS,
     listeners: Sequence[socket.socket] = (),
 ) -> tuple[list[SocketListener], list[str]]:
-    """Listen at every address of `host`, or on the sockets that are given; return the listeners and their addresses."""
+    """Listen on every address of `host`, or on the given sockets. Return the listeners and their addresses."""
     try:
         bound = [adopted(each) for each in listeners] or await trio.open_tcp_listeners(port, host=host or None)
     except OSError as error:
@@ -191,21 +208,24 @@ def prepare(
     peer: str | None = None,
     balancers: Balancers = NO_BALANCERS,
 ) -> SocketStream:
-    """Send small writes at once, and keep the kernel's unsent backlog small, so that priorities take effect.
+    """Wrap a connected socket, and set its options.
 
-    `peer` names the other end if that isn't the one of the socket. What comes from a balancer doesn't count as from one
-    address, since all clients do.
+    Small writes are sent immediately (TCP_NODELAY). The kernel's backlog of unsent data is limited to `unsent` bytes,
+    so that priorities take effect. `peer` is the name of the other end, if it isn't the address of the socket.
+
+    A connection from a load balancer doesn't count against the limit per address, because all clients share its
+    address.
     """
     with suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # For protocols without pings of their own, so that a vanished peer is noticed.
+        # Protocols without their own pings notice a lost peer through TCP keep-alive.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if NOTSENT_LOWAT is not None:
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, NOTSENT_LOWAT, unsent)
     try:
         host, port = sock.getpeername()[:2]
-    except OSError:  # gone already; the first read raises an error
+    except OSError:  # already disconnected; the first read will raise an error
         name, source = "(gone)", ""
     else:
         name, source = peer or join_host_port(host, port), "" if balancers.has(host) else source_of(host)

@@ -1,4 +1,8 @@
-"""TLS streams, version 1.2 or later, with certificates verified by default."""
+"""TLS streams, version 1.2 or later. Certificates are verified by default.
+
+`TLSStream` drives Python's `ssl` module without `trio.SSLStream`. It offers the methods that muxkit's pumps look for,
+such as `receive_nowait` and `send_nowait`, and each of its reads and writes handles many records with one system call.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +28,11 @@ from .tcp import CONNECT_TIMEOUT, UNSENT, Hosts, dial, each_host, listen
 
 __all__ = ["HandshakeFailed", "TLSStream", "connect", "serve", "transport"]
 
-CLOSE_TIMEOUT = 5.0  # s, for close_notify to leave when the peer does not read
+CLOSE_TIMEOUT = 5.0  # s to send close_notify to a peer that doesn't read
 RECORD_SIZE = 16_384  # bytes of plaintext in a record, at most
-ALERT_TIMEOUT = 1.0  # s, for a peer to read why it was refused
-# s, for a server to judge a client's certificate. It does so at once, so this only bounds the wait for servers that
-# send no session ticket and let the client speak first, and ends before a user takes the wait for a hang.
+ALERT_TIMEOUT = 1.0  # s for the peer to read why it was refused
+# s for a server to accept or reject a client's certificate. Servers do so immediately. The timeout only bounds the wait
+# for servers that send no session ticket and let the client send first. It is short enough not to look like a hang.
 VERDICT_TIMEOUT = 1.0
 FOREIGN_PROTOCOL = "It may speak another protocol"
 CLIENT_CERTIFICATE = "The server asked for a client certificate: tls=muxkit.TLS(cert=…, key=…)"
@@ -37,14 +41,17 @@ APPLICATION_DATA = 23  # the type of every encrypted record of TLS 1.3 (RFC 8446
 FINISHED_OVERHEAD = 4 + 1 + 16  # bytes around the hash in a Finished record: header, inner content type, tag
 FOREIGN = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"}
 NO_TLS = "; what the peer sends is not TLS: is this a plaintext port?"
-HANDSHAKE_TIMEOUT = 30.0  # s, on the connecting side; a listener has Limits.handshake
+HANDSHAKE_TIMEOUT = 30.0  # s for clients; a server has Limits.handshake
 
 
 class TLSStream(trio.abc.Stream):
-    """An encrypted stream; its end is clean only after the peer's close_notify.
+    """An encrypted stream. Its end is clean only after the peer's close_notify.
 
-    Each read decrypts all records that one call of the socket brought, and each write encrypts all that it is given for
-    one call of the socket.
+    Each read decrypts all records that one call of the socket returned. Each write encrypts all of its data, in batches
+    of up to `BATCH_SIZE` bytes, before it calls the socket.
+
+    Cancelling `receive_some` loses no data. Cancelling `send_all` while it waits for the socket leaves a record
+    incomplete, and all later sends raise `trio.BrokenResourceError`.
     """
 
     def __init__(
@@ -64,39 +71,39 @@ class TLSStream(trio.abc.Stream):
             self._incoming, self._outgoing, server_side=server_side, server_hostname=server_hostname
         )
         self.peer: str = peer or wire.peer
-        """The other end, for people: `tls example.org:7000`."""
+        """The name of the other end, such as `tls example.org:7000`."""
         self._close_timeout = close_timeout
         self._closed = False
-        self._failure: ssl.SSLError | None = None  # after which nothing can be decrypted
-        self._was_cut = False  # a send was cancelled on its way: nothing that follows could be understood
+        self._failure: ssl.SSLError | None = None  # after an error, nothing more can be decrypted
+        self._was_cut = False  # a send was cancelled inside a record, so the peer couldn't decrypt later records
         self._told: Reason | None = None
         self._shows_nothing = shows_nothing
-        self._is_1_3 = False  # remembered, since OpenSSL forgets the version with the end
-        self._is_judged = True  # False while a server that asked for our certificate may still refuse it
-        self._early = b""  # decrypted while the stream waited for the server's verdict
+        self._is_1_3 = False  # stored, because OpenSSL forgets the version when the connection ends
+        self._is_judged = True  # False while a server that requested our certificate may still reject it
+        self._early = b""  # decrypted while the stream waited for the server to accept the certificate
         self._identity: Identity | None = None
         self._sending = OneAtATime("sending on this TLS stream")
         self._receiving = OneAtATime("receiving from this TLS stream")
-        self._may_hold_more = False  # the last receive may have left something to decrypt
-        self._unsent: bytes | memoryview = b""  # encrypted; it goes out before what is in `_outgoing`
-        self._owed = 0  # bytes with which the next write begins, and that are encrypted already
-        self._is_reply_late = False  # the socket did not take all that reading has produced
-        self._replying: trio.CancelScope | None = None  # around a reader that waits to send it
-        self._sent: trio.Event | None = None  # for a close that waits for a send under way
+        self._may_hold_more = False  # the last receive may have left data to decrypt
+        self._unsent: bytes | memoryview = b""  # encrypted; it goes out before the content of `_outgoing`
+        self._owed = 0  # bytes at the start of the next write that are already encrypted
+        self._is_reply_late = False  # the socket didn't accept all output that reading has produced
+        self._replying: trio.CancelScope | None = None  # of a reader that waits to send this output
+        self._sent: trio.Event | None = None  # set for a close that waits for a running send
 
     @property
     def alpn(self) -> str | None:
-        """The protocol that both sides agreed on, if ALPN was asked for."""
+        """The protocol that both sides agreed on, or None if ALPN wasn't used."""
         return self._tls.selected_alpn_protocol()
 
     @property
     def local(self) -> str:
-        """This end, in the same form."""
+        """The name of this end, in the form of `peer`."""
         return self._wire.local
 
     @property
     def identity(self) -> Identity | None:
-        """The peer by its certificate, if it was verified; None if the peer showed none, or was not asked."""
+        """The identity in the peer's verified certificate. None if the peer presented none or wasn't asked for one."""
         if self._identity is None and self._tls.context.verify_mode is not ssl.CERT_NONE:
             proved = self._tls.getpeercert(binary_form=True)
             self._identity = None if proved is None else of_certificate(proved, self._tls.getpeercert() or {})
@@ -104,15 +111,18 @@ class TLSStream(trio.abc.Stream):
 
     @property
     def may_be_refused_late(self) -> bool:
-        """True if the server asked for a certificate and did not say within `VERDICT_TIMEOUT` whether it accepts it.
+        """True if the server requested a certificate and hasn't accepted it within `VERDICT_TIMEOUT`.
 
-        Only a server of TLS 1.3 that sends no session ticket and lets the client speak first leaves this open.
+        This happens only with a TLS 1.3 server that sends no session ticket and lets the client send first.
         """
         return not self._is_judged
 
     @property
     def hint_if_silent(self) -> str | None:
-        """What to try if the connection ends before a byte came: a client hears only then that it was refused."""
+        """The advice for error texts if the connection ends before any byte arrived.
+
+        With TLS 1.3, a client may learn only then that the server rejected its certificate.
+        """
         if self._tls.server_side:
             return None
         certificate = CLIENT_CERTIFICATE if self._shows_nothing and not self._is_judged else ""
@@ -122,7 +132,7 @@ class TLSStream(trio.abc.Stream):
 
     @property
     def peer_reason(self) -> Reason | None:
-        """What the peer says in an alert with which it ended the connection."""
+        """The reason in the alert with which the peer ended the connection, or None."""
         return self._told
 
     def __repr__(self) -> str:
@@ -145,11 +155,11 @@ class TLSStream(trio.abc.Stream):
 
     @property
     def may_answer_after_end(self) -> bool:
-        """True if the peer may read on after its close_notify, which up to TLS 1.2 ends both directions."""
+        """True if the peer may keep reading after its close_notify, which up to TLS 1.2 ends both directions."""
         return self._is_1_3
 
     async def wait_readable(self) -> None:
-        """Sleep until there is something to receive, or an error; it may return early."""
+        """Sleep until there is something to receive, or an error. May return early."""
         if self._may_hold_more or self._failure is not None or self._closed:
             await trio.lowlevel.checkpoint()
             return
@@ -158,7 +168,7 @@ class TLSStream(trio.abc.Stream):
         await self._wire.wait_readable()
 
     def receive_nowait(self, max_bytes: int) -> bytes | None:
-        """Return what has come: b"" at the end, None while no record is whole."""
+        """Return data that has arrived, b"" at the end of the stream, or None if no record is complete."""
         if self._closed or self._failure is not None:
             raise self._ended() from self._failure
         if self._may_hold_more and (data := self._decrypted(max_bytes)) is not None:
@@ -173,11 +183,11 @@ class TLSStream(trio.abc.Stream):
         return self._decrypted(max_bytes)
 
     def stop_waiting(self) -> None:
-        """Let `wait_readable` return now."""
+        """Make `wait_readable` return now."""
         self._wire.stop_waiting()
 
     def _decrypted(self, max_bytes: int) -> bytes | None:
-        """Decrypt the records that are there; return b"" after close_notify, None if no record is whole."""
+        """Decrypt the available records. Return b"" after close_notify, and None if no record is complete."""
         read, incoming = self._tls.read, self._incoming
         pieces: list[bytes] = []
         left = max_bytes
@@ -189,7 +199,7 @@ class TLSStream(trio.abc.Stream):
         try:
             while True:
                 piece = read(min(left, RECORD_SIZE))
-                if not piece:  # close_notify, which the next call finds again
+                if not piece:  # close_notify, which the next call will find again
                     self._may_hold_more = True
                     break
                 pieces.append(piece)
@@ -208,18 +218,18 @@ class TLSStream(trio.abc.Stream):
             if not pieces:
                 raise self._ended() from error
         finally:
-            if self._outgoing.pending:  # an answer, such as to a KeyUpdate, or an alert
+            if self._outgoing.pending:  # a response to the peer, such as to a KeyUpdate, or an alert
                 self._push_beside()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _push_beside(self) -> None:
-        """Send what reading has produced; a send that is under way takes it along."""
+        """Send the output that reading has produced, unless a running send will send it."""
         if not self._sending.is_busy and not self._was_cut:
-            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # the next send says so
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # the next send reports the error
                 self._is_reply_late = not self._push() and not self._owed
 
     async def _reply(self) -> None:
-        """Wait until the socket takes what reading has produced, or a sender takes it along."""
+        """Wait until the socket accepts the output that reading has produced, or until a sender sends it."""
         self._is_reply_late = False
         with trio.CancelScope() as self._replying:
             await self._wire.wait_writable()
@@ -233,15 +243,15 @@ class TLSStream(trio.abc.Stream):
             await self._send([view] if len(view) else [])
 
     async def send_buffers(self, buffers: Buffers) -> None:
-        """`send_all` for several buffers, whose records go out together."""
+        """Send several buffers, as `send_all` does. Their records go out together."""
         with self._sending:
             await self._send(economical(buffers))
 
     def send_nowait(self, buffers: Buffers) -> int:
-        """Write what the kernel takes now, in order; return the number of bytes, which may be 0.
+        """Send as much as the kernel accepts now, in order. Return the number of bytes, which may be 0.
 
-        Only whole records count. The others are encrypted and will be sent, so what was not taken has to come first in
-        the next write.
+        The result counts complete records only. The remaining data is already encrypted, so the next write must begin
+        with it.
         """
         self._sending.check()
         self._check_sendable()
@@ -251,7 +261,7 @@ class TLSStream(trio.abc.Stream):
         self._encrypt(buffers if len(buffers) == 1 else economical(buffers))
         if self._push():
             return total
-        owed = min(total, len(self._unsent) + RECORD_SIZE)  # the first of the records may be cut anywhere
+        owed = min(total, len(self._unsent) + RECORD_SIZE)  # the first record may have been sent in part
         self._owed += owed
         return total - owed
 
@@ -291,7 +301,7 @@ class TLSStream(trio.abc.Stream):
                 self._tls.write(buffer)
 
     def _push(self) -> bool:
-        """Hand what is encrypted to the kernel; return True if it took all."""
+        """Pass encrypted data to the kernel. Return True if it accepted everything."""
         rest: bytes | memoryview = self._outgoing.read()
         if self._unsent:
             rest = b"".join((self._unsent, rest)) if rest else self._unsent
@@ -315,15 +325,15 @@ class TLSStream(trio.abc.Stream):
         if self._was_cut:
             raise trio.BrokenResourceError(f"{self.peer}: a cancelled call left the stream unusable")
 
-    # The begin and the end
+    # The handshake and the end
 
     async def _handshake(self) -> None:
-        """Agree on keys; raises `ssl.SSLError`, with an alert for the peer left to send."""
-        await trio.lowlevel.checkpoint()  # a peer that speaks first and no TLS is more likely to be recognised
+        """Do the handshake. Raises `ssl.SSLError`, after which an alert for the peer may be left to send."""
+        await trio.lowlevel.checkpoint()  # gives a foreign protocol whose server sends first the time to show itself
         is_done = False
         place = current_place() if self._tls.server_side else None
         if place is not None:
-            place.progressed()  # only now does it wait for the peer
+            place.progressed()  # the wait for the peer starts only now
         while not is_done:
             try:
                 self._tls.do_handshake()
@@ -335,13 +345,13 @@ class TLSStream(trio.abc.Stream):
                 if not self._tls.server_side:
                     self._is_judged = not self._holds_certificate(flight)
                 elif self._tls.context.verify_mode is ssl.CERT_NONE:
-                    # Session tickets; to a client that only sends they would be data that was never read, and a reset.
-                    # A client that was asked for a certificate waits for them, as they say that it was accepted.
+                    # These are session tickets. A client that only sends would never read them, and its close would
+                    # reset the connection. A client with a certificate waits for them, since they mean acceptance.
                     self._unsent, flight = flight, b""
             if flight:
                 await self._wire.send_all(flight)
                 if place is not None:
-                    place.progressed()  # the peer's bytes completed a flight
+                    place.progressed()  # the peer has completed a flight
             if not is_done:
                 came = await self._wire.receive_some()
                 if came:
@@ -352,12 +362,11 @@ class TLSStream(trio.abc.Stream):
         self._may_hold_more = bool(self._incoming.pending)
 
     def _holds_certificate(self, flight: bytes) -> bool:
-        """Return True if a client's last flight answers a server that asked for a certificate.
+        """Return True if a client's last flight answers a server's request for a certificate.
 
-        The `ssl` module doesn't tell whether a CertificateRequest came. But without one, the flight has a Finished
-        message and nothing else that is encrypted, and the size of that follows from the hash of the cipher suite. The
-        answer to a request is a Certificate message before it, even if the client has no certificate to show
-        (RFC 8446, section 4.4).
+        The `ssl` module doesn't report whether the server sent a CertificateRequest. Without one, the encrypted part of
+        the flight is a Finished message, whose size follows from the hash of the cipher suite. The answer to a request
+        is a Certificate message before it, even if the client has no certificate (RFC 8446, section 4.4).
         """
         cipher = self._tls.cipher()
         digest = 48 if cipher is not None and cipher[0].endswith("SHA384") else 32
@@ -369,9 +378,10 @@ class TLSStream(trio.abc.Stream):
         return encrypted > digest + FINISHED_OVERHEAD
 
     async def _verdict(self) -> None:
-        """Wait until a server that asked for a certificate accepts the client; raises `HandshakeFailed` if it doesn't.
+        """Wait until a server that requested a certificate accepts the client.
 
-        Whatever arrives after the handshake says that it accepts: a session ticket, or the first bytes of the protocol.
+        Anything that arrives after the handshake means acceptance: a session ticket, or the first bytes of the
+        protocol. Raises `trio.BrokenResourceError` if the server ends the connection instead.
         """
         with trio.move_on_after(VERDICT_TIMEOUT):
             while not self._is_judged:
@@ -385,14 +395,18 @@ class TLSStream(trio.abc.Stream):
                     raise trio.BrokenResourceError("close_notify")
 
     async def aclose(self) -> None:
-        """Send close_notify and close; a peer that does not read delays it by the close timeout."""
+        """Send close_notify and close. A peer that doesn't read delays this by at most the close timeout.
+
+        If this is cancelled, the stream is closed without close_notify, so that the peer doesn't take the end for a
+        clean one.
+        """
         if self._closed:
             await trio.lowlevel.checkpoint()
             return
         self._closed = True
         try:
             with trio.move_on_after(self._close_timeout):
-                await trio.lowlevel.checkpoint_if_cancelled()  # then the end is none that the peer may take for clean
+                await trio.lowlevel.checkpoint_if_cancelled()  # if cancelled, the peer mustn't see a clean end
                 if self._sending.is_busy:
                     self._sent = trio.Event()
                     await self._sent.wait()
@@ -402,7 +416,7 @@ class TLSStream(trio.abc.Stream):
             await self._wire.aclose()
 
     async def part(self) -> None:
-        """Send close_notify, then read on until the peer has closed; the caller bounds the time."""
+        """Send close_notify, then read until the peer has closed. The caller limits the time."""
         if self._closed or self._failure is not None or self._was_cut:
             return
         await self._say_goodbye()
@@ -411,7 +425,7 @@ class TLSStream(trio.abc.Stream):
             pass
 
     async def _say_goodbye(self) -> None:
-        with suppress(ssl.SSLError):  # unless the peer has done so before, it wants to read the answer
+        with suppress(ssl.SSLError):  # raised unless the peer's close_notify has arrived, which we don't wait for
             self._tls.unwrap()
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while not self._push():
@@ -439,18 +453,33 @@ async def connect(
     proxy: str | None = None,
     insecure: bool = False,
 ) -> AsyncIterator[TLSStream]:
-    """Open a TLS connection to a peer whose certificate is valid for `server_hostname`, by default the host.
+    """Open a TLS connection to a peer whose certificate is valid for `server_hostname`.
 
-    `tls`, or a context of your own in its place, says whom to trust and what to show; without either the authorities of
-    the system are trusted. With `alpn`, a peer that agrees to none of these protocols is refused. Raises
-    `HandshakeFailed` with the reason when the peer cannot be trusted, or refuses this client. `insecure=True` admits a
-    context that does not verify. `proxy` is the URL of a proxy to connect through, or "environment"; it sees nothing of
-    what the connection carries.
+    Leaving the block normally sends close_notify. Leaving it with an error closes the connection abruptly.
 
-    A server of TLS 1.3 that asks for a client certificate sees it only after the handshake. Then the call waits for
-    the first thing that the server sends, which takes a round trip. If the server sends nothing within a second,
-    because it uses no session tickets and lets the client speak first, the call returns all the same. A refusal that
-    comes later is raised by the next call that waits for the connection.
+    A TLS 1.3 server that requests a client certificate sees it only after the client's handshake. In this case the call
+    waits for the first data from the server, which takes one round trip. A server that sends no session ticket and lets
+    the client send first may send nothing. Then the call returns after a second, and the next call that waits for the
+    connection raises the error if the server rejects the certificate later.
+
+    Args:
+        host: a host, or a list of `(host, port)` to try in order.
+        port: the port of a single host.
+        tls: the certificates to trust and to present. By default the authorities of the system are trusted.
+        ssl_context: a context to use instead of `tls`.
+        server_hostname: the name that the certificate must have. By default the host.
+        alpn: protocols to offer. A peer that agrees to none of them is refused.
+        connect_timeout: seconds to connect, for each host.
+        handshake_timeout: seconds for the handshake.
+        close_timeout: seconds to send close_notify to a peer that doesn't read.
+        unsent: bytes of unsent data that the kernel may hold.
+        proxy: the URL of a proxy to connect through, or "environment". The proxy can't read the connection.
+        insecure: allow a context that doesn't verify.
+
+    Raises:
+        HandshakeFailed: if one side rejects the other, or if the handshake takes too long. The error has the reason.
+        OSError: if no host answers.
+        ValueError: if the context doesn't verify the server and `insecure` isn't set.
     """
     opened = handshaken(
         host,
@@ -490,7 +519,10 @@ async def handshaken(
     proxy: str | None = None,
     insecure: bool = False,
 ) -> AsyncIterator[TLSStream]:
-    """`connect` for a caller that sends a request and waits for the answer, which says that the client is accepted."""
+    """Open a connection as `connect` does, but don't wait until the server has accepted the client's certificate.
+
+    This is for a caller that sends a request and waits for the answer, which implies acceptance.
+    """
     context, verifies = client_context(tls, ssl_context, alpn=alpn, insecure=insecure)
     wire, (found, at) = await dial(
         "tls", each_host(host, port), connect_timeout=connect_timeout, unsent=unsent, proxy=proxy
@@ -525,8 +557,24 @@ async def serve(
 ) -> None:
     """Run `handler(stream)` for each connection whose handshake succeeds, until cancelled.
 
-    `tls`, or a context of your own in its place, has the certificate and its key. A connection from one of `balancers`,
-    addresses or networks, must begin with a header of the PROXY protocol, which says who the peer is.
+    Args:
+        handler: gets each stream, which is closed afterwards.
+        port: the port. 0 chooses a free one.
+        tls: the server's certificate and key. After a reload, new connections use the new ones.
+        ssl_context: a context to use instead of `tls`.
+        host: the address to bind, or a host with several addresses. An empty host binds all addresses.
+        alpn: protocols to accept. A client that offers none of them is refused.
+        limits: how many connections and handshakes are allowed, and the time for a handshake.
+        close_timeout: seconds to send close_notify to a peer that doesn't read.
+        unsent: bytes of unsent data that the kernel may hold for each connection.
+        balancers: addresses or networks of load balancers. A connection from one of them must begin with a header of
+            the PROXY protocol, which names the real peer.
+        listeners: sockets that were bound elsewhere, used instead of `host` and `port`.
+        task_status: gets a list of the bound addresses.
+
+    Raises:
+        ValueError: if there is no certificate, or if the context allows versions before TLS 1.2.
+        OSError: if an address can't be bound.
     """
     limits = limits or Limits()
     trusted = Balancers(balancers)
@@ -538,13 +586,17 @@ async def serve(
 transport: Final = Transport("tls", connect, serve, several_places, one_place, needed=("tls", "ssl_context"))
 
 
-# What WebSocket over TLS shares
+# Shared with WebSocket over TLS
 
 
 def client_context(
     tls: TLS | None, context: ssl.SSLContext | None, *, insecure: bool, alpn: Sequence[str] = ()
 ) -> tuple[ssl.SSLContext, bool]:
-    """Return the context for a client's next connection, and whether it verifies the server."""
+    """Return the context for a client's next connection, and whether it verifies the server.
+
+    Raises:
+        ValueError: if the arguments contradict each other, or if the context doesn't verify without `insecure`.
+    """
     one_of(tls=tls, ssl_context=context)
     if tls is not None:
         verifies = tls.verify and not insecure
@@ -568,11 +620,15 @@ def acceptor(
     alpn: Sequence[str] = (),
     close_timeout: float = CLOSE_TIMEOUT,
 ) -> Callable[[SocketStream], AbstractAsyncContextManager[TLSStream]]:
-    """Return a function that does the server's handshake over one accepted socket."""
+    """Return a function that does the server's handshake on an accepted socket.
+
+    Raises:
+        ValueError: if there is no certificate, or if the context allows versions before TLS 1.2.
+    """
     one_of(tls=tls, ssl_context=context)
 
     def current() -> ssl.SSLContext:
-        found = context if tls is None else tls.server_context(alpn)  # another one after a reload
+        found = context if tls is None else tls.server_context(alpn)  # a new context after a reload
         if found is None:
             raise ValueError(CERTIFICATE_NEEDED)
         check_context(found, verifies=False)
@@ -591,7 +647,7 @@ def acceptor(
 
 @protected_manager
 async def _trusted(stream: TLSStream, within: float, alpn: Sequence[str]) -> AsyncIterator[TLSStream]:
-    """Do the handshake when entered; send close_notify when left normally, and close at once when left by an error."""
+    """Do the handshake on entry. On a normal exit send close_notify, and on an error close abruptly."""
     try:
         await _shake_hands(stream, within)
         if alpn and stream.alpn is None:
@@ -636,22 +692,26 @@ def _refusal(stream: TLSStream, error: trio.BrokenResourceError) -> HandshakeFai
 
 
 async def _send_alert(stream: TLSStream) -> None:
-    """Send the alert that says what is wrong, and let the peer read it."""
+    """Send the alert that tells the peer what is wrong, and give the peer time to read it."""
     wire, alert = stream._wire, stream._outgoing.read()
     with trio.move_on_after(ALERT_TIMEOUT), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         if alert:
             await wire.send_all(alert)
             await wire.send_eof()
-            while await wire.receive_some():  # what is not read would reset the connection, and the alert be lost
+            while await wire.receive_some():  # closing with unread data resets the connection, which may lose the alert
                 pass
 
 
 def check_context(context: ssl.SSLContext, *, verifies: bool) -> None:
-    """Raises ValueError for a context that would accept what this transport promises to refuse.
+    """Check that a context doesn't accept what this transport promises to refuse, and set three options.
 
-    Sets two options that some Pythons leave open: Debian's the oldest version, the first releases of 3.11 whether a
-    connection that was cut counts as ended. And it turns renegotiation off, of which TLS 1.3 has none: in the middle
-    of one a write would have to wait for a read.
+    The minimum version becomes TLS 1.2 if the context has none, as on Debian. A connection that is cut without
+    close_notify counts as an error, which isn't the default in early releases of Python 3.11. Renegotiation is turned
+    off, because during a renegotiation a write would have to wait for a read. TLS 1.3 doesn't have it.
+
+    Raises:
+        ValueError: if the context allows versions before TLS 1.2, or if `verifies` is set and the context doesn't
+            verify the peer.
     """
     if context.minimum_version is ssl.TLSVersion.MINIMUM_SUPPORTED:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -670,7 +730,7 @@ def check_context(context: ssl.SSLContext, *, verifies: bool) -> None:
 
 
 def reason_of(error: ssl.SSLError) -> str:
-    """Say why TLS failed, without any data that was sent."""
+    """Describe why TLS failed. The text contains none of the transferred data."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate was refused: {error.verify_message}"
     if _is_cut_off(error):

@@ -1,4 +1,7 @@
-"""UDP packets between two machines, without encryption; beyond loopback only with `insecure=True`."""
+"""UDP packets between two machines, without encryption. Beyond loopback, this needs `insecure=True`.
+
+Packets may be lost, duplicated and reordered. `dtls` encrypts packets, and `quic` adds streams and congestion control.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ __all__ = [
     "transport",
 ]
 
-CONNECT_TIMEOUT = 30.0  # s, for the name of a host
+CONNECT_TIMEOUT = 30.0  # s to resolve the host
 PLAINTEXT = " (plaintext, insecure)"
 
 
@@ -54,12 +57,23 @@ async def connect(
     insecure: bool = False,
     **options: Unpack[PacketKeywords],
 ) -> AsyncIterator[UdpLink]:
-    """Open a link to one address; nothing is sent by that, so the peer need not exist.
+    """Open a link to one address. This sends nothing, so it succeeds even if there is no peer.
 
-    A peer that does not exist shows when the first packet is refused: `send` and `receive` raise BrokenResourceError.
-    Once a packet of the peer was received, it takes `refusals` in a row. Raises ValueError for a host off loopback
-    without `insecure=True`, TimeoutError if the name of the host is not found within `connect_timeout` seconds.
-    `PacketOptions` describes the other keywords.
+    If the peer doesn't exist, the network may report that after the first packet, and `send` and `receive` raise
+    BrokenResourceError. Once a packet of the peer was received, it takes `refusals` such reports in a row, because they
+    can be forged.
+
+    Args:
+        host: the host. Its first address is used.
+        port: the port.
+        connect_timeout: seconds to resolve the host.
+        insecure: allow plaintext beyond loopback.
+        options: the other keywords, which `PacketOptions` describes.
+
+    Raises:
+        ValueError: for a host beyond loopback without `insecure=True`.
+        TimeoutError: if the host isn't resolved in time.
+        OSError: if the host can't be resolved.
     """
     packet_options = PacketOptions(**options)
     packet_options.check()
@@ -93,11 +107,25 @@ async def serve(
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
     **options: Unpack[ListenerKeywords],
 ) -> None:
-    """Run `handler(link)` for each address that sends, until cancelled; reports its addresses to `task_status`.
+    """Run `handler(link)` for each address that sends packets, until cancelled.
 
-    A peer that is silent for `idle` seconds is forgotten. Until an address has proved itself, as `validation` says,
-    it is sent at most three times the bytes that came from it; `Limits.half_open` of such peers are kept.
-    `ListenerOptions` describes the other keywords.
+    Until an address has proved itself, it gets at most three times the bytes that came from it, and at most
+    `Limits.half_open` such peers are kept. A peer that is silent for `idle` seconds is forgotten.
+
+    Args:
+        handler: gets a link for each peer.
+        port: the port. 0 chooses a free one.
+        host: the address to bind, or a host with several addresses.
+        limits: how many peers are allowed.
+        validation: what proves an address: `answer` means a packet that arrives after one was sent there, and `told`
+            only a call of `PeerLink.validate`.
+        insecure: allow plaintext beyond loopback.
+        task_status: gets a list of the bound addresses.
+        options: the other keywords, which `ListenerOptions` describes.
+
+    Raises:
+        ValueError: for a host beyond loopback without `insecure=True`.
+        OSError: if an address can't be bound.
     """
     listener_options = ListenerOptions(limits=limits or Limits(), **options)
     listener_options.check()

@@ -1,4 +1,8 @@
-"""Unix socket streams between processes of one machine; only the owner may open the socket."""
+"""Unix socket streams between processes of one machine. Only the owner of the socket may connect.
+
+The permissions of the file protect the socket, so there is neither encryption nor a certificate. The peer's process,
+user and group are in `SocketStream.identity`, on systems that report them.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +29,10 @@ from ._sockets import SocketListener, SocketStream, adopted, take_socket
 
 __all__ = ["SocketStream", "connect", "serve", "transport"]
 
-CONNECT_TIMEOUT = 30.0  # s, while the listener's backlog is full
+CONNECT_TIMEOUT = 30.0  # s while the listener's backlog is full
 BACKLOG = 128
-BACKLOG_PAUSE = 0.01  # s; the kernel does not say when a full backlog has room again
-PATH_MOST = 103  # bytes; sun_path holds 108 on Linux, 104 on the BSDs, a closing NUL among them
+BACKLOG_PAUSE = 0.01  # s; the kernel doesn't notify us when a full backlog has room again
+PATH_MOST = 103  # bytes; sun_path has 108 on Linux and 104 on the BSDs, including a trailing NUL
 LOCK_TRIES = 100
 LOCK_PAUSE = 0.02  # s; another server holds the lock only for a few system calls
 
@@ -42,7 +46,17 @@ Inode = tuple[int, int]
 async def connect(
     path: str | os.PathLike[str], *, connect_timeout: float = CONNECT_TIMEOUT
 ) -> AsyncIterator[SocketStream]:
-    """Open a connection to the process that listens at `path`."""
+    """Open a connection to the process that listens at `path`.
+
+    Args:
+        path: the path of the socket.
+        connect_timeout: seconds to wait while the backlog of the listener is full.
+
+    Raises:
+        OSError: if no process listens there, or if this user may not connect.
+        TimeoutError: if the backlog stays full.
+        ValueError: if the path is empty or too long for a socket.
+    """
     name = _checked(path)
     try:
         with trio.fail_after(connect_timeout):
@@ -65,9 +79,19 @@ async def serve(
 ) -> None:
     """Run `handler(stream)` for each connection to `path`, until cancelled.
 
-    The socket is made with mode 0600. A socket that no process listens on is replaced; one in use, and any
-    other kind of file, a symlink among them, is left alone and raises OSError. `listeners` are sockets that were bound
-    elsewhere, whose files are left to their makers.
+    The socket is created with mode 0600. A socket on which no process listens is replaced. A socket in use, a symlink
+    and any other kind of file are left alone.
+
+    Args:
+        handler: gets each stream, which is closed afterwards.
+        path: the path of the socket. Its directory must exist and be writable.
+        limits: how many connections are allowed.
+        listeners: sockets that were bound elsewhere, used instead of a new one. Their files aren't removed.
+        task_status: gets a list with the path once the server accepts connections.
+
+    Raises:
+        OSError: if the path is in use, or if the socket can't be created.
+        ValueError: if the path is empty or too long for a socket.
     """
     name = _checked(path)
 
@@ -92,13 +116,16 @@ async def serve(
     try:
         await serve_connections([listener], handler, limits=limits, started=lambda: task_status.started([name]))
     finally:
-        # A later server may have replaced the socket with its own.
+        # A later server may have replaced our socket with its own, which we must not remove.
         if _inode(name) == ours:
             os.unlink(name)
 
 
 async def _dial(name: str) -> socket.socket:
-    """A connected socket, once the backlog has room: Trio takes a connect that the kernel put off for a connection."""
+    """Return a connected socket, once the backlog has room.
+
+    If the backlog is full, Trio returns a socket that isn't connected yet. We then try again.
+    """
     while True:
         sock = take_socket(await trio.open_unix_socket(name))
         try:
@@ -114,12 +141,12 @@ async def _dial(name: str) -> socket.socket:
 
 
 async def _publish(sock: socket.socket, path: Path) -> Inode:
-    """Bind under a random name, then rename into place.
+    """Bind under a random name, then rename the socket into place.
 
-    A umask would apply to the whole process, so the mode is set between `bind` and `listen`, while no process
-    can connect. `rename` replaces the directory entry itself: it follows no symlink, and there is no moment
-    without a socket. Servers that start at once would each find the old socket dead, and one would replace
-    the other's new one; hence the lock on the directory from the check until the rename.
+    We set the mode between `bind` and `listen`, when no process can connect yet. A umask would affect the whole
+    process. `rename` replaces the directory entry itself, so it follows no symlink, and there is no moment without a
+    socket. The lock on the directory serializes servers that start simultaneously. Without it, each would find the old
+    socket dead, and one would replace the new socket of the other.
     """
     private = path.with_name(f".{secrets.token_hex(4)}")
     async with _only_server(path.parent):
@@ -151,7 +178,7 @@ def _check_replaceable(path: Path) -> None:
             probe.connect(str(path))
         except ConnectionRefusedError:
             return
-        except BlockingIOError:  # a full backlog: a process listens
+        except BlockingIOError:  # the backlog is full, so a process listens
             pass
     raise OSError(errno.EADDRINUSE, "a process listens on this socket", str(path))
 
@@ -169,7 +196,7 @@ async def _only_server(directory: Path) -> AsyncIterator[None]:
             raise OSError(errno.EBUSY, "another process holds the lock of this directory", str(directory))
         yield
     finally:
-        os.close(handle)  # and with it the lock
+        os.close(handle)  # this releases the lock as well
 
 
 def _inode(path: str | Path) -> Inode | None:

@@ -1,4 +1,8 @@
-"""Byte streams in binary WebSocket messages, `ws` and `wss`."""
+"""Byte streams in binary WebSocket messages: the transports `ws` and `wss`.
+
+trio-websocket does the HTTP upgrade, and `WebSocketStream` reads and writes the frames afterwards. A server can also
+deliver static pages on the same port, for browsers that connect to it.
+"""
 
 from __future__ import annotations
 
@@ -72,17 +76,17 @@ __all__ = [
     "transport",
 ]
 
-HANDSHAKE_TIMEOUT = 30.0  # s, for the upgrade on the connecting side; a listener has Limits.handshake
-CLOSE_TIMEOUT = 5.0  # s, for the peer to answer our close frame
-VISIT_TIMEOUT = 60.0  # s, for a browser to receive a file
-MESSAGE_MOST = 262_144  # bytes, the largest message that is accepted
+HANDSHAKE_TIMEOUT = 30.0  # s for a client's upgrade; a server has Limits.handshake
+CLOSE_TIMEOUT = 5.0  # s for the peer to answer our close frame
+VISIT_TIMEOUT = 60.0  # s for a browser to receive a file
+MESSAGE_MOST = 262_144  # bytes of the largest message that is accepted
 DONE, POLICY, INTERNAL_ERROR = 1000, 1008, 1011  # codes of close frames
-CLEAN = {1000, 1001, 1005}  # done, going away, and a close frame that gives no code (RFC 6455, 7.4.1)
+CLEAN = {1000, 1001, 1005}  # normal closure, going away, and a close frame without a code (RFC 6455, 7.4.1)
 FORM = "expected host:port and an optional path, such as 127.0.0.1:7000/chat?room=1"
 
-HEAD_MOST = 16_384  # bytes of the upgrade's header block, and of the body that explains a refusal
-DISCARDED_MOST = 4 * 1024 * 1024  # bytes to receive in vain while waiting for the peer's close frame
-SLICE = 128  # bytes that take no longer to read than asking the clock is worth
+HEAD_MOST = 16_384  # bytes of the upgrade's HTTP head, and of the body of a refusal
+DISCARDED_MOST = 4 * 1024 * 1024  # bytes to discard while waiting for the peer's close frame
+SLICE = 128  # bytes; parsing fewer takes less time than reading the clock
 PLAIN_TEXT = [(b"Content-Type", b"text/plain; charset=utf-8")]
 TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
@@ -113,13 +117,29 @@ async def connect(
     proxy: str | None = None,
     insecure: bool = False,
 ) -> AsyncIterator[WebSocketStream]:
-    """Open a byte stream over the WebSocket at `url`, `ws://host:port/path` or `wss://…`.
+    """Open a byte stream over the WebSocket at `url`.
 
-    The server's certificate has to be valid for `server_hostname`, by default the host in the URL. The request names it
-    as well. `headers` go with the request, such as `{"Authorization": "Bearer …"}`. With `subprotocols`, a server that
-    takes none of them is refused. `proxy` is the URL of a proxy to connect through, or "environment". Raises OSError
-    when no host answers and `HandshakeFailed` when the upgrade is refused; ValueError for `ws` off loopback without
-    `insecure=True`.
+    Leaving the block normally exchanges close frames. Leaving it with an error closes the connection abruptly.
+
+    Args:
+        url: `ws://host:port/path` or `wss://host:port/path`.
+        tls: the certificates to trust and to present, for `wss`.
+        ssl_context: a context to use instead of `tls`.
+        server_hostname: the name that the certificate must have, and that the request sends. By default the host in the
+            URL.
+        headers: additional headers of the request, such as `{"Authorization": "Bearer …"}`.
+        subprotocols: subprotocols to offer. A server that accepts none of them is refused.
+        connect_timeout: seconds to connect.
+        handshake_timeout: seconds for the TLS handshake, and for the upgrade.
+        close_timeout: seconds for the peer to answer our close frame.
+        message_most: bytes of the largest message to accept.
+        proxy: the URL of a proxy to connect through, or "environment".
+        insecure: allow `ws` beyond loopback, and `wss` with a context that doesn't verify.
+
+    Raises:
+        HandshakeFailed: if the TLS handshake or the upgrade fails. The error has the reason, and the HTTP status.
+        OSError: if the host doesn't answer.
+        ValueError: if an argument is invalid, or for `ws` beyond loopback without `insecure=True`.
     """
     place = _parse_url(url)
     extra_headers = encode_headers(headers)
@@ -181,14 +201,35 @@ async def serve(
     listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run `handler(stream)` for each WebSocket, until cancelled; with `tls` it is `wss`.
+    """Run `handler(stream)` for each WebSocket, until cancelled. With `tls` or `ssl_context`, this is `wss`.
 
-    With `path`, any other path is answered with 404. A request of a web page (it has an Origin) is answered with 403
-    unless that origin is in `origins`, since pages of any site can reach 127.0.0.1. With `pages` the server also
-    delivers these files, and lets them connect if they were asked for by the server's IP address or as localhost. For
-    any other name the origin has to be in `origins`, since the owner of a domain can have it lead to any address. Of
-    `subprotocols` the first that the client knows is spoken, none if it knows none of them. A connection from one of
-    `balancers`, addresses or networks, must begin with a header of the PROXY protocol, which says who the peer is.
+    A request from a web page has an Origin header. It is refused with status 403 unless its origin is in `origins`,
+    because the pages of any site can connect to 127.0.0.1. With `pages`, the server's own pages may also connect, if
+    the browser requested them by the server's IP address or as localhost. Pages requested by any other name need an
+    entry in `origins`, because the owner of a domain can point it at any address.
+
+    Args:
+        handler: gets each stream, which is closed afterwards.
+        port: the port. 0 chooses a free one.
+        host: the address to bind, or a host with several addresses. An empty host binds all addresses.
+        path: the path of the WebSocket. Requests for another path are refused with status 404. None accepts any path.
+        origins: the origins of web pages that may connect, such as `https://example.org`.
+        pages: static files to deliver to browsers on the same port.
+        subprotocols: subprotocols to accept, in order of preference. If the client offers none of them, none is used.
+        tls: the server's certificate and key. After a reload, new connections use the new ones.
+        ssl_context: a context to use instead of `tls`.
+        limits: how many connections and handshakes are allowed, and the time for a handshake.
+        close_timeout: seconds for the peer to answer our close frame.
+        message_most: bytes of the largest message to accept.
+        insecure: allow `ws` beyond loopback.
+        balancers: addresses or networks of load balancers. A connection from one of them must begin with a header of
+            the PROXY protocol, which names the real peer.
+        listeners: sockets that were bound elsewhere, used instead of `host` and `port`.
+        task_status: gets a list of the addresses, with the path.
+
+    Raises:
+        ValueError: if an argument is invalid, or for `ws` beyond loopback without `insecure=True`.
+        OSError: if an address can't be bound.
     """
     limits = limits or Limits()
     trusted = Balancers(balancers)
@@ -242,7 +283,7 @@ async def serve(
 
 @attrs.frozen
 class _Visit:
-    """A connection whose first request asks for a page."""
+    """A connection whose first request is for a page."""
 
     stream: Wire
     request: PageRequest
@@ -256,7 +297,7 @@ class _Visit:
 
 @attrs.frozen
 class _EntranceBesidePages:
-    """Answers visits, and calls a handler with everything else."""
+    """Answers requests for pages, and calls a handler with each WebSocket."""
 
     handler: Callable[[WebSocketStream], Awaitable[None]]
 
@@ -266,7 +307,7 @@ class _EntranceBesidePages:
 
 @attrs.frozen
 class _RefusingEntranceBesidePages(_EntranceBesidePages):
-    """The same, for a handler that also gets the connections for which there is no place."""
+    """The same for a handler that can also refuse connections when the server is full."""
 
     refusing: Refusing
 
@@ -278,7 +319,7 @@ class _RefusingEntranceBesidePages(_EntranceBesidePages):
 
 
 def _entrance_beside_pages(handler: Callable[[WebSocketStream], Awaitable[None]]) -> _EntranceBesidePages:
-    """Return a handler of both kinds of connections. Without pages there is only one kind."""
+    """Return a handler for both kinds of connections. A server without pages only has WebSockets."""
     given: object = handler
     if isinstance(given, Refusing):
         return _RefusingEntranceBesidePages(handler, given)
@@ -293,9 +334,9 @@ def _refusal(
     origins: Collection[str],
     pages_host: str,
 ) -> tuple[int, str] | None:
-    """Return the status and the text with which a request is refused; None if it is not.
+    """Return the status and the text with which to refuse a request, or None to accept it.
 
-    `pages_host` is the Host header of the request if this server has pages, otherwise empty.
+    `pages_host` is the Host header of the request if this server has pages. Otherwise it is empty.
     """
     if path is not None and urlsplit(requested).path != urlsplit(path).path:
         return 404, "this server has another path"
@@ -307,7 +348,7 @@ def _refusal(
 
 
 def refuse_origin(origin: str) -> str:
-    """Log that a page of a foreign origin may not connect, and return the text that says so."""
+    """Log that a page of a foreign origin tried to connect, and return the text of the refusal."""
     if may_log("pages of foreign origins"):
         # log: A web page of another origin tried to connect. If it is one of yours, list it in `origins=`, or with
         # `--origin`.
@@ -316,9 +357,9 @@ def refuse_origin(origin: str) -> str:
 
 
 def _is_own_page(kind: str, origin: str, pages_host: str) -> bool:
-    """Return True for a page that this server delivered itself, under an address that belongs to no other owner.
+    """Return True for a page that this server delivered under an IP address or as localhost.
 
-    A domain could lead to another address a moment later (DNS rebinding), so a name proves nothing.
+    A domain name proves nothing, because its owner could point it at this server a moment later (DNS rebinding).
     """
     if origin != f"{'http' if kind == 'ws' else 'https'}://{pages_host}":
         return False
@@ -329,7 +370,7 @@ def _is_own_page(kind: str, origin: str, pages_host: str) -> bool:
 
 
 def encode_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Check the headers of a request; raises ValueError, in which no value is shown."""
+    """Check and encode the headers of a request. Raises ValueError, whose text contains no header values."""
     encoded = []
     for name, value in headers.items() if isinstance(headers, Mapping) else headers:
         if not TOKEN.fullmatch(name):
@@ -343,24 +384,27 @@ def encode_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
 
 
 def other_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[str, str], ...]:
-    """Return the headers of a request as `Request` has them: without those of the handshake."""
+    """Return the headers of a request for `Request`, without those of the WebSocket handshake."""
     told = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers]
     return tuple(header for header in told if not is_ours(header[0]))
 
 
 def close_code_for(reason: Reason) -> int:
-    """Return the code of the close frame that carries a reason: 1008 for codes of 400 to 499, 1011 for others."""
+    """Return the code of the close frame for a reason: 1008 for codes from 400 to 499, and 1011 for others."""
     return POLICY if 400 <= reason.code < 500 else INTERNAL_ERROR
 
 
 def reason_of_close(code: int, text: str, name: str) -> Reason | None:
-    """Return why the peer closed, by its close frame; `name` is for a code without a text. None for an orderly end."""
+    """Return the reason in the peer's close frame, or None for an orderly end without a reason.
+
+    `name` is the text for a code that came without one.
+    """
     told = Reason.decode(text.encode())
     return told or None if code in CLEAN else Reason(told.text or name, told.code or code)
 
 
 def is_ours(name: str) -> bool:
-    """Return True for a header, its name in lower case, that belongs to the handshake of a WebSocket."""
+    """Return True if a header belongs to the handshake of a WebSocket. The name must be in lower case."""
     return name in OUR_HEADERS or name.startswith("sec-websocket-")
 
 
@@ -393,7 +437,7 @@ class _Place:
         return join_host_port(self.host, self.port)
 
     def __str__(self) -> str:
-        # Without the query, which may hold a token.
+        # The query is left out, because it may contain a token.
         return f"{'wss' if self.secure else 'ws'} {self.host_header}{self.resource.partition('?')[0]}"
 
 
@@ -457,10 +501,13 @@ secure_transport: Final = Transport(
 
 
 class WebSocketStream(trio.abc.Stream):
-    """A byte stream in binary messages; its end is only clean after a close frame.
+    """A byte stream in binary messages. Its end is clean only after a close frame.
 
-    trio-websocket does the upgrade. The frames are read and written here, without a task of their own and without
-    copies of what need not be masked.
+    trio-websocket does the upgrade. This class reads and writes the frames. It has no background task, and copies
+    payload only if it has to be masked.
+
+    Cancelling `receive_some` loses no data. Cancelling `send_all` while it waits for the socket leaves a frame
+    incomplete, and all later sends raise `trio.BrokenResourceError`.
     """
 
     def __init__(self, wire: Wire, upgrade: _Upgrade, upgraded: _Upgraded, rest: bytes) -> None:
@@ -469,7 +516,7 @@ class WebSocketStream(trio.abc.Stream):
         self._is_client = self._request is None
         self._subprotocol = websocket.subprotocol
         self.peer: str = upgrade.peer
-        """The other end, for people: `ws 127.0.0.1:7000/chat`."""
+        """The name of the other end, such as `ws 127.0.0.1:7000/chat`."""
         place = wire.local.partition(" ")[2]
         self._local = f"{self.peer.partition(' ')[0]} {place}" if place else ""
         self._close_timeout = upgrade.close_timeout
@@ -477,44 +524,45 @@ class WebSocketStream(trio.abc.Stream):
         self._frames.feed(rest)
         self._may_hold_more = bool(rest)
         self._turns = turns()
-        self._began = 0.0  # when the frames of the last read were begun
+        self._began = 0.0  # when parsing of the last read began
         self._closed = False
-        self._failure: Exception | None = None  # why nothing more can be received
-        self._ended: CloseReason | None = None  # the peer's close frame
+        self._failure: Exception | None = None  # the reason why nothing more can be received
+        self._ended: CloseReason | None = None  # of the peer's close frame
         self._told: Reason | None = None
-        self._unsent: list[bytes | memoryview] = []  # frames, the first of which may have been sent in part
-        self._owed = 0  # bytes with which the next write begins, and that are in frames already
-        self._pong = b""  # the last pong, while the socket takes nothing
-        self._is_torn = False  # a send was cancelled on its way
-        self._sent: trio.Event | None = None  # for a close that waits for a send under way
+        self._unsent: list[bytes | memoryview] = []  # frames, of which the first may have been sent in part
+        self._owed = 0  # bytes at the start of the next write that are already in frames
+        self._pong = b""  # the latest pong, while the socket accepts nothing
+        self._is_torn = False  # a send was cancelled inside a frame
+        self._sent: trio.Event | None = None  # set for a close that waits for a running send
         self._sending = OneAtATime("sending on this WebSocket")
         self._receiving = OneAtATime("receiving from this WebSocket")
 
     @property
     def local(self) -> str:
-        """This end, in the same form and without a path."""
+        """The name of this end, in the form of `peer` and without a path."""
         return self._local
 
     @property
     def identity(self) -> Identity | None:
-        """The identity that the stream below gives: over TLS by the certificate that was verified."""
+        """The identity of the peer. Over TLS, it comes from the verified certificate."""
         return self._wire.identity
 
     @property
     def request(self) -> Request | None:
-        """The request that opened it; None on the side that connected."""
+        """The request that opened the WebSocket. None on the client's side."""
         return self._request
 
     @property
     def subprotocol(self) -> str | None:
-        """The subprotocol that both sides agreed on, if they were given some."""
+        """The subprotocol that both sides agreed on, or None."""
         return self._subprotocol
 
     @property
     def peer_reason(self) -> Reason | None:
-        """Why the peer closed it, by its close frame; None before that and after an end without a reason.
+        """The reason in the peer's close frame. None before it arrived, and after an orderly end without a reason.
 
-        The code is that of the frame if the text has none in front, and 0 if the end was an orderly one.
+        The code is the one at the beginning of the text, if there is one. Otherwise it is the code of the close frame,
+        or 0 after an orderly end.
         """
         ended = self._ended
         if self._closed or ended is None:
@@ -540,7 +588,7 @@ class WebSocketStream(trio.abc.Stream):
         return data
 
     async def wait_readable(self) -> None:
-        """Sleep until there may be something to receive, or an error; it may return early."""
+        """Sleep until there may be something to receive, or an error. May return early."""
         if self._closed or self._failure is not None or self._ended is not None:
             await trio.lowlevel.checkpoint()
         elif not self._may_hold_more:
@@ -552,7 +600,7 @@ class WebSocketStream(trio.abc.Stream):
             await trio.lowlevel.checkpoint()
 
     def receive_nowait(self, max_bytes: int) -> bytes | None:
-        """Return what has come: b"" at the end, None while there is no payload."""
+        """Return data that has arrived, b"" at the end of the stream, or None if there is no payload yet."""
         if self._closed:
             raise self._closed_here()
         frames = self._frames
@@ -585,14 +633,14 @@ class WebSocketStream(trio.abc.Stream):
         return self._end() if self._failure is not None or self._ended is not None else None
 
     def stop_waiting(self) -> None:
-        """Let `wait_readable` return now."""
+        """Make `wait_readable` return now."""
         self._wire.stop_waiting()
 
     def _answer(self, frames: FrameReader) -> None:
-        """Answer the pings and the close frame that came."""
+        """Answer pings and the close frame."""
         controls, frames.controls = frames.controls, []
         for opcode, payload in controls:
-            if opcode == PING:  # only the last one counts, so the peer cannot make them pile up
+            if opcode == PING:  # only the latest pong is kept, so a peer can't make pongs pile up
                 self._pong = control_frame(PONG, payload, is_masked=self._is_client)
             else:
                 code, text = read_close(payload)
@@ -627,14 +675,15 @@ class WebSocketStream(trio.abc.Stream):
             await self._send([view] if len(view) else [])
 
     async def send_buffers(self, buffers: Buffers) -> None:
-        """`send_all` for several buffers, in the same messages."""
+        """Send several buffers, as `send_all` does. They share messages."""
         with self._sending:
             await self._send([buffer for buffer in buffers if len(buffer)])
 
     def send_nowait(self, buffers: Buffers) -> int:
-        """Write what the kernel takes now, in order; return the number of bytes, which may be 0.
+        """Send as much as the kernel accepts now, in order. Return the number of bytes, which may be 0.
 
-        Only whole messages count. The others are begun, so what was not taken has to come first in the next write.
+        The result counts complete messages only. The remaining data is already in frames, so the next write must begin
+        with it.
         """
         self._sending.check()
         self._check_sendable()
@@ -662,7 +711,7 @@ class WebSocketStream(trio.abc.Stream):
             self._check_sendable()
             for batch in in_batches(buffers):
                 if self._ended is not None or self._failure is not None:
-                    self._check_sendable()  # the answer to a close frame went out meanwhile
+                    self._check_sendable()  # the answer to a close frame was sent in the meantime
                 self._put(batch)
                 while not self._push():
                     waited = True
@@ -689,7 +738,7 @@ class WebSocketStream(trio.abc.Stream):
         self._unsent.append(control_frame(CLOSE, payload, is_masked=self._is_client))
 
     def _push(self) -> bool:
-        """Hand the frames to the stream below; return True if it took all."""
+        """Pass the frames to the underlying stream. Return True if it accepted everything."""
         while True:
             frames = self._unsent
             if not frames:
@@ -699,13 +748,13 @@ class WebSocketStream(trio.abc.Stream):
             self._unsent = []
             taken = self._wire.send_nowait(frames)
             if taken < sum(map(len, frames)):
-                self._unsent = [b"".join(rest_of(frames, taken))]  # the caller may change what it owns
+                self._unsent = [b"".join(rest_of(frames, taken))]  # copied, because the caller may reuse its buffers
                 return False
 
     def _push_beside(self) -> None:
-        """Send what reading has produced; a send that is under way takes it along."""
+        """Send the output that reading has produced, unless a running send will send it."""
         if not self._sending.is_busy and not self._is_torn:
-            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # the next send says so
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # the next send reports the error
                 self._push()
 
     def _check_sendable(self) -> None:
@@ -719,18 +768,21 @@ class WebSocketStream(trio.abc.Stream):
     # The end
 
     async def aclose(self) -> None:
-        """Exchange close frames and close, within the close timeout; unread data is discarded."""
+        """Exchange close frames and close, within the close timeout. Unread data is discarded."""
         await self._close(DONE, "")
 
     async def close_with(self, reason: Reason) -> None:
-        """Close as `aclose` does, and say why in the close frame: 1008 for codes of 400 to 499, 1011 for others."""
+        """Close as `aclose` does, and send the reason in the close frame.
+
+        The code of the frame is 1008 for codes from 400 to 499, and 1011 for others.
+        """
         await self._close(close_code_for(reason), reason.encode(CLOSE_TEXT_MOST).decode())
 
     async def _close(self, code: int, text: str) -> None:
         if self._closed:
             await trio.lowlevel.checkpoint()
             return
-        self._told = self.peer_reason  # the answer to our own frame repeats what that says
+        self._told = self.peer_reason  # stored now, because the answer to our close frame repeats our own reason
         self._closed = True
         try:
             with trio.move_on_after(self._close_timeout):
@@ -746,7 +798,7 @@ class WebSocketStream(trio.abc.Stream):
             await close_at_once(self._wire)
 
     async def _say_goodbye(self, code: int, text: str) -> None:
-        """Send a close frame, and read until that of the peer comes; or finish the answer to the peer's."""
+        """Send a close frame and read until the peer's arrives. If it has arrived already, finish answering it."""
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError, Violation):
             if self._ended is None:
                 self._put_close(code, text)
@@ -757,7 +809,7 @@ class WebSocketStream(trio.abc.Stream):
                 discarded += len(self._frames.take(RECEIVE_SIZE))
                 self._answer(self._frames)
                 if discarded > DISCARDED_MOST:
-                    await trio.sleep_forever()  # it goes on without an answer; closing now could cost it our last words
+                    await trio.sleep_forever()  # until the timeout; closing now could lose the end of our own data
                 if self._frames.may_hold_more:
                     await trio.lowlevel.checkpoint()
                 elif self._ended is None:
@@ -775,10 +827,10 @@ _Upgraded = tuple[WebSocketConnection, Request | None]
 
 @attrs.frozen
 class _Upgrade:
-    """How one end starts the WebSocket, and its limits."""
+    """How one side starts the WebSocket, and the limits of the stream."""
 
     start: Callable[..., Awaitable[_Upgraded]]
-    """Does the upgrade, given a nursery, the stream and the sizes that trio-websocket keeps to."""
+    """Does the upgrade. Its arguments are a nursery, the stream, and the buffer size for trio-websocket."""
     peer: str
     handshake_timeout: float
     close_timeout: float
@@ -786,7 +838,7 @@ class _Upgrade:
 
 
 class _Tasks:
-    """Stands in for a nursery: keeps a task's failure for the waiting task instead of raising it."""
+    """Replaces a nursery for trio-websocket. If a task fails, its error is kept for the task that waits."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
@@ -798,7 +850,7 @@ class _Tasks:
         self._nursery.start_soon(self._run, task)
 
     def cancel(self) -> None:
-        """End the task of the upgrade, which would go on reading."""
+        """End the task of trio-websocket, which would otherwise keep reading."""
         self._scope.cancel()
 
     async def _run(self, task: Callable[[], Awaitable[None]]) -> None:
@@ -813,9 +865,9 @@ class _Tasks:
 
 @protected_manager
 async def websocket_over(wire: Wire, upgrade: _Upgrade, began: bytes = b"") -> AsyncIterator[WebSocketStream]:
-    """Upgrade when entered; exchange close frames when left normally, and close at once when left by an error.
+    """Do the upgrade on entry. On a normal exit exchange close frames, and on an error close abruptly.
 
-    `began` is what was read from the wire before.
+    `began` holds the bytes that were already read from the wire.
     """
     try:
         async with background() as nursery:
@@ -831,8 +883,8 @@ async def websocket_over(wire: Wire, upgrade: _Upgrade, began: bytes = b"") -> A
 async def _upgrade(nursery: trio.Nursery, wire: UpgradeStream, upgrade: _Upgrade) -> _Upgraded:
     tasks = _Tasks(nursery)
     tasks.waiting.deadline = trio.current_time() + upgrade.handshake_timeout
-    with tasks.waiting, suppress(ConnectionClosed):  # the peer went away before the answer
-        # Of the nursery only `start_soon` is used.
+    with tasks.waiting, suppress(ConnectionClosed):  # raised if the peer closes before the upgrade is done
+        # trio-websocket uses only `start_soon` of the nursery.
         upgraded = await upgrade.start(tasks, wire, receive_buffer_size=RECEIVE_SIZE)
         tasks.cancel()
         return upgraded
@@ -842,7 +894,7 @@ async def _upgrade(nursery: trio.Nursery, wire: UpgradeStream, upgrade: _Upgrade
         status = tasks.failure.status_code
         told = Reason.decode(tasks.failure.body or b"").text
         if told.lstrip().startswith("<"):
-            told = ""  # a page for people
+            told = ""  # an HTML page, which doesn't help in an error text
         why = f"the upgrade was answered with HTTP {status}{f': {told!r}' if told else ''}"
     elif wire.failure is not None:
         why = f"{wire.failure}{f'; its bytes look like {found}' if found else ''}"
@@ -855,32 +907,33 @@ async def _upgrade(nursery: trio.Nursery, wire: UpgradeStream, upgrade: _Upgrade
         elif hint := wire.hint_if_silent:
             why += f". {hint}"
     if found == "an HTTP response":
-        found = None  # WebSocket begins with one, and `status` says what is wrong with it
+        found = None  # the answer to an upgrade is an HTTP response, and `status` tells what is wrong with it
     raise HandshakeFailed(f"{upgrade.peer}: {why}", status=status, found=found) from tasks.failure or wire.failure
 
 
 class UpgradeStream(trio.abc.Stream):
-    """The stream that trio-websocket reads and writes until the upgrade is done; it bounds what a peer may send.
+    """The stream that trio-websocket uses until the upgrade is done. It limits what the peer may send.
 
-    Behind the HTTP head of an upgrade it gives out nothing more: those are frames, which it keeps.
+    After the HTTP head of a successful upgrade, it returns nothing more. The bytes after it are frames and stay in
+    `rest`.
     """
 
     def __init__(self, wire: trio.abc.Stream, began: bytes = b"") -> None:
         self._wire = wire
         self._began = began
         self._http = bytearray()
-        self._is_over = False  # the head is whole
+        self._is_over = False  # the head is complete
         self._is_closed = False
         self.failure: Exception | None = None
-        """Why reading ended, unless by the end of the stream."""
+        """The error that ended reading, or None. The end of the stream isn't an error."""
         self.head: bytes = b""
-        """The first bytes that came."""
+        """The first bytes that arrived."""
         self.rest: bytes = b""
-        """What came behind the head."""
+        """The bytes after the head."""
 
     @property
     def hint_if_silent(self) -> str | None:
-        """What to try if the peer sent nothing."""
+        """The advice for error texts if the peer sent nothing."""
         return None if self.head else getattr(self._wire, "hint_if_silent", None)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:

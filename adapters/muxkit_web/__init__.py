@@ -1,7 +1,7 @@
-"""What a server gives to browsers: the JavaScript client, and static pages on the port of a WebSocket.
+"""Browser support for servers: the JavaScript client, and static pages on the port of a WebSocket server.
 
-`MODULE` is the path of `muxkit.js`, an ES module without dependencies. `Pages` serves a folder, and the module with it,
-when it is given to a WebSocket server as `pages=`.
+`MODULE` is the path of `muxkit.js`, an ES module without dependencies. `Pages` serves a folder together with that
+module. Pass it to a WebSocket server as `pages=`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the files of the JavaScript client are."""
+"""The paths of the files of the JavaScript client."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ FOLDER: Final = Path(__file__).parent
 MODULE: Final = FOLDER / "muxkit.js"
 """The JavaScript client, an ES module."""
 TYPES: Final = FOLDER / "muxkit.d.ts"
-"""Its types."""
+"""The TypeScript declarations of the JavaScript client."""

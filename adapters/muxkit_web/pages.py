@@ -1,8 +1,8 @@
-"""Static files of a folder over HTTP, for the pages that talk to a muxkit server on the same port.
+"""Static files of a folder over HTTP, for pages that talk to a muxkit server on the same port.
 
-A WebSocket server that was given `Pages` reads the first request of each connection. A request for an upgrade becomes a
-WebSocket as usual. Anything else is answered here, and the connection is closed afterwards. This is meant for the few
-files of a page. A site with more than that belongs to a web server, with the WebSocket behind it.
+A WebSocket server with `Pages` reads the first request of each connection. An upgrade request becomes a WebSocket as
+usual. Any other request is answered here, and the connection is closed afterwards. This is meant for the few files of
+a page. For a larger site, use a web server and put the WebSocket behind it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import trio
 
 from ._files import MODULE, TYPES
 
-PIECE: Final = 256 * 1024  # bytes of a file that are in memory at the same time
+PIECE: Final = 256 * 1024  # bytes of a file that are in memory simultaneously
 HEAD_MAX: Final = 16_384  # bytes of a request's head
 CLIENT: Final = {"muxkit.js": MODULE, "muxkit.d.ts": TYPES}
-# The registry of the machine may say something else about these, and a browser refuses modules of another type.
+# The machine's registry may have other types for these, and browsers refuse modules of another type.
 TYPES_OF: Final = {".js": "text/javascript; charset=utf-8", ".mjs": "text/javascript; charset=utf-8"}
 
 Headers = list[tuple[str, str]]
@@ -33,8 +33,11 @@ Headers = list[tuple[str, str]]
 class Pages:
     """The files that a server delivers: those of a folder, and the JavaScript client as `/muxkit.js`.
 
-    Files whose names begin with a dot, and links that lead out of the folder, are not delivered. A file of the folder
-    goes before the client's file of the same name.
+    Files whose names begin with a dot aren't delivered, and neither are links that lead out of the folder. A file in
+    the folder takes precedence over the client's file of the same name.
+
+    Raises:
+        ValueError: if `folder` isn't a folder.
     """
 
     folder: Path = attrs.field(converter=Path)
@@ -44,7 +47,12 @@ class Pages:
             raise ValueError(f"invalid folder of pages: expected a folder, got {str(self.folder)!r}")
 
     async def answer(self, stream: trio.abc.SendStream, request: PageRequest) -> None:
-        """Answer a request for a page, and say that the connection ends with it."""
+        """Answer a request for a page. The response says that the connection will be closed.
+
+        Args:
+            stream: where to send the response.
+            request: the request, as `read_request` returned it.
+        """
         if request.method not in ("GET", "HEAD"):
             await request.respond(stream, HTTPStatus.METHOD_NOT_ALLOWED, [("Allow", "GET, HEAD")])
             return
@@ -66,7 +74,7 @@ class Pages:
             file.close()
 
     def _open(self, target: str) -> tuple[BinaryIO, str] | None:
-        """Open the file that a request asks for; None if there is none that may be delivered."""
+        """Open the requested file. Return None if there is no such file, or if it must not be delivered."""
         parts = [part for part in unquote(urlsplit(target).path, errors="replace").split("/") if part]
         if any(part.startswith(".") or "\\" in part or "\0" in part or ":" in part for part in parts):
             return None
@@ -90,23 +98,23 @@ def _type_of(name: str) -> str:
 
 
 class PageRequest:
-    """The first HTTP request of a connection; made by `read_request`."""
+    """The first HTTP request of a connection. Made by `read_request`."""
 
     def __init__(self, parser: h11.Connection, request: h11.Request, head: bytes) -> None:
         self._parser = parser
         self.head: bytes = head
-        """All bytes that were read."""
+        """All bytes that were read, including any after the head."""
         self.method: str = request.method.decode("ascii")
         self.target: str = request.target.decode("latin-1")
         self._headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers]
 
     def header(self, name: str) -> str:
-        """Return the first header with this name, in lower case; empty if there is none."""
+        """Return the first header with this name, which must be in lower case. Empty if there is none."""
         return next((value for each, value in self._headers if each == name), "")
 
     @property
     def is_upgrade(self) -> bool:
-        """True for the handshake of a WebSocket."""
+        """True if the request opens a WebSocket."""
         return "websocket" in self.header("upgrade").lower()
 
     async def respond(
@@ -116,7 +124,14 @@ class PageRequest:
         headers: Headers = [],  # noqa: B006 - it is read only
         body: BinaryIO | str | None = "",
     ) -> None:
-        """Send a response: a file, a text (by default that of the status), or None for a response without a body."""
+        """Send a response.
+
+        Args:
+            stream: where to send the response.
+            status: the status.
+            headers: headers in addition to those of the body.
+            body: a file, a text, or None for a response without a body. An empty text stands for that of the status.
+        """
         text = f"{body or status.phrase}\n".encode() if isinstance(body, str) else b""
         if text:
             headers = [*headers, ("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(text)))]
@@ -137,7 +152,7 @@ class PageRequest:
 
 
 async def read_request(stream: trio.abc.ReceiveStream) -> PageRequest | None:
-    """Read the head of the first request; None if the peer hangs up, or sends anything but HTTP."""
+    """Read the head of the first request. Return None if the peer closes, or if it sends something other than HTTP."""
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_MAX)
     head = b""
     while True:

@@ -1,6 +1,6 @@
-"""The data source that Spark finds as `format("muxkit")`: it looks for a `DefaultSource` in packages `pyspark_*`.
+"""The data source for `format("muxkit")`. Spark finds it because it searches packages `pyspark_*` for `DefaultSource`.
 
-Spark imports this whenever it looks for any data source, so muxkit itself is imported only on use.
+Spark imports this package whenever it looks for any data source, so it imports muxkit only when it is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(DataSource):
-    """`format("muxkit")`: sessions of restream to read, channels of muxkit to write to."""
+    """The data source `format("muxkit")`: it reads sessions of restream, and writes to channels of muxkit."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,5 +1,5 @@
-"""Fixtures for pytest: programs on a simulated network, on virtual time.
+"""A pytest plugin with fixtures that run programs on a simulated network and on a virtual clock.
 
-Nothing is imported here: pytest loads plugins before it measures coverage, and a plugin that imported muxkit and Trio
-would hide their import from it.
+This module imports nothing. pytest loads plugins before it starts to measure coverage, so a plugin that imported muxkit
+and Trio would hide their module-level code from the measurement.
 """

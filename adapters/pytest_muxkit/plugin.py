@@ -1,9 +1,10 @@
-"""The pytest plugin: `weather`, `muxkit_server`, `muxkit_pair` and `chaos`, for async tests that pytest-trio runs.
+"""The pytest plugin: the fixtures `weather`, `muxkit_server`, `muxkit_pair` and `chaos`, for async tests.
 
-A test that uses one of them is run on a virtual clock, in an order of tasks that its seed decides, and a failure says
-how to have it again. `@pytest.mark.muxkit(protocol=, weather=, seed=, seeds=, faults=, clock=)` sets what they do.
+A test that uses one of them runs on a virtual clock, and its seed decides the order in which Trio runs tasks. The
+report of a failure says how to repeat the run. `@pytest.mark.muxkit(protocol=, weather=, seed=, seeds=, faults=,
+clock=)` configures the fixtures. pytest-trio runs the tests.
 
-muxkit and Trio are imported by the first test that needs them, not by loading this.
+The first test that needs muxkit and Trio imports them. Loading this plugin doesn't.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from muxkit.testing import PlanRun, SimNetwork, SimWeather
 
     MuxkitServer = Callable[..., Awaitable[muxkit.Server]]
-    """The fixture `muxkit_server`: `await muxkit_server(handler, name="server", protocol=None, **options)`."""
+    """The type of `muxkit_server`: `await muxkit_server(handler, name="server", protocol=None, **options)`."""
     MuxkitPair = tuple[muxkit.Session, muxkit.Session]
-    """The fixture `muxkit_pair`: the client's session and the server's."""
+    """The type of `muxkit_pair`: the client's session and the server's."""
 
 FIXTURES: Final = frozenset({"weather", "muxkit_server", "muxkit_pair", "chaos"})
 PARAMETERS: Final = {"protocol": "muxkit_protocol", "weather": "muxkit_weather", "seeds": "muxkit_seed"}
@@ -79,7 +80,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let pytest-trio run the tests that use our fixtures with the clock and the order of tasks of their seed."""
+    """Let pytest-trio run the tests that use our fixtures on a virtual clock, in the order of tasks of their seed."""
     for item in items:
         if isinstance(item, pytest.Function) and _uses_us(item):
             _options(item)
@@ -89,7 +90,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Say what is missing, where pytest would say that it has no plugin for async functions."""
+    """Fail with a helpful text, where pytest would only report that async functions aren't supported."""
     if isinstance(item, pytest.Function) and _uses_us(item):
         if not _has_pytest_trio(item.config):
             pytest.fail("the fixtures of muxkit need pytest-trio: pip install pytest-trio", pytrace=False)
@@ -99,7 +100,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
-    """Add the seed to the report of a failure, and how to run it again."""
+    """Add the seed to the report of a failure, and the command that repeats the run."""
     outcome = yield
     report: pytest.TestReport = outcome.get_result()
     seed = item.stash.get(_SEED, None)
@@ -115,7 +116,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
 
 @pytest.fixture
 def muxkit_seed(request: pytest.FixtureRequest) -> int:
-    """The seed of the test: of its parametrisation, its mark, the command line, or 0."""
+    """The seed of the test: from its parametrization, its mark, the command line, or 0."""
     given = getattr(request, "param", None)
     if given is None:
         given = _options(request.node).get("seed", request.config.getoption("--muxkit-seed") or 0)
@@ -124,14 +125,14 @@ def muxkit_seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def muxkit_protocol(request: pytest.FixtureRequest) -> str:
-    """The protocol that `muxkit_server` and `muxkit_pair` speak: of the parametrisation, the mark, or bpmux."""
+    """The protocol of `muxkit_server` and `muxkit_pair`: from the parametrization, the mark, or bpmux."""
     given = getattr(request, "param", None) or _options(request.node).get("protocol", "bpmux")
     return str(given)
 
 
 @pytest.fixture
 def muxkit_weather(request: pytest.FixtureRequest) -> SimWeather:
-    """The weather of the network: of the parametrisation, the mark, or 10 ms each way."""
+    """The network conditions: from the parametrization, the mark, or a delay of 10 ms in each direction."""
     from muxkit.testing import SimWeather
 
     given = getattr(request, "param", None) or _options(request.node).get("weather")
@@ -146,7 +147,7 @@ def muxkit_weather(request: pytest.FixtureRequest) -> SimWeather:
 async def weather(
     request: pytest.FixtureRequest, muxkit_seed: int, muxkit_weather: SimWeather
 ) -> AsyncGenerator[SimNetwork, None]:
-    """The simulated network of the test, a `muxkit.testing.SimNetwork`: `sim://` URLs are served and dialled on it."""
+    """The simulated network of the test, a `muxkit.testing.SimNetwork`, for `sim://` URLs."""
     from muxkit.testing import SimNetwork
 
     request.node.stash[_SEED] = muxkit_seed
@@ -157,10 +158,10 @@ async def weather(
 
 @pytest.fixture
 async def muxkit_server(weather: SimNetwork, muxkit_protocol: str) -> AsyncGenerator[MuxkitServer, None]:
-    """A function that serves: `server = await muxkit_server(handler)`; clients connect to `server.url`.
+    """A function that starts a server: `server = await muxkit_server(handler)`. Clients connect to `server.url`.
 
-    `name` is the host, "server" if it is left out; `protocol` another one than that of the test. Other keywords are
-    those of `muxkit.open_server`. The servers end with the test.
+    Its keyword `name` is the host, "server" by default. `protocol` overrides the protocol of the test. Other keywords
+    are passed to `muxkit.open_server`. The servers end with the test.
     """
     import trio
 
@@ -186,7 +187,7 @@ async def muxkit_server(weather: SimNetwork, muxkit_protocol: str) -> AsyncGener
         **options: Any,
     ) -> muxkit.Server:
         url = f"{protocol or muxkit_protocol}+sim://{name}"
-        # Not in the task of the caller, which is that of the test: the server ends with this fixture.
+        # Start the server in the fixture's nursery. The caller is a task of the test, and the server must outlive it.
         server: muxkit.Server = await nursery.start(run, handler, url, options)
         return server
 
@@ -197,7 +198,7 @@ async def muxkit_server(weather: SimNetwork, muxkit_protocol: str) -> AsyncGener
 
 @pytest.fixture
 async def muxkit_pair(muxkit_server: MuxkitServer) -> AsyncGenerator[MuxkitPair, None]:
-    """Two sessions, one of the host `client` and one of the host `server`, on the network of the test."""
+    """Two connected sessions, one on the host `client` and one on the host `server`."""
     import trio
 
     import muxkit
@@ -220,7 +221,7 @@ async def muxkit_pair(muxkit_server: MuxkitServer) -> AsyncGenerator[MuxkitPair,
     except (muxkit.LinkLost, OSError):
         if not sessions:
             raise
-        # The test cut the connection, and has seen what comes of that.
+        # The test cut the connection and has handled the consequences.
     finally:
         done.set()
 
@@ -229,10 +230,12 @@ async def muxkit_pair(muxkit_server: MuxkitServer) -> AsyncGenerator[MuxkitPair,
 async def chaos(
     request: pytest.FixtureRequest, weather: SimNetwork, muxkit_seed: int, nursery: trio.Nursery
 ) -> PlanRun:
-    """Faults that come over the hosts while the test runs, a `muxkit.testing.PlanRun`: its `plan`, and what is `done`.
+    """Random faults on the network while the test runs, as a `muxkit.testing.PlanRun`.
 
-    They are drawn from the seed and spread over the first ten seconds: delays, throttles and partitions between all
-    hosts, and cuts. `@pytest.mark.muxkit(faults=…)` says how many there are at most, or which: a `Plan` or its text.
+    Its `plan` holds the faults, and its `done` those that have begun. The seed decides them. They are delays,
+    throttles, partitions and cuts between all hosts, spread over the first ten seconds.
+    `@pytest.mark.muxkit(faults=…)` sets the largest number of faults, or the faults themselves, as a `Plan` or its
+    text.
     """
     from muxkit.testing import Plan, PlanRun
 
@@ -241,7 +244,7 @@ async def chaos(
         given = Plan.parse(given)
     if not isinstance(given, Plan):
         given = Plan.draw(muxkit_seed, routes=[("*", "*")], length=LENGTH, weather=weather.weather, most=int(given))
-        given = given.with_events(given.faults)  # the order of tasks is that of the seed
+        given = given.with_events(given.faults)  # remove the reordered passes, because the seed decides the order
     request.node.stash[_PLAN] = given
     running = PlanRun(weather, given)
     nursery.start_soon(running.run)
@@ -252,7 +255,7 @@ async def chaos(
 
 
 def _options(node: Any) -> dict[str, Any]:  # noqa: ANN401 - pytest does not type nodes of requests
-    """Return the keywords of the marks of a test; the nearest one wins."""
+    """Return the keywords of the marks of a test. Of several marks, the closest one takes precedence."""
     found: dict[str, Any] = {}
     for mark in node.iter_markers("muxkit"):
         if mark.args or not MARK_OPTIONS.issuperset(mark.kwargs):
@@ -265,7 +268,7 @@ def _options(node: Any) -> dict[str, Any]:  # noqa: ANN401 - pytest does not typ
 
 
 def _uses_us(item: pytest.Function) -> bool:
-    # Names as common as `weather` may be fixtures and parameters of the suite itself; this one is not.
+    # `weather` or `chaos` may be a fixture or parameter of the test suite itself. `muxkit_seed` can't.
     return bool(FIXTURES.intersection(item.fixturenames)) and "muxkit_seed" in item.fixturenames
 
 
@@ -283,10 +286,10 @@ def _has_pytest_trio(config: pytest.Config) -> bool:
 
 
 def _runner(item: pytest.Function) -> Callable[..., object]:
-    """Return what pytest-trio calls in place of `trio.run`.
+    """Return the function that pytest-trio calls instead of `trio.run`.
 
-    pytest-trio takes the clock from the arguments of the test function only: a clock that just a fixture asks for is
-    made, and not used, and the test runs in real time.
+    pytest-trio takes the clock only from the arguments of the test function. A clock that only a fixture requests is
+    created but not used, and the test would run in real time. So we look for such a clock here.
     """
 
     def run(main: Callable[..., Awaitable[object]], *, clock: trio.abc.Clock | None = None, **options: Any) -> object:
@@ -312,7 +315,7 @@ def _is_real(item: pytest.Item) -> bool:
 
 
 def _check_clock(item: pytest.Item) -> None:
-    """Fail a test whose simulated network would run in real time, as under Hypothesis, which calls Trio by itself."""
+    """Fail a test that would run in real time, as under Hypothesis, which calls Trio on its own."""
     import trio
     import trio.testing
 

@@ -1,1 +1,1 @@
-"""What the packet transports, UDP and DTLS, are made of."""
+"""The parts that the packet transports, UDP and DTLS, consist of."""

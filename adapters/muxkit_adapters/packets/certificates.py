@@ -1,4 +1,4 @@
-"""Certificates for DTLS: contexts that verify, the check of a name or address, and reasons for refusals."""
+"""Certificates for DTLS: contexts that verify them, the check of host names and addresses, and the texts of errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log: Final = logging.getLogger("muxkit.adapters")
 Path = str | os.PathLike[str]
 
 
-DTLS_1_2 = 0xFEFD  # versions of DTLS count downwards
+DTLS_1_2 = 0xFEFD  # version numbers of DTLS count downwards
 CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20"
 ALERT = 21  # the record type
 FATAL = 2  # the level of an alert
@@ -62,10 +62,10 @@ ALERTS = {
 
 
 class Context(SSL.Context):
-    """A pyOpenSSL context for DTLS 1.2 that serves many connections; it verifies no peer until `set_verify` is called.
+    """A pyOpenSSL context for DTLS 1.2, for many connections. It verifies no peer until `set_verify` is called.
 
-    Trio sets the same options for each connection, and pyOpenSSL admits no change after the first connection, so calls
-    that change nothing are skipped.
+    Trio sets the same options for every connection, but pyOpenSSL allows no changes after the first connection.
+    Therefore this class skips calls that change nothing.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Context(SSL.Context):
         self._options_set = 0
         self._has_cookie_callback = False
         self.set_min_proto_version(DTLS_1_2)
-        self.set_max_proto_version(DTLS_1_2)  # Trio's part of the handshake knows no later one
+        self.set_max_proto_version(DTLS_1_2)  # the part of the handshake that Trio implements supports no later version
         self.set_cipher_list(CIPHERS)
 
     def set_options(self, options: int) -> int:
@@ -88,9 +88,12 @@ class Context(SSL.Context):
 
 
 def client_context(*, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None) -> Context:
-    """Make a context that verifies the server against `ca`, a PEM file of authorities, or the system's.
+    """Return a context that verifies the server.
 
-    `certificate` is a PEM file with the client's own chain, `key` the file with its key if that is another file.
+    Args:
+        ca: a PEM file of certificate authorities. By default those of the system.
+        certificate: a PEM file with the client's certificate chain, if it has one.
+        key: the file with its key. By default the key is in the file of the certificate.
     """
     context = Context()
     context.set_verify(SSL.VERIFY_PEER)
@@ -104,7 +107,13 @@ def client_context(*, ca: Path | None = None, certificate: Path | None = None, k
 
 
 def server_context(certificate: Path, key: Path | None = None, *, client_ca: Path | None = None) -> Context:
-    """Make a context that shows `certificate`, a PEM file with the chain; `client_ca` requires one of clients too."""
+    """Return a context for a server.
+
+    Args:
+        certificate: a PEM file with the server's certificate chain.
+        key: the file with its key. By default the key is in the file of the certificate.
+        client_ca: a PEM file of certificate authorities. If given, clients must present a certificate of one of them.
+    """
     context = Context()
     _show(context, certificate, key)
     if client_ca is not None:
@@ -114,7 +123,7 @@ def server_context(certificate: Path, key: Path | None = None, *, client_ca: Pat
 
 
 def context_of(tls: TLS, *, is_client: bool) -> Context:
-    """Make the context that `tls` describes."""
+    """Return the context that `tls` describes. Raises ValueError if its files are unusable."""
     context = Context()
     if not is_client and tls.cert is None:
         raise ValueError(CERTIFICATE_NEEDED)
@@ -138,7 +147,7 @@ def context_of(tls: TLS, *, is_client: bool) -> Context:
 
 
 class Renewed:
-    """The context of a server's next connection, made again after the files of its `TLS` were read again."""
+    """Returns the context of a server's next connection. It makes a new one after the files of `tls` were reloaded."""
 
     def __init__(self, tls: TLS) -> None:
         self._tls = tls
@@ -150,7 +159,7 @@ class Renewed:
             self._generation = self._tls.generation
             try:
                 self._made = context_of(self._tls, is_client=False)
-            except (OSError, ValueError) as error:  # the files have changed once more
+            except (OSError, ValueError) as error:  # the files have changed again, and are unusable
                 # log: The certificate files have changed and can't be used.
                 log.error("dtls goes on with the certificates that it had: %s", error)
         return self._made
@@ -169,18 +178,18 @@ def verifies(context: SSL.Context) -> bool:
 
 
 class Verdict:
-    """The result of verifying a peer's certificate, for one connection."""
+    """The result of verifying a peer's certificate for one connection."""
 
     def __init__(self, hostname: str | None) -> None:
         self._hostname = hostname
         self.reason: str | None = None
-        """Why the certificate was refused."""
+        """Why the certificate was refused, or None."""
         self.alert: int | None = None
-        """The peer's last fatal alert. It comes unprotected, so it may be forged."""
+        """The number of the peer's last fatal alert, or None. Alerts aren't authenticated, so it may be forged."""
 
     def watch(self, connection: SSL.Connection, mode: int) -> None:
-        """Verify the peer of this connection here."""
-        if mode & SSL.VERIFY_PEER:  # without it, OpenSSL calls the function and ignores its result
+        """Verify the peer of this connection with this object."""
+        if mode & SSL.VERIFY_PEER:  # otherwise OpenSSL calls the function and ignores its result
             connection.set_verify(mode, self._verify)
         name = self._hostname
         if name is not None and _as_ip(name) is None:
@@ -211,13 +220,13 @@ class Verdict:
 
 
 def identity_of(connection: SSL.Connection) -> Identity | None:
-    """Return the peer by its certificate; None if it showed none."""
+    """Return the identity in the peer's certificate, or None if the peer presented none."""
     certificate = connection.get_peer_certificate()
     return None if certificate is None else of_x509(certificate.to_cryptography())
 
 
 def reason_of(error: SSL.Error) -> str:
-    """Say why DTLS failed, without any data that was sent."""
+    """Describe why DTLS failed. The text contains none of the transferred data."""
     found = error.args[0] if error.args else None
     if isinstance(found, list) and found and isinstance(found[0], tuple):
         return f"DTLS failed: {found[0][-1]}"
@@ -237,7 +246,7 @@ def _show(context: Context, certificate: Path, key: Path | None, password: str |
         context.use_privatekey_file(key or certificate)
     else:
         unlocked = load_pem_private_key(FilePath(key or certificate).read_bytes(), password.encode())
-        context.use_privatekey(unlocked)  # type: ignore[arg-type]  # which OpenSSL checks
+        context.use_privatekey(unlocked)  # type: ignore[arg-type]  # pyOpenSSL accepts a key of cryptography
     context.check_privatekey()
 
 

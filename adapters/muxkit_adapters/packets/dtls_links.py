@@ -1,4 +1,10 @@
-"""DTLS links and their listener, on Trio's DTLS endpoint."""
+"""DTLS links and their listener, on top of Trio's DTLS endpoint.
+
+Trio implements the handshake with cookies and retransmissions, and pyOpenSSL the cryptography. This module works around
+four problems of that combination, each explained where it is solved: repeated flights (`DtlsLink._step`), the lock
+around sending (`endpoint_on`), packets that arrive during the handshake (`DtlsLink._keep_early_packets`), and errors
+about earlier packets (`EndpointSocket`).
+"""
 
 from __future__ import annotations
 
@@ -24,19 +30,19 @@ from .listeners import PacketListener, PeerPlace, Peers
 from .options import TURN, Address, ListenerOptions, PacketOptions, PacketTooLarge, loss
 from .sockets import PacketSocket
 
-BURST = 32  # packets encrypted before the kernel is asked to take them
-INBOX = 256  # packets that wait for the handler of one peer
+BURST = 32  # packets to encrypt before the kernel is asked to accept them
+INBOX = 256  # packets that may wait for the handler of one peer
 ALERT_GRACE = 1.0  # s
-PATIENCE = 20.0  # s for which a peer that waits for a place may be silent; most pauses between its packets are shorter
-CHANGE_CIPHER_SPEC, HANDSHAKE = 20, 22  # kinds of records
-RECORD_HEADER = 13  # bytes: the kind, the version, the epoch (2), the number (6) and the size (2)
-LARGEST_RECORD = 18_500  # bytes: above any DTLS record; larger packets are dropped
+PATIENCE = 20.0  # s that a peer waiting for a place may be silent; most pauses between its packets are shorter
+CHANGE_CIPHER_SPEC, HANDSHAKE = 20, 22  # record types
+RECORD_HEADER = 13  # bytes: type, version (2), epoch (2), sequence number (6), length (2)
+LARGEST_RECORD = 18_500  # bytes; every DTLS record is smaller, so larger packets are dropped
 
 
 class DtlsLink(PacketLink):
-    """Encrypted packets with one peer; each arrives whole and unchanged or not at all, perhaps late.
+    """Encrypted packets exchanged with one peer. A packet arrives whole and unchanged or not at all, and may be late.
 
-    DTLS carries no empty packets: `send` raises ValueError for one.
+    DTLS can't carry empty packets, so `send` raises ValueError for one.
     """
 
     def __init__(
@@ -51,7 +57,7 @@ class DtlsLink(PacketLink):
     ) -> None:
         super().__init__(packets, peer, channel.peer_address, options)
         self._channel = channel
-        # Trio keeps the connection private, and offers no other way to a certificate or a close_notify.
+        # Trio keeps the connection private, and offers no other access to the certificate or to close_notify.
         self._ssl: SSL.Connection = channel._ssl
         self._idle = idle
         self._heard_at = trio.current_time()
@@ -62,22 +68,22 @@ class DtlsLink(PacketLink):
         self._is_over = False
         self._early: deque[bytes] = deque()
         self.place: Place | None = None
-        """Of this link at its listener, for a handshake that goes on."""
+        """The place of this link at its listener, while the handshake runs."""
         self.patience: trio.CancelScope = trio.CancelScope(deadline=self._heard_at + PATIENCE)
-        """Around the wait of this link for its place, which ends when nothing is heard of the peer for too long."""
+        """Ends this link's wait for a place when the peer has been silent for too long."""
         channel.set_ciphertext_mtu(self._room())
         self._handshake_step: Callable[[], None] = self._ssl.do_handshake
-        self._flight = b""  # what the last step of the handshake has to say, until Trio reads it
-        self._last_message = -1  # number of the last message in the flights so far
-        self._has_changed_cipher = False  # in those flights
+        self._flight = b""  # output of the last handshake step, until Trio reads it
+        self._last_message = -1  # number of the last handshake message that was sent
+        self._has_changed_cipher = False  # a ChangeCipherSpec was sent
         vars(self._ssl).update(do_handshake=self._step, bio_read=self._take_flight)
 
     def _step(self) -> None:
-        """Do a step of the handshake, without what OpenSSL repeats of the flight before.
+        """Do one step of the handshake, and remove messages that OpenSSL repeats from the previous flight.
 
-        Trio has a timer of its own for that. OpenSSL has another one, of a second, and looks at it in the middle of the
-        step. If it has run out, OpenSSL puts the old flight in front of the new one, Trio takes both for a repetition
-        and drops them, and the handshake never ends.
+        Trio has its own retransmission timer. OpenSSL has one too, of one second, and checks it during the step. If it
+        has expired, OpenSSL puts the old flight in front of the new one. Trio would take both for a repetition and drop
+        them, and the handshake would never end.
         """
         bio_read = type(self._ssl).bio_read
         try:
@@ -96,14 +102,14 @@ class DtlsLink(PacketLink):
         return flight
 
     def _without_repetition(self, flight: bytes) -> bytes:
-        """Return the records of a flight from the first message on that was in none before."""
+        """Return the records of a flight, starting with the first message that wasn't sent before."""
         repeated, at = 0, 0
         while len(flight) >= at + RECORD_HEADER:
             kind, epoch = flight[at], int.from_bytes(flight[at + 3 : at + 5])
             size = RECORD_HEADER + int.from_bytes(flight[at + 11 : at + 13])
             if kind == CHANGE_CIPHER_SPEC:
                 if repeated and self._has_changed_cipher:
-                    return b""  # this side has nothing more to say after its first change
+                    return b""  # nothing follows the first ChangeCipherSpec and the Finished message after it
                 self._has_changed_cipher = True
             elif kind == HANDSHAKE and not epoch:
                 message = int.from_bytes(flight[at + RECORD_HEADER + 4 : at + RECORD_HEADER + 6])
@@ -116,11 +122,19 @@ class DtlsLink(PacketLink):
     async def shake_hands(
         self, *, within: float, retransmit: float, heeds_alerts: bool = False, shows_nothing: bool = False
     ) -> None:
-        """Do the handshake; raises `HandshakeFailed` with the reason, or ConnectionError if the peer is unreachable.
+        """Do the handshake.
 
-        With `heeds_alerts` a fatal alert of the peer leaves the handshake `ALERT_GRACE` seconds to succeed in spite of
-        it. Alerts come unprotected, so anybody could have forged it, and a handshake that succeeds shows that somebody
-        did. `shows_nothing` is True if this side has no certificate to show.
+        Args:
+            within: seconds for the handshake.
+            retransmit: seconds until a lost packet is retransmitted for the first time.
+            heeds_alerts: end the handshake `ALERT_GRACE` seconds after a fatal alert of the peer. Alerts aren't
+                authenticated, so anybody could have forged it. If the handshake still succeeds within that time, the
+                alert was forged.
+            shows_nothing: True if this side has no certificate to present.
+
+        Raises:
+            HandshakeFailed: if one side rejects the other, or if the handshake takes too long.
+            OSError: if the network reports the peer as unreachable.
         """
         self._heeds_alerts = heeds_alerts
         verdict, peer, context = self._verdict, self._peer, self._ssl.get_context()
@@ -139,8 +153,8 @@ class DtlsLink(PacketLink):
             raise HandshakeFailed(text, alert="bad certificate")
         if self._handshake.cancelled_caught and self._heeds_alerts and verdict.alert is not None:
             alert = ALERTS.get(verdict.alert, f"alert {verdict.alert}")
-            # DTLS 1.2 has no alert of its own for a missing certificate. Once the server has shown its certificate,
-            # both sides have agreed on a cipher, so "handshake failure" is about ours.
+            # DTLS 1.2 has no alert for a missing certificate. If the server has presented its own certificate, both
+            # sides have agreed on a cipher, so "handshake failure" must be about our certificate.
             is_missing = shows_nothing and alert == "handshake failure" and self._ssl.get_peer_certificate() is not None
             text = CERTIFICATE_REQUIRED if is_missing else f"the peer refused the connection: {alert}"
             raise HandshakeFailed(f"{peer}: {text}", alert="certificate required" if is_missing else alert)
@@ -161,10 +175,10 @@ class DtlsLink(PacketLink):
         self._keep_early_packets()
 
     def _keep_early_packets(self) -> None:
-        """Keep what Trio's handshake took from the peer after its own last packet.
+        """Keep packets that Trio's handshake received after it had sent the last packet of this side.
 
-        If a retransmission is due in the very moment in which that packet goes out, Trio waits for one more packet and
-        leaves it unread; it may be the peer's first data.
+        If a retransmission is due at the very moment at which that packet is sent, Trio waits for one more packet and
+        doesn't process it. That packet may contain the peer's first data.
         """
         try:
             while True:
@@ -172,16 +186,16 @@ class DtlsLink(PacketLink):
         except SSL.ZeroReturnError:
             self._is_over = True
         except SSL.Error:
-            pass  # nothing more; a broken record is as good as lost
+            pass  # there is nothing more; an invalid record counts as lost
 
     # Called by the socket and the listener
 
     def heard(self, packets: Sequence[bytes]) -> None:
-        """Note packets from the peer's address."""
+        """Record that packets arrived from the peer's address."""
         self._heard_at = trio.current_time()
         if not self._limit:
             if self.place is not None:
-                self.place.progressed()  # the address is proved, so nobody else can have sent them
+                self.place.progressed()  # the address is proved, so the packets are from this peer
             else:
                 self.patience.deadline = self._heard_at + PATIENCE
             for packet in packets:
@@ -191,7 +205,7 @@ class DtlsLink(PacketLink):
                 self._handshake.deadline = min(self._handshake.deadline, soon)
 
     def handshake_sent(self) -> None:
-        """Note that a packet of the handshake has been sent; if it was the alert, the handshake is over."""
+        """Record that a packet of the handshake was sent. If it was our alert, the handshake has failed."""
         if self._verdict.reason is not None:
             self._handshake.cancel()
 
@@ -201,7 +215,7 @@ class DtlsLink(PacketLink):
 
     @property
     def identity(self) -> Identity | None:
-        """The peer by its certificate, if it was verified; None if the peer showed none, or was not asked."""
+        """The identity in the peer's verified certificate. None if the peer presented none or wasn't asked for one."""
         return self._identity
 
     def _fit_path(self) -> None:
@@ -220,9 +234,12 @@ class DtlsLink(PacketLink):
     # Sending
 
     def send_nowait(self, packets: Sequence[bytes]) -> int:
-        """Send what the kernel takes now, in order; return the number of packets sent.
+        """Send as many packets as the kernel accepts now, in order. Return their number.
 
-        Raises as `send` does; if a packet has the wrong size, none was sent.
+        Raises:
+            PacketTooLarge: if a packet is larger than `packet_limit`. Then none was sent.
+            ValueError: if a packet is empty. Then none was sent.
+            trio.BrokenResourceError: if the peer is known to be lost.
         """
         self._check_open()
         if not packets:
@@ -236,7 +253,7 @@ class DtlsLink(PacketLink):
         while done < len(packets):
             burst = [self._seal(packet) for packet in packets[done : done + BURST]]
             lost = self._packets.lost
-            # A packet that the kernel does not take now is encrypted again later; to the peer, this record is lost.
+            # A packet that the kernel doesn't accept now is encrypted again later. To the peer, this record is lost.
             try:
                 taken = self._packets.send(burst, self._address)
             except OSError as error:
@@ -262,9 +279,12 @@ class DtlsLink(PacketLink):
     # Receiving
 
     async def receive(self) -> bytes:
-        """Return the next packet; if it is cancelled, none is lost.
+        """Return the next packet. If cancelled, no packet is lost.
 
-        Raises EndOfChannel after the peer's close_notify, BrokenResourceError once the peer is known to be gone.
+        Raises:
+            trio.EndOfChannel: after the peer's close_notify.
+            trio.BrokenResourceError: once the peer is known to be lost.
+            trio.ClosedResourceError: if the link was closed on this side.
         """
         if self._early and not self._is_closed:
             await trio.lowlevel.checkpoint()
@@ -282,7 +302,7 @@ class DtlsLink(PacketLink):
         return packet
 
     def receive_nowait(self, limit: int) -> list[bytes]:
-        """Return what has been received already, at most `limit` packets."""
+        """Return packets that have already been received, at most `limit`."""
         packets: list[bytes] = []
         while self._early and not self._is_closed and len(packets) < limit:
             self._came(packet := self._early.popleft())
@@ -295,7 +315,7 @@ class DtlsLink(PacketLink):
                 self._ssl.bio_write(self._channel._q.r.receive_nowait())
                 packet = self._ssl.read(LARGEST_RECORD)
             except SSL.WantReadError:
-                continue  # a forged or duplicated packet
+                continue  # the packet was forged or duplicated
             except SSL.Error as error:
                 failure = self._ended(error)
                 if packets:
@@ -315,7 +335,7 @@ class DtlsLink(PacketLink):
     # The end
 
     async def aclose(self) -> None:
-        """Send close_notify, which may be lost like any packet, and close."""
+        """Close the link and send close_notify, which may be lost like any packet."""
         if not self._is_closed:
             self._is_closed = True
             self._send_close_notify()
@@ -361,7 +381,7 @@ class DtlsLink(PacketLink):
 
 
 class DtlsListener(PacketListener[DtlsLink]):
-    """One bound socket, Trio's DTLS endpoint on it, and the links of its peers."""
+    """A bound socket, Trio's DTLS endpoint on it, and the links of its peers."""
 
     def __init__(
         self,
@@ -385,7 +405,7 @@ class DtlsListener(PacketListener[DtlsLink]):
             nonlocal context
             if (found := self._context()) is not context:
                 context = found
-                # As Trio does with the first; it has no other way to go on with another context.
+                # Trio prepares the first context in the same way. It has no public way to use another one later.
                 context.set_cookie_verify_callback(lambda *_: True)
                 context.set_options(SSL.OP_NO_QUERY_MTU | SSL.OP_NO_RENEGOTIATION)
                 endpoint._listening_context = context
@@ -395,15 +415,15 @@ class DtlsListener(PacketListener[DtlsLink]):
             await endpoint.serve(context, self._peer, task_status=task_status)
 
     async def _peer(self, channel: trio.DTLSChannel) -> None:
-        """Serve one peer after it has returned its cookie; Trio closes the channel afterwards."""
+        """Serve one peer, after it has returned its cookie. Trio closes the channel afterwards."""
         address: Address = channel.peer_address
         link = DtlsLink(
             channel, self.packets, f"dtls {join_host_port(*address[:2])}", self.options, idle=self.options.idle
         )
         self._links[address] = link
         try:
-            # A peer that still wants to get in sends its packet again, with the cookie that proves its address. If it
-            # has left, or too many wait, the next such packet begins anew.
+            # A peer that still wants to connect repeats its packet, with the cookie that proves its address. If it
+            # was turned away or its patience has ended, the next such packet starts again from here.
             place: PeerPlace | None = None
             with link.patience:
                 link.place = place = await self.peers.admit_in_turn(link, source_of(address[0]))
@@ -422,21 +442,21 @@ class DtlsListener(PacketListener[DtlsLink]):
 
 
 def endpoint_on(wire: EndpointSocket) -> trio.DTLSEndpoint:
-    """Return Trio's endpoint on a socket, without the lock around sending.
+    """Return Trio's DTLS endpoint on a socket, without the lock around sending.
 
-    Trio's handshakes would take turns at that lock, one in each round of its scheduler. If many go on, the timer of a
-    handshake runs out while it waits there, Trio gives up sending, and a last flight that was not sent is not sent
-    later either. `EndpointSocket.sendto` sends each packet at once, so it needs no lock.
+    With the lock, Trio's handshakes take turns, one per pass of its scheduler. If many handshakes run, the timer of one
+    may expire while it waits for the lock. Trio then stops sending, and never sends a last flight that it skipped.
+    `EndpointSocket.sendto` sends each packet immediately, so it needs no lock.
     """
     endpoint = trio.DTLSEndpoint(wire, incoming_packets_buffer=INBOX)
-    vars(endpoint)["_send_lock"] = nullcontext()  # Trio keeps it private, and offers no other way
+    vars(endpoint)["_send_lock"] = nullcontext()  # Trio has no public way to do this
     return endpoint
 
 
 class EndpointSocket(trio.socket.SocketType):
-    """The socket that Trio's DTLS endpoint is given, so that no report of the network is raised in Trio's own task.
+    """The socket of Trio's DTLS endpoint. It keeps errors about earlier packets away from Trio's own task.
 
-    `link_of` finds the link of an address.
+    `link_of` returns the link of an address.
     """
 
     def __init__(
@@ -452,7 +472,7 @@ class EndpointSocket(trio.socket.SocketType):
         self._link_of = link_of
         self._queue: deque[tuple[bytes, Address]] = deque()
         self._clock = turns().now
-        self._until = 0.0  # when other tasks run
+        self._until = 0.0  # when other tasks have to run
 
     @property
     def family(self) -> socket.AddressFamily:
@@ -480,22 +500,22 @@ class EndpointSocket(trio.socket.SocketType):
                 link = self._link_of(address)
                 if link is not None:
                     link.heard(burst)
-                # An empty packet, which any machine can send, would be an error in Trio and end the link.
+                # Any host can send an empty packet, which would raise an error in Trio and end the link.
                 self._queue.extend((packet, address) for packet in burst if 0 < len(packet) <= LARGEST_RECORD)
             self._until = self._clock() + TURN
-        # Trio works on each packet at once, and would go on as long as there are more.
+        # Trio processes each packet without a checkpoint, and would continue as long as packets arrive.
         if self._clock() >= self._until:
             await trio.lowlevel.checkpoint()
             self._until = self._clock() + TURN
         return self._queue.popleft()
 
     async def sendto(self, *arguments: Any) -> int:
-        # If the kernel takes the packet now, there is no checkpoint, at which Trio could give up a flight half sent.
+        # If the kernel accepts the packet now, there is no checkpoint at which Trio could abandon half a flight.
         packet, address = bytes(arguments[0]), arguments[-1]
         try:
             while not self.packets.send([packet], address):
                 await self.packets.wait_writable()
-        except OSError:  # too large for the path: the handshake is repeated with smaller packets
+        except OSError:  # too large for the path; the handshake will be repeated with smaller packets
             self.packets.lost += 1
         link = self._link_of(address)
         if link is not None:

@@ -1,7 +1,7 @@
-"""Linux's options for UDP sockets: runs of packets in one call, the path's MTU, errors with an address.
+"""Linux's options for UDP sockets: runs of packets in one call, the path MTU, and errors with an address.
 
-Python's socket module lacks most of these numbers, which are part of Linux's stable interface. On other systems the
-functions here report that nothing is supported, and plain calls are used.
+Python's socket module lacks most of these constants, which are part of Linux's stable interface. On other systems, the
+functions here report that nothing is supported, and the callers use plain calls.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ UDP_SEGMENT = 103
 UDP_GRO = 104
 IP_MTU_DISCOVER, IP_RECVERR, IP_MTU = 10, 11, 14
 IPV6_MTU_DISCOVER, IPV6_MTU, IPV6_RECVERR = 23, 24, 25
-PMTUDISC_DO = 2  # never fragment; say EMSGSIZE instead
+PMTUDISC_DO = 2  # never fragment, and raise EMSGSIZE instead
 IP_PKTINFO, IPV6_RECVPKTINFO, IPV6_PKTINFO = 8, 49, 50
 SO_RXQ_OVFL = 40
 MSG_ERRQUEUE = 0x2000
 
-ANCILLARY = 128  # bytes, for the ancillary data below
-MOST_SEGMENTS = 64  # of one run; older kernels take no more
-MOST_RUN = 65_000  # bytes of one run
+ANCILLARY = 128  # bytes for the ancillary data below
+MOST_SEGMENTS = 64  # packets per run; older kernels accept no more
+MOST_RUN = 65_000  # bytes per run
 HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # bytes of IP and UDP in each packet
 MOST_PAYLOAD = {socket.AF_INET: 65_507, socket.AF_INET6: 65_527}
 
@@ -41,13 +41,14 @@ _extended_error = struct.Struct("=IBBBBII")
 
 
 Note = tuple[int, int, bytes]
-"""An item of ancillary data: level, kind, content."""
+"""An item of ancillary data: level, type, content."""
 
 
 def prepare(sock: socket.socket, *, reports: bool) -> bool:
-    """Forbid fragments and ask for whole runs; return True if runs can be sent too.
+    """Turn off fragmentation and turn on receiving runs of packets. Return True if runs can also be sent.
 
-    `reports` enables `reported`, without which an unconnected socket does not learn of refusals.
+    `reports` turns on the errors that `reported` reads. Without them, an unconnected socket doesn't learn that a packet
+    was refused.
     """
     if not LINUX:
         return False
@@ -65,14 +66,14 @@ def prepare(sock: socket.socket, *, reports: bool) -> bool:
 
 
 def ask_for_destinations(sock: socket.socket) -> bool:
-    """Ask for the local address of each received packet; return True if the system supports it."""
+    """Request the local address of each received packet. Return True if the system supports it."""
     return LINUX and _set(sock, IP_PKTINFO, IPV6_RECVPKTINFO, 1)
 
 
 def path_mtu(sock: socket.socket, address: Address | None = None) -> int | None:
-    """Return the largest IP packet, headers included, that the kernel believes the path takes; None if unknown.
+    """Return the largest IP packet, including headers, that the kernel believes the path can carry.
 
-    `address` is needed where `sock` is not connected.
+    Returns None if it is unknown. If `sock` isn't connected, pass the `address` of the peer.
     """
     if not LINUX:
         return None
@@ -81,7 +82,7 @@ def path_mtu(sock: socket.socket, address: Address | None = None) -> int | None:
         if address is None:
             return sock.getsockopt(level, option)
         with socket.socket(sock.family, socket.SOCK_DGRAM) as probe:
-            # Connecting sends nothing; it looks up the route, and only a connected socket may ask.
+            # Connecting sends nothing. It looks up the route, and only a connected socket can report the MTU.
             probe.connect(address)
             return probe.getsockopt(level, option)
     except OSError:
@@ -89,13 +90,16 @@ def path_mtu(sock: socket.socket, address: Address | None = None) -> int | None:
 
 
 def run_note(size: int) -> Note:
-    """Make the ancillary data that tells the kernel to cut one buffer into packets of `size`."""
+    """Return ancillary data that tells the kernel to split one buffer into packets of `size`."""
     return SOL_UDP, UDP_SEGMENT, _segment.pack(size)
 
 
 def read_notes(notes: list[Note]) -> tuple[int, int | None, Note | None]:
-    """Return the size of the packets in a received run (0 for a single packet), the number that the kernel has dropped
-    so far, and the ancillary data that sends answers from the address that the packet came to.
+    """Read the ancillary data of a received run.
+
+    Returns:
+        The size of its packets (0 for a single packet), the number of packets that the kernel has dropped so far, and
+        ancillary data that sends answers from the address at which the run arrived.
     """
     size, dropped, source = 0, None, None
     for level, kind, data in notes:
@@ -113,7 +117,7 @@ def read_notes(notes: list[Note]) -> tuple[int, int | None, Note | None]:
 
 
 def reported(sock: socket.socket, most: int) -> Iterator[tuple[Address, int]]:
-    """Read what the network reported about packets sent before, at most `most` times: their address and the error."""
+    """Read the network's reports about earlier packets, at most `most`. Yield the packets' addresses and the errors."""
     if not LINUX:
         return
     for _ in range(most):
@@ -135,5 +139,5 @@ def _set(sock: socket.socket, v4: int, v6: int, value: int) -> bool:
 
 
 def _pick(sock: socket.socket, v4: int, v6: int) -> tuple[int, int]:
-    """Return the level and the number of an option that IPv4 and IPv6 number differently."""
+    """Return the level and the number of an option that has different numbers for IPv4 and IPv6."""
     return (socket.IPPROTO_IPV6, v6) if sock.family == socket.AF_INET6 else (socket.IPPROTO_IP, v4)

@@ -1,4 +1,4 @@
-"""Links of packets: what UDP and DTLS share, and the UDP link of a client."""
+"""Packet links: the parts that UDP and DTLS share, and the UDP link of a client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLOSED = "this link was closed on our side"
 
 
 class PacketLink(trio.abc.Channel[bytes]):
-    """Packets with one peer: their sizes, their counters, and how the link ended."""
+    """Packets exchanged with one peer. Keeps their size limit and their counters, and records how the link ended."""
 
     def __init__(self, packets: PacketSocket, peer: str, address: Address, options: PacketOptions) -> None:
         self._packets = packets
@@ -33,24 +33,24 @@ class PacketLink(trio.abc.Channel[bytes]):
 
     @property
     def peer(self) -> str:
-        """The other end, for people: `udp 127.0.0.1:7000`."""
+        """The name of the other end, such as `udp 127.0.0.1:7000`."""
         return self._peer
 
     @property
     def local(self) -> str:
-        """This end, in the same form; "" once the socket is closed."""
+        """The name of this end, in the form of `peer`. Empty once the socket is closed."""
         return local_name(self._peer, self._packets.socket)
 
     @property
     def packet_limit(self) -> int:
-        """The largest packet that can be sent now, in bytes: what was configured, or less on a narrow path."""
+        """The largest packet that can be sent now, in bytes: the configured size, or less for a small path MTU."""
         return self._limit
 
     @property
     def path_mtu(self) -> int | None:
-        """The largest IP packet that the kernel believes the path takes, headers included; None if it does not say.
+        """The largest IP packet that the kernel believes the path can carry, including headers. None if it is unknown.
 
-        Reading it also renews `packet_limit`.
+        Reading this property also updates `packet_limit`.
         """
         if self._is_closed or self._packets.is_closed:
             return None
@@ -59,11 +59,11 @@ class PacketLink(trio.abc.Channel[bytes]):
 
     @property
     def buffers(self) -> Buffers:
-        """Sizes of the socket's buffers in the kernel, asked for and granted."""
+        """Requested and granted sizes of the socket's buffers in the kernel."""
         return self._packets.buffers
 
     def stats(self) -> PacketStats:
-        """The counters so far, without the packets of a handshake."""
+        """Return the counters so far. Packets of a handshake aren't counted."""
         return PacketStats(
             received=self._received,
             received_bytes=self._received_bytes,
@@ -78,9 +78,12 @@ class PacketLink(trio.abc.Channel[bytes]):
         return ", closed" if self._is_closed else ", lost" if self._broken is not None else ""
 
     async def send(self, value: bytes) -> None:
-        """Hand one packet to the kernel; if it is cancelled, nothing was sent.
+        """Pass one packet to the kernel, and wait while the kernel has no room. If cancelled, nothing was sent.
 
-        Raises `PacketTooLarge`, and BrokenResourceError once the peer is known to be gone.
+        Raises:
+            PacketTooLarge: if the packet is larger than `packet_limit`.
+            trio.BrokenResourceError: if the peer is known to be lost.
+            trio.ClosedResourceError: if the link was closed on this side.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         waited = False
@@ -94,26 +97,31 @@ class PacketLink(trio.abc.Channel[bytes]):
 
     @abstractmethod
     def send_nowait(self, packets: Sequence[bytes]) -> int:
-        """Send what may be sent now, in order; return the number of packets sent."""
+        """Send as many packets as may be sent now, in order. Return their number."""
 
     async def _wait_until_sendable(self, packet: bytes) -> None:
         await self._packets.wait_writable()
 
     def _fit_path(self) -> None:
-        """Renew the largest packet from what the kernel knows about the path."""
+        """Update the largest packet from the kernel's knowledge of the path."""
         self._limit = min(self._largest, self._packets.room_on_path(self._address))
 
     def _refuse_large(self, size: int, *, is_begun: bool = False) -> int:
-        """Account for a packet that the kernel found too large, as the path became narrower; return how many are done.
+        """Handle a packet that the kernel found too large, after the path MTU became smaller.
 
-        With `is_begun` that may be 0, since packets sent before it must be reported first.
+        Returns:
+            The number of packets that are done. 0 is possible only with `is_begun`, because the caller then has to
+            report the packets that were sent before.
+
+        Raises:
+            PacketTooLarge: if the packet doesn't fit and no packet was sent before.
         """
         mtu = self.path_mtu
-        if mtu is None:  # the system does not tell the size
+        if mtu is None:  # the system doesn't report the size that would fit
             self._largest -= self._limit - size + 1
             self._limit = size - 1
         if size <= self._limit:
-            self._packets.lost += 1  # it fits the limit, so the error was about an earlier packet
+            self._packets.lost += 1  # the packet fits, so the error was about an earlier one
             return 1
         if is_begun:
             return 0
@@ -121,30 +129,30 @@ class PacketLink(trio.abc.Channel[bytes]):
 
     @abstractmethod
     def _count_dropped(self) -> int:
-        """Return the number of packets that found the inbox full."""
+        """Return the number of packets that were lost because the inbox was full."""
 
     # The end
 
     def refused(self, error: OSError) -> bool:
-        """The network reports the peer as unreachable; return True if that ended the link."""
+        """Record a report of the network that the peer is unreachable. Return True if that ended the link."""
         if not self._refusals.refused() or self._broken is not None:
             return False
         self.forget(error)
         return True
 
     def forget(self, reason: OSError | str) -> None:
-        """End the link; the tasks that wait on it raise an error with the reason."""
+        """End the link. Tasks that wait on it raise an error with this reason."""
         if self._broken is None:
             self._broken = reason
             self._wake()
 
     @property
     def expires(self) -> float:
-        """When the peer counts as silent for too long."""
+        """The time at which the peer will have been silent for too long."""
         return math.inf
 
     def _wake(self) -> None:
-        """Wake the tasks that wait on a link that is over."""
+        """Wake the tasks that wait on a link that has ended."""
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -154,9 +162,9 @@ class PacketLink(trio.abc.Channel[bytes]):
 
 
 class UdpLink(PacketLink):
-    """Packets with one peer; each arrives whole or not at all, perhaps twice or late.
+    """Packets exchanged with one peer. A packet arrives whole or not at all, and it may arrive twice or late.
 
-    UDP has no end of its own: the protocol above has to find out whether the peer is still there.
+    UDP doesn't report that a peer has closed. The protocol above has to find out whether the peer is still there.
     """
 
     def __init__(self, packets: PacketSocket, peer: str, address: Address, options: PacketOptions) -> None:
@@ -172,9 +180,12 @@ class UdpLink(PacketLink):
     # Sending
 
     def send_nowait(self, packets: Sequence[bytes]) -> int:
-        """Send what may be sent now, in order; return the number of packets sent. A run of one size is one system call.
+        """Send as many packets as may be sent now, in order, and return their number.
 
-        Raises `PacketTooLarge`, and then none was sent.
+        A run of packets of one size takes one system call.
+
+        Raises:
+            PacketTooLarge: if a packet is too large. Then none was sent.
         """
         self._check_open()
         if not packets:
@@ -208,9 +219,11 @@ class UdpLink(PacketLink):
     # Receiving
 
     async def receive(self) -> bytes:
-        """Return the next packet; if it is cancelled, none is lost. One task at a time.
+        """Return the next packet. Only one task may receive. If cancelled, no packet is lost.
 
-        Raises BrokenResourceError once the peer is known to be gone, after the packets that came before.
+        Raises:
+            trio.BrokenResourceError: once the peer is known to be lost and all received packets were returned.
+            trio.ClosedResourceError: if the link was closed on this side.
         """
         self._receiving.begin()
         try:
@@ -230,7 +243,7 @@ class UdpLink(PacketLink):
             self._receiving.is_busy = False
 
     def receive_nowait(self, limit: int) -> list[bytes]:
-        """Return what has been received already, at most `limit` packets."""
+        """Return packets that have already been received, at most `limit`."""
         self._receiving.check()
         self._check_receivable()
         if not self._inbox:
@@ -242,14 +255,14 @@ class UdpLink(PacketLink):
 
     @abstractmethod
     def _fill(self) -> bool:
-        """Move what the kernel holds into the inbox; return True if the inbox is not empty."""
+        """Move packets from the kernel into the inbox. Return True if the inbox isn't empty."""
 
     @abstractmethod
     def _has_more(self) -> bool: ...
 
     @abstractmethod
     async def _arrival(self) -> None:
-        """Sleep until a packet may have come, or the link ended."""
+        """Sleep until a packet may have arrived or the link has ended."""
 
     def _check_receivable(self) -> None:
         if self._is_closed:
@@ -259,7 +272,7 @@ class UdpLink(PacketLink):
 
 
 class ClientLink(UdpLink):
-    """A client's link; it owns its connected socket."""
+    """A client's link. It owns its connected socket."""
 
     async def aclose(self) -> None:
         self._is_closed = True

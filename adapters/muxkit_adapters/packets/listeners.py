@@ -1,6 +1,6 @@
-"""Listeners of packets: one socket shared by many peers, the limits on their number and silence, and UDP's own.
+"""Packet listeners: one socket shared by many peers, the limits on their number and silence, and the UDP listener.
 
-Until an address has proved itself, it is sent little, since packets can carry a forged address.
+Packets can carry a forged source address. Until an address has proved itself, a listener sends only little data to it.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from .links import PacketLink, UdpLink
 from .options import STEP_PACKETS, TURN, Address, ListenerOptions, ServerCounters
 from .sockets import PacketSocket
 
-# Bounds what forged addresses cost: each that replaces an older peer starts and ends a handler.
+# Limits the cost of forged addresses. Each one that replaces an older peer starts and ends a handler.
 EVICTIONS = 100.0  # per second
 EVICTIONS_BURST = 200.0
 
 Validation = Literal["answer", "told"]
-"""What proves an address: a packet that comes after one of ours, or only a call of `validate()`."""
+"""What proves an address: a packet that arrives after one was sent there, or only a call of `validate()`."""
 
-AMPLIFICATION = 3  # bytes sent for each byte received from an address without proof
-HEADER = 28  # bytes of IP and UDP; counted in both directions, so that tiny packets do not evade the limit
-INBOX_PACKETS = 1024  # most packets that wait for the handler of one peer
-FIRST_PACKETS = 32  # the same while its address has no proof
+AMPLIFICATION = 3  # bytes to send at most per byte received from an unproved address
+HEADER = 28  # bytes of IP and UDP headers; counted in both directions, so that tiny packets can't evade the limit
+INBOX_PACKETS = 1024  # packets that may wait for the handler of one peer
+FIRST_PACKETS = 32  # the same while its address is unproved
 FIRST_BYTES = 16_384
-BACKLOG = 1024  # peers with a proved address that wait for a place, each with some 30 KiB
-LATE = 3.0  # s after a link was closed on this side, in which packets of its peer start no new link
+BACKLOG = 1024  # peers with a proved address that may wait for a place, at about 30 KiB each
+LATE = 3.0  # s after a link was closed on this side, during which packets of its peer start no new link
 
 log: Final = logging.getLogger("muxkit.adapters")
 
@@ -58,7 +58,7 @@ LinkT = TypeVar("LinkT", bound=PacketLink)
 
 @attrs.define(eq=False)
 class PeerPlace(Place):
-    """The place of a peer, which stays half-open until the address is proved, whatever the peer says."""
+    """The place of a peer. It stays half-open until the address is proved, even if data arrives."""
 
     is_proved: bool = False
     peer: PacketLink | None = None
@@ -71,7 +71,7 @@ class PeerPlace(Place):
     def give_way(self, why: str) -> None:
         if self.peer is not None and self.peers is not None and not self.is_proved:
             self.peers.evicted(self.peer)
-            self.occupant: Occupant | None = None  # an address without proof is not sent a reason
+            self.occupant: Occupant | None = None  # no reason is sent to an unproved address
         super().give_way(why)
 
     def moved(self) -> None:
@@ -80,11 +80,12 @@ class PeerPlace(Place):
 
 
 class Peers:
-    """The places of the peers of a listener; handlers run in `nursery`, each in a scope of its own.
+    """The places of a listener's peers. Their handlers run in `nursery`, each in its own cancel scope.
 
-    `muxkit.runtime.Admission` decides who is admitted and who gives way. We keep nothing for an address without proof,
-    so a newcomer for whom there is no place sends its packet again. One with proof waits here, in the order in which
-    they came: it would send its packet again too, but after 1, 3, 7 and 15 seconds, at the same moments as all others.
+    `muxkit.runtime.Admission` decides who is admitted and who has to leave. We keep no state for an unproved address. A
+    newcomer for which there is no place therefore has to send its packet again. A peer with a proved address waits here
+    in order of arrival. It would send its packet again too, but after 1, 3, 7 and 15 seconds, at the same moments as
+    all others.
     """
 
     def __init__(self, nursery: trio.Nursery, limits: Limits, counters: ServerCounters) -> None:
@@ -97,10 +98,10 @@ class Peers:
         self._alarm = trio.CancelScope()
         self._evictions = TokenBucket(EVICTIONS, EVICTIONS_BURST)
         self._turns = turns()
-        self._next = trio.Lock()  # of those that wait for a place, first come, first served
+        self._next = trio.Lock()  # held by the peer that is next in line for a place
 
     def make_room(self) -> bool:
-        """Return True if `admit` would take one more peer now; peers give way at a limited rate."""
+        """Return True if `admit` would succeed now. If necessary, drop an unproved peer, at a limited rate."""
         limits = self._limits
         if self._running >= limits.connections + limits.half_open:
             return False
@@ -109,12 +110,12 @@ class Peers:
         return self._evictions.has_token(trio.current_time()) and self._admission.make_room()
 
     def admit(self, peer: PacketLink, source: str = "") -> PeerPlace | None:
-        """Admit a peer without proof and return the place for `run`, or None; handlers that still run count too."""
+        """Admit an unproved peer. Return its place for `run`, or None if there is none. Running handlers count too."""
         place = self._admission.admit(source, PeerPlace) if self.make_room() else None
         if place is None:
             self._turn_away()
             return None
-        place.scope.deadline = math.inf  # `expires` counts from the last packet
+        place.scope.deadline = math.inf  # `expires` takes over, which counts from the last packet
         place.peer, place.peers = peer, self
         self._places[peer] = place
         self._turns.connection_came()
@@ -125,7 +126,7 @@ class Peers:
         return place
 
     async def admit_in_turn(self, peer: PacketLink, source: str) -> PeerPlace | None:
-        """`admit` a peer with a proved address as soon as there is room; None if `BACKLOG` others wait already."""
+        """Admit a peer with a proved address once there is room. Return None if `BACKLOG` peers wait already."""
         if self._counters.waiting >= BACKLOG:
             self._turn_away()
             return None
@@ -138,16 +139,16 @@ class Peers:
             self._counters.waiting -= 1
 
     async def start_handshake(self, place: PeerPlace) -> None:
-        """Wait until it is the turn of an admitted peer; a thousand handshakes side by side would all be late."""
+        """Wait until an admitted peer may start its handshake. A thousand of them simultaneously would all time out."""
         await self._admission.start(place)
         place.scope.deadline = math.inf  # see `admit`
 
     def start(self, peer: PacketLink, place: PeerPlace, work: Callable[[], Awaitable[None]]) -> None:
-        """`run` in a task of its own."""
+        """Call `run` in a new task."""
         self._nursery.start_soon(self.run, peer, place, work)
 
     async def run(self, peer: PacketLink, place: PeerPlace, work: Callable[[], Awaitable[None]]) -> None:
-        """Run the handler of an admitted peer and log what it raises."""
+        """Run the handler of an admitted peer, and log its exceptions."""
         try:
             with place.held():
                 await work()
@@ -165,12 +166,12 @@ class Peers:
             place.establish()
 
     def remove(self, peer: PacketLink) -> None:
-        """Forget a peer whose link is over; its handler may still run for a while."""
+        """Forget a peer whose link has ended. Its handler may still run for a while."""
         if (place := self._places.pop(peer, None)) is not None:
             place.leave()
 
     async def expire(self) -> None:
-        """Forget silent peers; a task that runs beside the listeners."""
+        """Forget silent peers. Runs in its own task until cancelled."""
         while True:
             now = trio.current_time()
             for peer in [*self._places]:
@@ -184,7 +185,7 @@ class Peers:
                 await trio.sleep_forever()
 
     def evicted(self, peer: PacketLink) -> None:
-        """Forget a peer without proof that gives way to another."""
+        """Forget an unproved peer that is dropped for another."""
         self._places.pop(peer, None)
         self._counters.evicted += 1
         self._evictions.take(trio.current_time())
@@ -201,7 +202,7 @@ class Peers:
 
 
 class PacketListener(ABC, Generic[LinkT]):
-    """One bound socket, the task that reads it, and the links of its peers."""
+    """A bound socket, the task that reads it, and the links of its peers."""
 
     peers: Peers
 
@@ -215,7 +216,7 @@ class PacketListener(ABC, Generic[LinkT]):
 
     @abstractmethod
     async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None]) -> None:
-        """Pass packets to the links of their senders, until cancelled."""
+        """Dispatch packets to the links of their senders, until cancelled."""
 
     async def _handle(self, link: LinkT) -> None:
         try:
@@ -233,7 +234,7 @@ class PacketListener(ABC, Generic[LinkT]):
 async def serve_listeners(
     listeners: Sequence[PacketListener[LinkT]], options: ListenerOptions, started: Callable[[list[str]], None]
 ) -> None:
-    """Run listeners that share one table of peers, until cancelled, and close their sockets."""
+    """Run listeners that share one table of peers until cancelled, and close their sockets afterwards."""
     try:
         async with bare_nursery() as nursery:
             peers = Peers(nursery, options.limits, options.counters)
@@ -250,7 +251,7 @@ async def serve_listeners(
 
 
 class PeerLink(UdpLink):
-    """A link with one peer of a listener; packets from its address wait in a bounded inbox."""
+    """A listener's link with one peer. Packets from the peer's address wait in a bounded inbox."""
 
     def __init__(self, listener: UdpListener, address: Address, peer: str) -> None:
         super().__init__(listener.packets, peer, address, listener.options)
@@ -259,11 +260,11 @@ class PeerLink(UdpLink):
         self._came = trio.lowlevel.ParkingLot()
         self._allowance_grew = trio.lowlevel.ParkingLot()
         self.is_validated: bool = False
-        """True once the address has proved itself; until then it is sent at most three times what came from it."""
+        """True once the address has proved itself. Until then, it gets at most three times the bytes that it sent."""
         self._heard_at = trio.current_time()
 
     def validate(self) -> None:
-        """Take the address as proved: the peer has answered something that it could not have guessed."""
+        """Treat the address as proved. Call this when the peer has sent something that it could only have received."""
         if not self.is_validated:
             self.is_validated = True
             self._listener.peers.establish(self)
@@ -275,7 +276,7 @@ class PeerLink(UdpLink):
         return self._heard_at + (options.idle if self.is_validated else min(options.idle, options.limits.handshake))
 
     def arrived(self, packets: list[bytes]) -> None:
-        """Take in packets of the peer; called by the listener."""
+        """Add packets of the peer to the inbox. The listener calls this."""
         self._refusals.heard()
         self._heard_at = trio.current_time()
         size = sum(map(len, packets))
@@ -301,7 +302,7 @@ class PeerLink(UdpLink):
         self._came.unpark_all()
 
     def refused(self, error: OSError) -> bool:
-        # Without proof, the packets received so far may have come from another machine with a forged address.
+        # Packets from an unproved address may have come from another host with a forged address, so they don't count.
         self._refusals.was_heard = self.is_validated
         return super().refused(error)
 
@@ -321,7 +322,7 @@ class PeerLink(UdpLink):
             return INBOX_PACKETS, self._listener.options.limits.short_window
         return FIRST_PACKETS, FIRST_BYTES
 
-    # What UdpLink leaves open
+    # Implementation of UdpLink's abstract methods
 
     def _take(self) -> bytes:
         packet = self._inbox.popleft()
@@ -358,7 +359,7 @@ class PeerLink(UdpLink):
 
 
 class UdpListener(PacketListener[PeerLink]):
-    """One bound socket and the links of its peers."""
+    """A bound socket and the links of its peers."""
 
     def __init__(
         self,
@@ -376,7 +377,7 @@ class UdpListener(PacketListener[PeerLink]):
         self._late: OrderedDict[Address, float] = OrderedDict()
 
     async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Pass packets to the links of their senders, until cancelled or the socket fails."""
+        """Dispatch packets to the links of their senders, until cancelled or until the socket fails."""
         self.peers = peers
         wire, clock = self.packets, turns().now
         task_status.started()
@@ -399,7 +400,7 @@ class UdpListener(PacketListener[PeerLink]):
             wire.close()
 
     def remove(self, link: PeerLink, *, late: bool) -> None:
-        """Forget a link; with `late`, ignore packets of its peer for a while."""
+        """Forget a link. With `late`, ignore packets of its peer for a while."""
         address = link._address
         if self._links.get(address) is not link:
             return

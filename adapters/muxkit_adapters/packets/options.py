@@ -11,38 +11,38 @@ import trio
 
 from muxkit import Limits, LocalProtocolError
 
-LARGEST = 1232  # bytes: fits IPv6's minimum MTU of 1280 less 48 of headers, so it passes where more is swallowed
-RECEIVE_BUFFER = 4 * 1024 * 1024  # bytes asked of the kernel; it may give less
+LARGEST = 1232  # bytes: IPv6's minimum MTU of 1280 minus 48 of headers, so it passes where larger packets are dropped
+RECEIVE_BUFFER = 4 * 1024 * 1024  # bytes requested from the kernel, which may grant less
 SEND_BUFFER = 1024 * 1024
 IDLE_TIMEOUT = 60.0  # s of silence after which a server forgets a peer
-REFUSALS = 8  # in a row, with nothing received in between, after which a peer counts as gone
-TURN_PACKETS = 128  # received before other tasks run
+REFUSALS = 8  # reports in a row, without a packet in between, after which a peer counts as lost
+TURN_PACKETS = 128  # packets to receive before other tasks run
 TURN_BYTES = 65_536
 TURN = 0.001  # s of work on packets in a server before other tasks run
-STEP_PACKETS = 16  # received between two looks at the clock
+STEP_PACKETS = 16  # packets to receive between two looks at the clock
 
 Address = tuple[str, int] | tuple[str, int, int, int]
-"""An address as the socket module writes it: of IPv4, or of IPv6."""
+"""An IPv4 or IPv6 address in the form of the socket module."""
 
 UNREACHABLE = {
     errno.ECONNREFUSED,
-    errno.ECONNRESET,  # Windows says so for ECONNREFUSED
+    errno.ECONNRESET,  # Windows reports this instead of ECONNREFUSED
     errno.EHOSTUNREACH,
     errno.EHOSTDOWN,
     errno.ENETUNREACH,
     errno.ENETDOWN,
     errno.EACCES,
-    errno.EPERM,  # a packet filter
+    errno.EPERM,  # from a packet filter
     errno.EPROTO,
     errno.ENOPROTOOPT,
 }
-"""Errors that the network reports about a packet sent before; any machine on the path can forge them."""
+"""Errors with which the network reports that an earlier packet wasn't delivered. Hosts on the path can forge them."""
 
 
 class PacketTooLarge(LocalProtocolError, ValueError):
-    """A packet is larger than its link can send now; it was not sent, and the link goes on.
+    """Raised for a packet that is larger than its link can send now. It wasn't sent, and the link remains usable.
 
-    `size` is its size and `limit` what fits, in bytes.
+    `size` is the size of the packet and `limit` the largest size that fits, in bytes.
     """
 
     def __init__(self, peer: str, size: int, limit: int, path_mtu: int | None = None) -> None:
@@ -56,7 +56,7 @@ class PacketTooLarge(LocalProtocolError, ValueError):
 
 @attrs.frozen
 class Buffers:
-    """Sizes of a socket's buffers in the kernel, asked for and granted, in bytes."""
+    """Requested and granted sizes of a socket's buffers in the kernel, in bytes."""
 
     receive_asked: int
     receive: int
@@ -73,11 +73,11 @@ class PacketStats:
     sent: int
     sent_bytes: int
     dropped: int
-    """Packets that found the inbox full; a client's inbox is the socket's buffer."""
+    """Packets lost because the inbox was full. The inbox of a client is the socket's buffer."""
     lost: int
-    """Packets, counted as sent too, that the kernel would not send: no route, a packet filter, no memory."""
+    """Packets that the kernel didn't send: no route, a packet filter, or no memory. They also count as sent."""
     refused: int
-    """Reports of the network that the peer cannot be reached."""
+    """Reports of the network that the peer is unreachable."""
 
 
 @attrs.define(kw_only=True)
@@ -87,33 +87,33 @@ class ServerCounters:
     admitted: int = 0
     """Addresses for which a handler was started."""
     finished: int = 0
-    """Handlers that ended."""
+    """Handlers that have ended."""
     turned_away: int = 0
-    """First packets that found `Limits.connections` handlers running, or too many newcomers before them."""
+    """First packets that arrived while `Limits.connections` handlers ran, or while too many newcomers waited."""
     evicted: int = 0
-    """Addresses without proof that gave way to newer ones: `Limits.half_open`."""
+    """Unproved addresses that were dropped for newer ones because of `Limits.half_open`."""
     idle: int = 0
-    """Peers forgotten because they were silent for too long."""
+    """Peers that were forgotten because they were silent for too long."""
     refused: int = 0
-    """Peers forgotten because the network reported them as unreachable."""
+    """Peers that were forgotten because the network reported them as unreachable."""
     empty: int = 0
-    """Empty packets from addresses that were not peers; they start nothing."""
+    """Empty packets from unknown addresses. They don't start a handler."""
     late: int = 0
-    """Packets for a link that was closed on this side a moment before."""
+    """Packets for links that had just been closed on this side."""
     dropped: int = 0
-    """Packets that found the inbox of their peer full."""
+    """Packets lost because the inbox of their peer was full."""
     dropped_by_kernel: int = 0
-    """Packets that found the socket's receive buffer full, on systems that count them."""
+    """Packets lost because the socket's receive buffer was full, on systems that count them."""
     half_open: int = 0
-    """Peers at present without a proved address, or with an unfinished handshake."""
+    """Current number of peers with an unproved address or an unfinished handshake."""
     waiting: int = 0
-    """Peers at present with a proved address that wait for a place."""
+    """Current number of peers with a proved address that wait for a place."""
     peers: int = 0
-    """Peers at present with a proved address and a finished handshake."""
+    """Current number of peers with a proved address and a finished handshake."""
 
 
 class PacketKeywords(TypedDict, total=False):
-    """Keywords of `connect` and `serve` that bound the packets of one socket; `PacketOptions` has their meaning."""
+    """Keywords of `connect` and `serve` for the packets of one socket, which `PacketOptions` describes."""
 
     largest: int
     receive_buffer: int
@@ -122,7 +122,7 @@ class PacketKeywords(TypedDict, total=False):
 
 
 class ListenerKeywords(PacketKeywords, total=False):
-    """Keywords of `serve`; `ListenerOptions` has their meaning."""
+    """Keywords of `serve`, which `ListenerOptions` describes."""
 
     idle: float
     counters: ServerCounters | None
@@ -130,19 +130,19 @@ class ListenerKeywords(PacketKeywords, total=False):
 
 @attrs.frozen(kw_only=True)
 class PacketOptions:
-    """What bounds the packets of one socket."""
+    """Limits for the packets of one socket."""
 
     largest: int = LARGEST
-    """The largest packet to send, in bytes; a narrow path lowers it."""
+    """The largest packet to send, in bytes. A smaller path MTU lowers it."""
     receive_buffer: int = RECEIVE_BUFFER
-    """Bytes asked of the kernel."""
+    """Receive buffer requested from the kernel, in bytes."""
     send_buffer: int = SEND_BUFFER
-    """Bytes asked of the kernel."""
+    """Send buffer requested from the kernel, in bytes."""
     refusals: int | None = REFUSALS
-    """Reports in a row that the peer is unreachable, after which it counts as gone; None for never."""
+    """Reports in a row that the peer is unreachable, after which it counts as lost. None ignores such reports."""
 
     def check(self, *, least: int = 1) -> None:
-        """Raise ValueError if `largest` is out of bounds; `least` is the smallest that the transport can use."""
+        """Raise ValueError if `largest` is out of range. `least` is the smallest size that the transport can use."""
         if not least <= self.largest <= 65_507:
             raise ValueError(f"largest={self.largest}: a packet may have {least} to 65,507 bytes")
 
@@ -153,7 +153,7 @@ def _given_or_new(counters: ServerCounters | None) -> ServerCounters:
 
 @attrs.frozen(kw_only=True)
 class ListenerOptions(PacketOptions):
-    """What bounds the peers of a listener."""
+    """Limits for the peers of a listener."""
 
     limits: Limits
     idle: float = IDLE_TIMEOUT
@@ -165,8 +165,8 @@ class ListenerOptions(PacketOptions):
 class Refusals:
     """Counts the network's reports that a peer is unreachable, and decides when they end the link.
 
-    The first one ends it if no packet has been received yet; later ones end it once `most` come in a row, since ICMP
-    can be forged. With `most=None` none does.
+    Reports can be forged. If no packet was received from the peer yet, the first report ends the link. Otherwise `most`
+    reports in a row end it. With `most=None` no report does.
     """
 
     most: int | None = REFUSALS
@@ -179,14 +179,14 @@ class Refusals:
         self.in_a_row = 0
 
     def refused(self) -> bool:
-        """Count one report; return True if it ends the link."""
+        """Count one report. Return True if it ends the link."""
         self.total += 1
         self.in_a_row += 1
         return self.most is not None and (not self.was_heard or self.in_a_row >= self.most)
 
 
 def loss(peer: str, why: OSError | str) -> trio.BrokenResourceError:
-    """Make the error for the tasks that wait for a lost peer."""
+    """Return the error for tasks that wait for a lost peer."""
     if not isinstance(why, OSError):
         return trio.BrokenResourceError(f"{peer}: {why}")
     error = trio.BrokenResourceError(f"{peer}: {os.strerror(why.errno or errno.ECONNREFUSED)}")

@@ -1,4 +1,4 @@
-"""UDP sockets without blocking: bursts of packets in few system calls, and the network's reports about them."""
+"""Non-blocking UDP sockets: bursts of packets in few system calls, and the network's error reports about packets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ log: Final = logging.getLogger("muxkit.adapters")
 
 RECEIVE_SIZE = 65_535  # bytes; no UDP packet is larger
 FULL = {errno.EAGAIN, errno.EWOULDBLOCK}
-SOURCES = 4096  # peers of a wildcard socket for which the local address that they use is kept
+SOURCES = 4096  # peers of a wildcard socket for which we remember the local address that they use
 NO_RUNS = {errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT}
-NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}  # `localhost` may name an IPv6 address that is switched off
+NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}  # `localhost` may resolve to an IPv6 address that is disabled
 
 CLOSED = "this socket was closed on our side"
 
@@ -32,9 +32,10 @@ Burst = list[tuple[Address, list[bytes]]]
 
 
 class PacketSocket:
-    """A UDP socket, connected to `peer` if one is given; it owns `sock` and never blocks.
+    """A UDP socket, connected to `peer` if one is given. The object owns `sock`, and never blocks on it.
 
-    `refused` is called with the address that a report of the network about earlier packets concerns, and the report.
+    The network may report that an earlier packet couldn't be delivered. `refused` is then called with the address of
+    that packet and the error.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class PacketSocket:
 
     @property
     def address(self) -> Address:
-        """Where it is bound."""
+        """The local address."""
         return cast("Address", self.socket.getsockname())
 
     def close(self) -> None:
@@ -79,11 +80,11 @@ class PacketSocket:
             self._writable.unpark_all()
 
     def path_mtu(self, address: Address) -> int | None:
-        """Return the path's MTU in bytes, headers included; None if the system does not say."""
+        """Return the MTU of the path to a peer in bytes, including headers, or None if the system doesn't report it."""
         return kernel.path_mtu(self.socket, address if self.peer is None else None)
 
     def room_on_path(self, address: Address) -> int:
-        """Return the largest packet that the path to a peer takes, as far as the kernel knows."""
+        """Return the size of the largest packet for the path to a peer, as far as the kernel knows."""
         most = kernel.MOST_PAYLOAD.get(self.socket.family, 65_507)
         mtu = self.path_mtu(address)
         return most if mtu is None else max(1, min(most, mtu - self.headers))
@@ -97,9 +98,12 @@ class PacketSocket:
         await trio.lowlevel.wait_readable(self.socket)
 
     def receive(self, most: int = TURN_PACKETS) -> Burst:
-        """Return what has come, about `most` packets; empty if nothing has, or only reports about packets sent before.
+        """Return packets that have arrived, about `most` of them.
 
-        Raises ClosedResourceError once closed.
+        The result is empty if there are no packets, or only reports about earlier ones.
+
+        Raises:
+            trio.ClosedResourceError: if the socket is closed.
         """
         burst: Burst = []
         packets = size = 0
@@ -112,13 +116,13 @@ class PacketSocket:
                     self.has_more = False
                     break
                 self._failed(error)
-                packets += 1  # a flood of reports must not delay other tasks either
+                packets += 1  # reports count too, because a flood of them must not delay other tasks
                 continue
             burst.append((self.peer or address, arrived))
             packets += len(arrived)
             size += sum(map(len, arrived))
         if not burst and self.peer is None:
-            # Some reports come without an error, and the socket stays readable until they are read.
+            # Some reports don't raise an error, and the socket stays readable until they are read.
             self._hear_reports()
         return burst
 
@@ -139,7 +143,7 @@ class PacketSocket:
         return address, [data[at : at + size] for at in range(0, len(data), size)]
 
     def _remember(self, address: Address, source: kernel.Note) -> None:
-        """Keep the local address that a peer uses, since answers must come from there."""
+        """Remember the local address that a peer uses, because answers must come from that address."""
         sources = self._sources
         if sources is not None:
             sources[address] = source
@@ -163,7 +167,7 @@ class PacketSocket:
     # Sending
 
     async def wait_writable(self) -> None:
-        """Sleep until the kernel may take more; several tasks may wait at once."""
+        """Sleep until the kernel may accept more packets. Several tasks may wait simultaneously."""
         if self.is_closed:
             await trio.lowlevel.checkpoint()
             raise trio.ClosedResourceError(CLOSED)
@@ -178,10 +182,13 @@ class PacketSocket:
             self._writable.unpark_all()
 
     def send(self, packets: Sequence[bytes], address: Address) -> int:
-        """Send what the kernel takes now, in order; return the number of packets that were sent or lost.
+        """Send as many packets as the kernel accepts now, in order. Return the number that were sent or lost.
 
-        A connected socket sends to its peer only. Raises ClosedResourceError once closed, OSError(EMSGSIZE) when the
-        first packet is too large for the path.
+        A connected socket sends to its peer only.
+
+        Raises:
+            trio.ClosedResourceError: if the socket is closed.
+            OSError: with EMSGSIZE if the first packet is too large for the path.
         """
         done = 0
         while done < len(packets):
@@ -207,7 +214,7 @@ class PacketSocket:
         return done
 
     def _one_by_one(self, packets: Sequence[bytes], address: Address) -> int:
-        """Send the packets that still fit, after the path became narrower."""
+        """Send the packets that still fit, after the path MTU became smaller."""
         could, self._runs = self._runs, False
         try:
             return self.send(packets, address)
@@ -215,9 +222,9 @@ class PacketSocket:
             self._runs = could
 
     def _send_run(self, packets: Sequence[bytes], address: Address) -> None:
-        """Send one run; errors about earlier packets are taken in, and each is followed by another attempt.
+        """Send one run of packets. After an error about an earlier packet, record it and try again.
 
-        The kernel raises such an error instead of sending, one after another while reports keep coming.
+        The kernel raises such an error instead of sending, once for each report.
         """
         attempts = 1 if self.peer is not None else TURN_PACKETS
         for _ in range(attempts):
@@ -245,7 +252,7 @@ class PacketSocket:
 
     @staticmethod
     def _run(packets: Sequence[bytes], start: int) -> int:
-        """Return how many packets from `start` go in one call: all of one size, the last may be smaller."""
+        """Return how many packets from `start` fit into one call: all have one size, but the last may be smaller."""
         size = len(packets[start])
         if not size:
             return 1
@@ -262,7 +269,7 @@ class PacketSocket:
 
 
 def open_socket(family: int, *, bind: Address | None = None, connect: Address | None = None) -> socket.socket:
-    """Open a UDP socket, bound, connected or both."""
+    """Open a UDP socket, and bind or connect it, or both."""
     sock = socket.socket(family, socket.SOCK_DGRAM)
     try:
         if bind is not None:
@@ -279,9 +286,16 @@ def open_socket(family: int, *, bind: Address | None = None, connect: Address | 
 
 
 async def bind_all(kind: str, host: str, port: int, *, one_port: bool = False) -> list[socket.socket]:
-    """Open a bound socket for each address of `host` that this machine has; with `one_port`, all on the first's port.
+    """Open a bound socket for each address of `host` that this machine has.
 
-    `kind` is the transport that errors name.
+    Args:
+        kind: the transport, for error texts.
+        host: the host. An empty host binds all addresses.
+        port: the port. 0 chooses a free one.
+        one_port: bind all sockets to the port of the first.
+
+    Raises:
+        OSError: if an address can't be bound, or if this machine has none of them.
     """
     bound: list[socket.socket] = []
     reasons: list[OSError] = []
@@ -305,12 +319,12 @@ async def bind_all(kind: str, host: str, port: int, *, one_port: bool = False) -
 
 
 async def resolve(kind: str, host: str, port: int, flags: int = 0) -> list[tuple[int, Address]]:
-    """Return the families and addresses of a host, the system's first choice first."""
+    """Return the families and addresses of a host, starting with the one that the system prefers."""
     try:
         found = await trio.socket.getaddrinfo(host or None, port, type=socket.SOCK_DGRAM, flags=flags)
     except OSError as error:
         raise failed(f"{kind} {join_host_port(host, port)}", error) from error
-    # The third form in the annotation is for Pythons without IPv6.
+    # The annotation of `getaddrinfo` has a third form of addresses, for Pythons without IPv6.
     return [(family, cast("Address", address)) for family, _, _, _, address in found]
 
 
@@ -319,7 +333,7 @@ def _ask_for_buffers(sock: socket.socket, receive: int, send: int) -> Buffers:
     for option, asked in ((socket.SO_RCVBUF, receive), (socket.SO_SNDBUF, send)):
         with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, option, asked)
-        # Linux doubles what was asked, for its own bookkeeping, and reports the double.
+        # Linux doubles the requested size for its own bookkeeping, and reports the doubled size.
         got.append(sock.getsockopt(socket.SOL_SOCKET, option) // (2 if kernel.LINUX else 1))
     buffers = Buffers(receive, got[0], send, got[1])
     if got[0] < receive or got[1] < send:

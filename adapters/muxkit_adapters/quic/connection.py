@@ -1,8 +1,8 @@
-"""aioquic's connection with limits: credit follows consumption, unsent data is counted, idle streams cost nothing.
+"""aioquic's connection with limits: credit follows consumption, unsent data is counted, and idle streams cost no time.
 
-aioquic grants new credit as data arrives, even if it is not read, and queues all that it is given to send. Both can
-only be changed through its private names. All of them are used in this file and in no other, and `compatibility.py`
-checks that the installed aioquic has them.
+aioquic grants new credit when data arrives, even if nobody reads it, and queues all data that it is given to send. Both
+can only be changed through its private names. This is the only file that uses them, and `compatibility.py` checks that
+the installed aioquic has them.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from aioquic.quic.recovery import QuicPacketSpace
     from aioquic.tls import CipherSuite, Context, Direction, SessionTicketFetcher, SessionTicketHandler
 
-CRYPTO_MOST = 128 * 1024  # bytes of handshake that a peer may send in each of its three parts
-GAPS_MOST = 1024  # between the pieces of one stream that arrived out of order
-SKIP_EVERY = 256  # packets, about, after which one number is left out; a peer that acknowledges it is lying
-FORGET_MOST = 64  # finished streams that may wait for the next packet, with which aioquic discards them
+CRYPTO_MOST = 128 * 1024  # bytes that a peer may send in each of the three parts of the handshake
+GAPS_MOST = 1024  # gaps between the pieces of one stream that arrived out of order
+SKIP_EVERY = 256  # packets, on average, after which we skip a number; a peer that acknowledges it is cheating
+FORGET_MOST = 64  # finished streams that may wait for the next packet, when aioquic discards them
 
-# Without a handler, its warnings about a peer would go to standard error; here they are raised as errors.
+# Without a handler, aioquic's warnings about a peer would go to standard error. We raise them as errors instead.
 logging.getLogger("quic").addHandler(logging.NullHandler())
 
 
 class CertificateRequired(Alert):
-    """The client showed no certificate."""
+    """The client presented no certificate."""
 
     description = AlertDescription.certificate_required
 
 
 class LimitedConnection(QuicConnection):
-    """aioquic's connection with unidirectional streams whose cost is bounded in both directions."""
+    """aioquic's connection, with unidirectional streams whose cost is bounded in both directions."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class LimitedConnection(QuicConnection):
             session_ticket_fetcher=session_ticket_fetcher,
             session_ticket_handler=session_ticket_handler,
         )
-        self.trace: QuicLoggerTrace | None = self._quic_logger  # aioquic drops its own at the end
+        self.trace: QuicLoggerTrace | None = self._quic_logger  # kept, because aioquic drops it at the end
         self._streams: Streams = Streams()
         self._data = Granted(self._local_max_data, configuration.max_data)
         self._peer_streams = GrantedStreams(self._local_max_streams_uni, streams)
@@ -83,27 +83,27 @@ class LimitedConnection(QuicConnection):
         )
         self._unacked: dict[int, QuicStream] = {}
         self._given_up = self._streams.given_up
-        self._committed = 0  # of the peer's credit for the connection
-        self._is_ended_by_us: bool | None = None  # None before the end, and after a timeout
+        self._committed = 0  # bytes written against the peer's credit for the connection
+        self._is_ended_by_us: bool | None = None  # None before the end and after a timeout
         self._skipped: int | None = None
         self._skip_at = secrets.randbelow(SKIP_EVERY)
         self._measured = 0.0  # the last sample of the round trip that `incoming` was given
         self.buffered: int = 0
-        """Bytes that were written and not acknowledged."""
+        """Bytes that were written but not acknowledged."""
 
     # --- state
 
     @property
     def ending(self) -> ConnectionTerminated | None:
-        """Why the connection is over, known a moment before aioquic's event for it."""
+        """Why the connection has ended, or None. It is known slightly before aioquic's event for it."""
         return self._close_event
 
     @property
     def awaits_verdict(self) -> bool:
-        """True while a server that asked this client for a certificate has not said that it accepts the client.
+        """True while a server that requested this client's certificate hasn't accepted it yet.
 
-        A client of TLS 1.3 completes its handshake before the server has seen the client's certificate. HANDSHAKE_DONE
-        (RFC 9001, 4.1.2) is the first word of the server after it has.
+        A TLS 1.3 client completes its handshake before the server has seen the certificate. HANDSHAKE_DONE (RFC 9001,
+        4.1.2) is the first frame that shows that the server has accepted it.
         """
         return self._is_client and self.tls._certificate_request is not None and not self._handshake_confirmed
 
@@ -122,7 +122,7 @@ class LimitedConnection(QuicConnection):
 
     @property
     def is_terminated(self) -> bool:
-        """True once nothing is sent or received any more, not even another goodbye."""
+        """True once nothing is sent or received any more, not even another close frame."""
         return self._state is QuicConnectionState.TERMINATED
 
     @property
@@ -136,17 +136,17 @@ class LimitedConnection(QuicConnection):
 
     @property
     def datagram_limit(self) -> int:
-        """The largest datagram that fits into a packet and that the peer accepts."""
+        """The size of the largest datagram that fits into a packet and that the peer accepts."""
         peer = self._remote_max_datagram_frame_size or 0
         packet = self._max_datagram_size - 3 - len(self._peer_cid.cid) - 16
-        return max(0, min(packet, peer - 1) - 3)  # the frame's type and length; aioquic needs it below the limit
+        return max(0, min(packet, peer - 1) - 3)  # 3 for the frame's type and length; aioquic requires less than `peer`
 
     @property
     def waiting_datagrams(self) -> int:
         return len(self._datagrams_pending)
 
     def has_output(self, now: float) -> bool:
-        """Return False if `datagrams_to_send` would give nothing; cheap, and True in case of doubt."""
+        """Return False if `datagrams_to_send` would return nothing. Cheap. In case of doubt, the result is True."""
         space = self._spaces[Epoch.ONE_RTT] if self._handshake_confirmed else None
         return (
             space is None
@@ -164,7 +164,7 @@ class LimitedConnection(QuicConnection):
             or not all(path.is_validated and not path.remote_challenges for path in self._network_paths)
         )
 
-    # --- streams that this side writes
+    # --- streams that we write
 
     @property
     def may_open(self) -> bool:
@@ -176,12 +176,12 @@ class LimitedConnection(QuicConnection):
         return stream_id
 
     def is_writable(self, stream_id: int) -> bool:
-        """Return True if the stream is open, neither ended nor reset."""
+        """Return True if the stream is open: neither finished nor reset."""
         stream = self._streams.get(stream_id)
         return stream is not None and stream.sender._buffer_fin is None and stream.sender._reset_error_code is None
 
     def credit(self, stream_id: int) -> int:
-        """Return the bytes of a stream that the peer accepts now."""
+        """Return how many more bytes of this stream the peer accepts now."""
         if not self.is_writable(stream_id):
             return 0
         stream = self._streams[stream_id]
@@ -197,7 +197,7 @@ class LimitedConnection(QuicConnection):
         self._committed += len(data)
 
     def give_up(self, stream_id: int) -> bool:
-        """Reset a stream, also when the peer asked for that; return False if it had been reset before."""
+        """Reset a stream, because we or the peer gave it up. Return False if it was reset before."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.sender.is_finished:
             return False
@@ -208,20 +208,20 @@ class LimitedConnection(QuicConnection):
             return False
         self._given_up.add(stream_id)
         self._committed -= sender._buffer_stop - sender.highest_offset
-        sender._buffer = bytearray()  # it is not sent again
+        sender._buffer = bytearray()  # the data won't be sent again
         self._unacked.pop(stream_id, None)
         self.look_at_sent()
         return True
 
     def look_at_sent(self) -> None:
-        """Bring `buffered` and the queue up to date after acknowledgements and losses."""
+        """Update `buffered` and the queue after acknowledgements and losses."""
         buffered = 0
         done = []
         for stream_id, stream in self._unacked.items():
             sender = stream.sender
             if sender.is_finished:
                 done.append(stream_id)
-                self._queue.append(stream)  # to be forgotten
+                self._queue.append(stream)  # so that aioquic discards it
                 continue
             left = sender._buffer_stop - sender._buffer_start
             if not left and sender._buffer_fin is None:
@@ -240,14 +240,14 @@ class LimitedConnection(QuicConnection):
     # --- streams that the peer writes
 
     def arrived(self, stream_id: int, size: int, is_last: bool, now: float) -> None:
-        """Count bytes of a stream that were handed to the application."""
+        """Count bytes of a stream that were delivered to the application."""
         self.incoming.arrived(stream_id, size, now)
         if is_last:
             self.has_ended(stream_id, now)
 
     @property
     def withheld(self) -> int:
-        """Streams of the peer that have ended and do not make room for others yet."""
+        """The number of the peer's streams that have ended but don't make room for new ones yet."""
         return self._peer_streams.withheld
 
     @withheld.setter
@@ -255,14 +255,14 @@ class LimitedConnection(QuicConnection):
         self._peer_streams.withheld = count
 
     def has_ended(self, stream_id: int, now: float) -> None:
-        """End a stream of the peer."""
+        """Handle the end of one of the peer's streams."""
         stream = self._streams[stream_id]
         self._streams.due.pop(stream_id, None)
-        self._queue.append(stream)  # to be forgotten
+        self._queue.append(stream)  # so that aioquic discards it
         self.incoming.ended(stream_id, stream.receiver.highest_offset, now)
 
     def stop(self, stream_id: int) -> bool:
-        """Ask the peer to reset a stream; return False if it has ended already."""
+        """Ask the peer to reset a stream. Return False if it has ended already."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.receiver.is_finished:
             return False
@@ -275,7 +275,7 @@ class LimitedConnection(QuicConnection):
         stream.max_stream_data_local = limit
         self._streams.due[stream_id] = stream
 
-    # --- methods of aioquic that are replaced or extended
+    # --- overridden methods of aioquic
 
     @property
     def _streams_queue(self) -> list[QuicStream]:
@@ -291,9 +291,9 @@ class LimitedConnection(QuicConnection):
             self._packet_number += 1
             self._skip_at = self._packet_number + SKIP_EVERY // 2 + secrets.randbelow(SKIP_EVERY)
         if self._handshake_confirmed and (space := self._spaces[Epoch.ONE_RTT]).ack_at is not None:
-            space.ack_at = min(space.ack_at, now)  # there is a packet for it to go with
+            space.ack_at = min(space.ack_at, now)  # send the acknowledgement with the packet that is due anyway
         if self._close_pending and self._handshake_complete and not self._handshake_confirmed:
-            # Packets of the handshake may not carry an application's code and reason.
+            # Packets of the handshake can't carry the code and reason of an application.
             self._handshake_confirmed = True
         return super().datagrams_to_send(now)
 
@@ -305,20 +305,20 @@ class LimitedConnection(QuicConnection):
         if not (self._is_client and self._retry_count):
             super()._initialize(peer_cid)
         else:
-            # After a Retry a client sends the same hello again (RFC 9000, 17.2.5.3). aioquic would make another one,
-            # which a server may refuse, with four new pairs of keys.
+            # After a Retry, a client has to send the same ClientHello again (RFC 9000, 17.2.5.3). aioquic would create
+            # a new one with four new key pairs, which a server may refuse.
             tls, hello = self.tls, bytes(self._crypto_streams[Epoch.INITIAL].sender._buffer)
             super()._initialize(peer_cid)
             self.tls: Context = tls
             self._crypto_buffers[Epoch.INITIAL].push_bytes(hello)
-        self.tls._max_early_data = None  # early data can be replayed: none is offered
+        self.tls._max_early_data = None  # early data can be replayed, so we don't offer it
         if not self._is_client and self.configuration.verify_mode is ssl.CERT_REQUIRED:
-            # aioquic can ask for a certificate and checks that the client has its key, but not who vouches for it.
+            # aioquic can request a certificate and checks that the client has its key, but not which CA issued it.
             self.tls._request_client_certificate = True
             self.tls._server_expect_finished = self._expect_finished_of_client  # type: ignore[method-assign]
 
     def _expect_finished_of_client(self) -> None:
-        """Go on with the handshake if the client's certificate is one that this server accepts."""
+        """Continue the handshake if the server accepts the client's certificate."""
         certificate = self.tls._peer_certificate
         if certificate is None:
             raise CertificateRequired("this server wants a client certificate: tls=muxkit.TLS(cert=…, key=…)")
@@ -329,12 +329,12 @@ class LimitedConnection(QuicConnection):
 
     def _update_traffic_key(self, direction: Direction, epoch: Epoch, cipher_suite: CipherSuite, secret: bytes) -> None:
         if epoch is Epoch.ZERO_RTT and not self._is_client:
-            self.tls.early_data_accepted = False  # a client that sends some nevertheless learns that it was refused
+            self.tls.early_data_accepted = False  # tells a client that sends early data anyway that we refused it
             return
         super()._update_traffic_key(direction, epoch, cipher_suite, secret)
 
     def _write_stream_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream) -> None:
-        highest, stream.receiver.highest_offset = stream.receiver.highest_offset, 0  # aioquic would double the limit
+        highest, stream.receiver.highest_offset = stream.receiver.highest_offset, 0  # or aioquic would double the limit
         try:
             super()._write_stream_limits(builder=builder, space=space, stream=stream)
         finally:
@@ -355,7 +355,7 @@ class LimitedConnection(QuicConnection):
             try:
                 ranges, _ = pull_ack_frame(buf)
             except ValueError:
-                pass  # the base class parses it again and refuses it
+                pass  # the base class parses the frame again and rejects it
             else:
                 is_lying = self._skipped in ranges
             buf.seek(start)
@@ -393,24 +393,28 @@ class LimitedConnection(QuicConnection):
 
 
 class Streams(dict[int, QuicStream]):
-    """The streams by number; aioquic iterates over `values()` for each packet, so it has only those with news."""
+    """The streams by number.
+
+    aioquic iterates over `values()` for each packet. So `values()` contains only the streams with a new limit to send,
+    and idle streams cost no time.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.due: dict[int, QuicStream] = {}
         self.given_up: set[int] = set()
 
-    def values(self) -> Any:  # noqa: ANN401 - of a dict it is a view, here it is a list
+    def values(self) -> Any:  # noqa: ANN401 - a dict returns a view, and this returns a list
         return [*self.due.values()]
 
-    def pop(self, stream_id: int, *default: Any) -> Any:  # noqa: ANN401 - as a dict has it
+    def pop(self, stream_id: int, *default: Any) -> Any:  # noqa: ANN401 - the signature of a dict
         self.due.pop(stream_id, None)
         self.given_up.discard(stream_id)
         return super().pop(stream_id, *default)
 
 
 class StreamQueue(list[QuicStream]):
-    """The streams with something to write or to discard, each once."""
+    """The streams that aioquic has to write or discard, each once."""
 
     def __init__(self, streams: Iterable[QuicStream] = ()) -> None:
         super().__init__()
@@ -441,11 +445,11 @@ def _violation(code: QuicErrorCode, frame_type: int, reason: str) -> QuicConnect
 
 
 def may_authenticate_clients(certificate: x509.Certificate) -> bool:
-    """Return True if a certificate is for clients, or does not say what it is for."""
+    """Return True if a certificate may be used by clients, or doesn't restrict its purpose."""
     try:
         purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
         return True
-    except ValueError:  # extensions are only parsed when they are asked for
+    except ValueError:  # extensions are parsed on access, and invalid ones raise ValueError
         return False
     return ExtendedKeyUsageOID.CLIENT_AUTH in purposes or ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE in purposes

@@ -1,9 +1,9 @@
-"""Credit for a QUIC peer: how much it may send, raised when data is consumed and not when it arrives.
+"""Credit for a QUIC peer: how much the peer may send. We raise it when data is consumed, and not when it arrives.
 
-The windows of streams follow the path, as those of all protocols do (`muxkit.core.receive_windows`). QUIC measures the
-round trip itself. In addition to the streams, QUIC bounds the connection: bytes that arrived on any stream and were not
-consumed, lost bytes included. Streams could use up this bound and block those that are read. So windows that have grown
-share `GROWN_SHARE` of it, and the rest remains for what each stream has from its start.
+The windows of streams follow the path, as in all protocols (`muxkit.core.receive_windows`). QUIC measures the round trip
+itself. In addition to each stream, QUIC limits the connection: the bytes that arrived on any stream and were not
+consumed, including lost bytes. Streams could use up this limit and block streams that are read. Therefore the windows
+that have grown share `GROWN_SHARE` of it, and the rest remains for the window that each stream has from its start.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from aioquic.quic.connection import Limit
 
 from muxkit.runtime import ReceiveBudget, ReceiveWindow, RoundTrip
 
-GROWN_SHARE = 0.75  # of the connection's window, for the growth of windows
-STREAMS_AT_ONCE = 256  # streams that the peer may open ahead, which bounds what one frame can create
+GROWN_SHARE = 0.75  # share of the connection's window that streams may use for grown windows
+STREAMS_AT_ONCE = 256  # streams that the peer may open in advance, which bounds how many streams one frame can create
 
 
 class Credit:
-    """Windows of bytes for each stream and for all of them, and the number of streams that the peer may open.
+    """Windows for the bytes of each stream and of the connection, and the number of streams that the peer may open.
 
-    What a stream was granted is what it has consumed, its window and its loan. The connection was granted what all
-    streams have consumed, its window and all loans, and the peer is told once that has grown by half a window.
+    The limit of a stream is the sum of its consumed bytes, its window and its loan. The limit of the connection is the
+    sum of the consumed bytes of all streams, its window and all loans. We send it when it has grown by half a window.
     """
 
     def __init__(
@@ -41,21 +41,21 @@ class Credit:
 
     @property
     def held(self) -> int:
-        """Bytes that were handed to the application and not consumed."""
+        """Bytes that were delivered to the application but not consumed."""
         return sum(arriving.window.held for arriving in self._arriving.values())
 
     @property
     def round_trip(self) -> RoundTrip:
-        """The round trip that windows are sized by; QUIC gives it samples."""
+        """The round trip from which the sizes of windows are computed. QUIC adds samples to it."""
         return self._budget.round_trip
 
     def of(self, stream: int) -> int:
-        """Return how many bytes the peer may still send on a stream, beyond those that were handed on."""
+        """Return how many more bytes the peer may send on a stream, in addition to the delivered ones."""
         arriving = self._arriving.get(stream)
         return 0 if arriving is None else arriving.window.credit
 
     def arrived(self, stream: int, size: int, now: float) -> None:
-        """Count bytes of a stream that were handed to the application."""
+        """Count bytes of a stream that were delivered to the application."""
         arriving = self._arriving.get(stream)
         if arriving is None:
             window = ReceiveWindow(self._most, self._budget)
@@ -64,7 +64,7 @@ class Credit:
         arriving.delivered += size
 
     def ended(self, stream: int, final_size: int, now: float) -> None:
-        """End a stream; credit for bytes that never came is free again."""
+        """Handle the end of a stream. Credit for bytes that never arrived becomes available again."""
         self.arrived(stream, 0, now)
         arriving = self._arriving[stream]
         arriving.is_over = True
@@ -74,7 +74,7 @@ class Credit:
         self._release(stream, arriving)
 
     def consumed(self, stream: int, amount: int, now: float) -> bool:
-        """Count bytes that the application has consumed; return True if there is news for the peer."""
+        """Count bytes that the application has consumed. Return True if there is a new limit to send."""
         arriving = self._arriving.get(stream)
         if arriving is None:
             return False
@@ -90,7 +90,7 @@ class Credit:
         return grant > 0 or has_news
 
     def lend(self, stream: int, amount: int) -> bool:
-        """Let the peer send more than the window; return False if it has ended the stream."""
+        """Let the peer send more than the window allows. Return False if the stream has ended."""
         arriving = self._arriving.get(stream)
         if arriving is None or arriving.is_over:
             return False
@@ -121,7 +121,7 @@ class Credit:
 
 @attrs.define
 class _StreamCredit:
-    """The credit of one stream, and the bytes received."""
+    """The credit of one stream, and its delivered bytes."""
 
     window: ReceiveWindow
     granted: int
@@ -130,7 +130,7 @@ class _StreamCredit:
 
 
 class Granted(Limit):
-    """A limit that aioquic reads and cannot raise; `granted` is its value."""
+    """A limit that aioquic reads but can't raise. `granted` is its value."""
 
     def __init__(self, like: Limit, granted: int) -> None:
         self.granted = granted
@@ -146,9 +146,10 @@ class Granted(Limit):
 
 
 class GrantedStreams(Granted):
-    """The number of streams that the peer may open: those open at once are bounded, and those opened ahead.
+    """The number of streams that the peer may open.
 
-    A stream that is withheld has ended, and does not make room for another one yet.
+    It limits both the streams that are open simultaneously and those that the peer opens in advance. A withheld stream
+    has ended, but doesn't make room for another one yet.
     """
 
     def __init__(self, like: Limit, most: int) -> None:
@@ -167,5 +168,5 @@ class GrantedStreams(Granted):
 
     @property
     def is_due(self) -> bool:
-        """True if the peer should be told now: when the news gives it more streams than it has left."""
+        """True if the new limit should be sent now: when it adds more streams than the peer has left."""
         return self.sent - self.used < self.value - self.sent

@@ -1,4 +1,4 @@
-"""Connect and serve QUIC."""
+"""Connecting and serving with QUIC."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConnectionEnded", "HandshakeFailed", "QuicLink", "Tickets", "connect", "rebind", "serve", "transport"]
 
-HANDSHAKE_TIMEOUT = 30.0  # s, on the connecting side; a listener has Limits.handshake
+HANDSHAKE_TIMEOUT = 30.0  # s for clients; a server has Limits.handshake
 SOCKETS = PacketOptions(send_buffer=4 * 1024 * 1024)
 
 
@@ -53,14 +53,27 @@ async def connect(
     tickets: Tickets | None = None,
     **options: Unpack[QuicKeywords],
 ) -> AsyncIterator[QuicLink]:
-    """Open a QUIC connection to a peer whose certificate is valid for `server_hostname`, by default the host.
+    """Open a QUIC connection to a peer whose certificate is valid for `server_hostname`.
 
-    `tls` says whom to trust and what to show. `ca` in its place is a file of certificates, or PEM, to trust instead of
-    the system's roots. The addresses are tried in turn,
-    each for `handshake_timeout` seconds; `connect_timeout` is another name for it.
-    Raises `HandshakeFailed` with the reason when the peer cannot be trusted or
-    does not answer. Leaving the block normally closes in order, leaving it by an error closes with an error.
-    `QuicOptions` describes the other keywords.
+    Leaving the block normally closes the connection in order. Leaving it with an error closes it with an error code.
+
+    Args:
+        host: a host, or a list of `(host, port)`. All their addresses are tried in order.
+        port: the port of a single host.
+        tls: the certificates to trust and to present.
+        ca: certificates to trust instead of the system's, as a PEM file or as PEM data. An alternative to `tls`.
+        server_hostname: the name that the certificate must have. By default the host.
+        insecure: don't verify the server. With `tls`, use `TLS(verify=False)` instead.
+        limits: the flow-control windows and the number of streams.
+        connect_timeout: another name for `handshake_timeout`, which it overrides.
+        handshake_timeout: seconds for the handshake, for each address.
+        tickets: a store for session tickets, which shorten later handshakes with the same servers.
+        options: the other keywords, which `QuicOptions` describes.
+
+    Raises:
+        HandshakeFailed: if one side rejects the other, or if an address doesn't answer. The error has the reason.
+        OSError: if no address can be resolved or reached.
+        ValueError: if arguments contradict each other.
     """
     one_of(tls=tls, ca=ca)
     one_of(tls=tls, insecure=insecure or None)
@@ -101,9 +114,23 @@ async def serve(
 ) -> None:
     """Run `handler(link)` for each connection whose handshake succeeds, until cancelled.
 
-    `tls` has the certificate and its key. In its place `certificate` and `key` are PEM files; one may hold both.
-    With `retry` a client proves its address before anything is kept for it, which costs one round trip. With
-    `tickets` clients get tickets that shorten their next handshake. `QuicOptions` describes the other keywords.
+    Args:
+        handler: gets each connection, which is closed afterwards.
+        port: the port. 0 chooses a free one.
+        tls: the server's certificate and key. After a reload, new connections use the new ones.
+        certificate: a PEM file with the server's certificate chain. An alternative to `tls`.
+        key: the file with its key. By default the key is in the file of the certificate.
+        password: the password of the key.
+        host: the address to bind, or a host with several addresses.
+        limits: how many connections and handshakes are allowed, and the flow-control windows.
+        retry: let clients prove their addresses before the server keeps anything for them. This takes one round trip.
+        tickets: issue session tickets, which shorten the next handshakes of clients.
+        task_status: gets a list of the bound addresses.
+        options: the other keywords, which `QuicOptions` describes.
+
+    Raises:
+        ValueError: if there is no certificate, or if arguments contradict each other.
+        OSError: if an address can't be bound.
     """
     quic_options = QuicOptions(limits=limits or Limits(), **options)
     one_of(tls=tls, certificate=certificate)
@@ -142,7 +169,16 @@ async def serve(
 def rebind(link: QuicLink, *, host: str | None = None) -> None:
     """Continue a client's connection on another port, or on another address of this machine.
 
-    A change of the network on the path does the same without a call; this is for a change of the network on this side.
+    Call this when this machine's network has changed. If the path changes elsewhere, such as at a NAT, QUIC adapts
+    without a call.
+
+    Args:
+        link: a client's connection.
+        host: the local address to use. By default the system chooses one.
+
+    Raises:
+        ValueError: for a connection that a server accepted.
+        OSError: if the local address can't be used.
     """
     if link.role != "client":
         raise ValueError("only a client can go on from another address")
@@ -158,7 +194,7 @@ transport: Final = PacketTransport(
 
 @attrs.frozen
 class _Dialer:
-    """Tries addresses in turn; holds what a client is told about all of them."""
+    """Tries addresses in order. Holds the arguments that apply to all of them."""
 
     options: QuicOptions
     tls: TLS | None
@@ -169,7 +205,7 @@ class _Dialer:
     tickets: Tickets | None
 
     async def first_of(self, places: Sequence[tuple[str, int]], nursery: trio.Nursery) -> QuicLink:
-        """Connect to the first address that answers; its tasks run in `nursery`."""
+        """Connect to the first address that answers. The tasks of the connection run in `nursery`."""
         failures: list[OSError] = []
         for host, port in places:
             configuration = self.options.configuration(is_client=True)
@@ -189,7 +225,7 @@ class _Dialer:
                         configuration, self.options, self.tickets, family, address, verified=not self.insecure
                     )
                     return await client.start(nursery, self.timeout)
-                except OSError as error:  # HandshakeFailed among them
+                except OSError as error:  # `HandshakeFailed` is one too
                     failures.append(error)
         if len(failures) == 1:
             raise failures[0]
@@ -228,7 +264,7 @@ class _Client:
         self._refusal: OSError | None = None
 
     async def start(self, nursery: trio.Nursery, within: float) -> QuicLink:
-        """Do the handshake; raises `HandshakeFailed` or OSError, and then no task or socket is left."""
+        """Do the handshake. Raises `HandshakeFailed` or OSError, after which neither tasks nor sockets remain."""
         scope = trio.CancelScope()
         nursery.start_soon(self._run, scope)
         try:
@@ -266,10 +302,10 @@ class _Client:
         finally:
             self._link.drop("hung up")
             self._link.wire.close()
-            self._link.established.set()  # `start` finds that there is no protocol
+            self._link.established.set()  # `start` then finds that no protocol was agreed on
 
     def _refused(self, _: Address, error: OSError) -> None:
-        # After the handshake the report may be forged; before it, no peer is there to wait for.
+        # After the handshake, the report may be forged. Before it, there is no peer that we would lose.
         if isinstance(error, ConnectionRefusedError) and not self._link.established.is_set():
             self._refusal = failed(self._name, error)
             self._refusal.__cause__ = error
@@ -284,13 +320,13 @@ class _Client:
                 burst = wire.receive()
             except trio.ClosedResourceError:
                 if wire is not link.wire:
-                    continue  # it was replaced
+                    continue  # `rebind` replaced it
                 raise
             for address, run in burst:
                 for data in run:
                     link.feed((data, address))
             link.finish_feeding()
-            burst = []  # not kept while waiting for more
+            burst = []  # don't keep the packets alive while waiting for more
             await trio.lowlevel.checkpoint()
 
 
@@ -301,7 +337,7 @@ def _connected(
     host: str | None = None,
     refused: Callable[[Address, OSError], None] = lambda peer, error: None,
 ) -> PacketSocket:
-    """Open a socket to a server, from a free port of this machine or of one of its addresses."""
+    """Open a socket that is connected to a server, from a free port, and from a certain local address if given."""
     try:
         sock = open_socket(family, bind=None if host is None else (host, 0), connect=peer)
     except OSError as error:

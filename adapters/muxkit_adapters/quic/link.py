@@ -1,4 +1,4 @@
-"""The QUIC link: one connection of aioquic run on Trio, what it received, what it sends, and how it ended."""
+"""The QUIC link: it runs one aioquic connection on Trio, and queues its input and output."""
 
 from __future__ import annotations
 
@@ -25,29 +25,33 @@ from .connection import LimitedConnection
 from .options import QuicOptions
 from .qlog import Trace
 
-PAUSE = 100e-6  # s without a write after which the next write is sent at once
+PAUSE = 100e-6  # s without a write after which the next write is sent immediately
 GRAIN = 1e-6  # s between two calls of aioquic's timer
-DATAGRAMS_OUT = 64  # that wait to be sent; more are refused
-DATAGRAMS_AT_ONCE = 8  # handed to aioquic, which sends all of them before any stream
-# Outboxes of bytes that are kept because they may have to be sent again: at 80 ms and 1 MiB each, as many as 100 MiB/s
-# need, which is several times what aioquic reaches.
+DATAGRAMS_OUT = 64  # datagrams that may wait to be sent; more are refused
+DATAGRAMS_AT_ONCE = 8  # datagrams to pass to aioquic, which sends all of them before any stream data
+# How many times the outbox may be kept in sent bytes that aren't acknowledged. With an outbox of 1 MiB and a round trip
+# of 80 ms, 8 suffice for 100 MiB/s, which is several times the rate that aioquic reaches.
 UNACKNOWLEDGED = 8
-JOIN_BELOW = 16 * 1024  # bytes of one stream that are joined into one arrival
-DATAGRAMS_MOST = 1024  # received and not taken; more are dropped
+JOIN_BELOW = 16 * 1024  # bytes of one stream up to which pieces are joined into one arrival
+DATAGRAMS_MOST = 1024  # received datagrams that may wait; more are dropped
 DATAGRAM_BYTES_MOST = 1024 * 1024
-GOODBYES = 8  # doublings of the number of packets received after which the goodbye is sent again
+GOODBYES = 8  # the close frame is repeated this often, each time after twice as many received packets
 
 ORDERLY: Final = 0
-FAILED: Final = 1  # an application's close codes are its own; these two are ours
-REASON_MOST = 256  # bytes of text in a goodbye
-TLS_ALERTS: Final = 0x100  # and above: an alert of TLS
+FAILED: Final = 1  # close codes are defined by the application protocol; these two are ours
+REASON_MOST = 256  # bytes of the text in a close frame
+TLS_ALERTS: Final = 0x100  # error codes from here on are TLS alerts
 
 
 Packet = tuple[bytes, Address]
 
 
 class QuicLink(MultistreamLink):
-    """One QUIC connection. `run` is its task; the task that reads the socket calls `feed`, then `finish_feeding`."""
+    """One QUIC connection.
+
+    The task that runs the connection calls `run`. The task that reads the socket calls `feed` for each packet, and then
+    `finish_feeding`.
+    """
 
     def __init__(
         self,
@@ -68,13 +72,13 @@ class QuicLink(MultistreamLink):
         self._trace = quic.trace if isinstance(quic.trace, Trace) else None
         self._on_id = on_id
         self.established: trio.Event = trio.Event()
-        self._completed: quic_events.HandshakeCompleted | None = None  # while a client may still be refused
+        self._completed: quic_events.HandshakeCompleted | None = None  # held back while the server may reject a client
         self.alpn: str | None = None
         """The protocol that both sides agreed on."""
         self.is_resumed: bool = False
-        """True if the handshake used a ticket of an earlier connection."""
+        """True if the handshake used a session ticket of an earlier connection."""
         self.had_early_data: bool = False
-        """True if early data, which can be replayed, was accepted; it never is."""
+        """True if early data was accepted. It never is, because early data can be replayed."""
         # parking lots
         self._doorbell = trio.lowlevel.ParkingLot()  # `run`
         self._heard = trio.lowlevel.ParkingLot()  # `receive`
@@ -85,11 +89,11 @@ class QuicLink(MultistreamLink):
         # received
         self._arrivals = ArrivalQueue()
         self._resets = TokenBucket(options.limits.resets_per_second, options.limits.resets_burst)
-        self._stopped: set[int] = set()  # streams that this side asked the peer to reset
+        self._stopped: set[int] = set()  # streams that we asked the peer to reset
         self._last_heard = trio.current_time()
         # to be sent
         self._datagrams_out: deque[bytes] = deque()
-        self._wants_room: dict[int, None] = {}  # streams that had no room when asked, in order
+        self._wants_room: dict[int, None] = {}  # streams for which `room` returned 0, in order
         self._wants_stream = False
         self._wants_datagram = False
         self._last_ping = self._timed_at = self._flushed_at = -math.inf
@@ -110,12 +114,12 @@ class QuicLink(MultistreamLink):
 
     @property
     def local(self) -> str:
-        """This end, in the same form; "" once the socket is closed."""
+        """The name of this end, in the form of `peer`. Empty once the socket is closed."""
         return local_name(self._name, self.wire.socket)
 
     @property
     def identity(self) -> Identity | None:
-        """The peer by its certificate, if it was verified; None if the peer showed none, or was not asked."""
+        """The identity in the peer's verified certificate. None if the peer presented none or wasn't asked for one."""
         certificate = self._quic.certificate
         return None if certificate is None else of_x509(certificate)
 
@@ -125,12 +129,12 @@ class QuicLink(MultistreamLink):
 
     @property
     def wire(self) -> PacketSocket:
-        """The socket that it sends on."""
+        """The socket on which this connection sends."""
         return self._writer.wire
 
     @property
     def dropped_datagrams(self) -> int:
-        """Datagrams that were received and found the queue full."""
+        """The number of received datagrams that were dropped because the queue was full."""
         return self._arrivals.dropped
 
     @property
@@ -143,7 +147,10 @@ class QuicLink(MultistreamLink):
 
     @property
     def ended(self) -> ConnectionEnded | None:
-        """The error with which it ended; None before the end, after an orderly end, and after a close on this side."""
+        """The error with which the connection ended.
+
+        None before the end, after an orderly end, and after a close on this side.
+        """
         quic, name, ending = self._quic, self._name, self._quic.ending
         if ending is None or self._is_closing:
             return None
@@ -220,13 +227,13 @@ class QuicLink(MultistreamLink):
 
     @property
     def _free(self) -> int:
-        """How many bytes may be written now."""
+        """The number of bytes that may be written now."""
         quic, outbox = self._quic, self._limits.outbox
         return min(outbox - quic.unsent, UNACKNOWLEDGED * outbox - quic.buffered)
 
     def write(self, stream: int, data: bytes, is_last: bool) -> None:
         if self.is_over or not self._quic.is_writable(stream):
-            return  # the writer learns of it by another call
+            return  # the writer learns of the end from another call
         if len(data) > (room := self.room(stream)):
             raise ValueError(f"stream {stream}: {len(data)} bytes to write, there is room for {room}")
         self._quic.write(stream, data, is_last)
@@ -258,7 +265,7 @@ class QuicLink(MultistreamLink):
             await self._roomy.park()
 
     def _with_room(self) -> list[int]:
-        """Return the streams that got room, once a quarter of the outbox is free, to save wake-ups."""
+        """Return the streams that have room again, once a quarter of the outbox is free, to avoid frequent wake-ups."""
         if not self._wants_room or 4 * self._free < self._limits.outbox:
             return []
         credit, is_writable = self._quic.credit, self._quic.is_writable
@@ -293,7 +300,7 @@ class QuicLink(MultistreamLink):
     # --- the end
 
     def close(self, *, error: str = "", code: int | None = None) -> None:
-        """Send the goodbye now; without `code` it is 0 for an orderly end and 1 for another."""
+        """Send the close frame now. By default its code is 0 without an error, and 1 with one."""
         if self._is_closing or self._quic.ending is not None:
             return
         self._is_closing = True
@@ -303,7 +310,7 @@ class QuicLink(MultistreamLink):
         self._wake_all()
 
     def drop(self, error: str) -> None:
-        """Close, unless that was done before, and end the trace; for the tasks that run the connection."""
+        """Close the connection if it isn't closed yet, and end its trace. For the tasks that run the connection."""
         self.close(error=error)
         if self._trace is not None:
             self._trace.write()
@@ -320,7 +327,7 @@ class QuicLink(MultistreamLink):
             self._wake_all()
 
     def _fail(self, error: RemoteProtocolError) -> None:
-        """Close because the peer broke a rule."""
+        """Close the connection because the peer broke a rule."""
         if not self.is_over:
             self._failure = error
             self._quic.close(error_code=FAILED, reason_phrase=clipped(error.message))
@@ -372,7 +379,7 @@ class QuicLink(MultistreamLink):
     def _next_deadline(self) -> float:
         timer = self._quic.get_timer()
         release = self._release_at(trio.current_time())
-        # Rounding can make aioquic treat a call as too early; a moment later it does not.
+        # Because of rounding, aioquic may consider a call too early. It accepts a call a moment later.
         return min(math.inf if timer is None else max(timer, self._timed_at + GRAIN), self._ping_at(), release)
 
     def _ping_at(self) -> float:
@@ -383,14 +390,14 @@ class QuicLink(MultistreamLink):
     # --- packets
 
     def _nudge(self) -> None:
-        """Send a first write after a pause at once; leave writes in a row to `run`, which sends them together."""
+        """Send the first write after a pause immediately. Leave further writes to `run`, which joins them."""
         if self._doorbell and perf_counter() - self._flushed_at >= PAUSE:
             self.flush()
         else:
             self._doorbell.unpark_all()
 
     def feed(self, packet: Packet) -> None:
-        """Take in one packet; `finish_feeding` is called after the last of several."""
+        """Process one packet. After the last of several packets, call `finish_feeding`."""
         data, address = packet
         if self._writer.has_said_goodbye:
             self._writer.repeat_goodbye()
@@ -400,7 +407,7 @@ class QuicLink(MultistreamLink):
         self._collect(now)
 
     def finish_feeding(self, *, is_timer: bool = False) -> None:
-        """Answer the packets that were taken in, and wake the tasks that they concern."""
+        """Answer the packets that were processed, and wake the tasks that wait for their effects."""
         self._quic.look_at_sent()
         self._collect(trio.current_time())
         self.flush(is_timer=is_timer)
@@ -413,7 +420,7 @@ class QuicLink(MultistreamLink):
             self._roomy.unpark_all()
 
     def flush(self, *, is_timer: bool = False) -> None:
-        """Send what may be sent now, as far as the kernel takes it; after its timer aioquic is asked in any case."""
+        """Send what may be sent now, as far as the kernel accepts it. After a timer, ask aioquic in any case."""
         now = trio.current_time()
         while not self._writer.waiting:
             if self._datagrams_out and not self._quic.waiting_datagrams:
@@ -436,7 +443,7 @@ class QuicLink(MultistreamLink):
         self._flushed_at = perf_counter()
 
     def replace_wire(self, wire: PacketSocket) -> PacketSocket:
-        """Continue on another socket with another connection id; returns the socket before it."""
+        """Continue on another socket, with another connection id. Return the previous socket."""
         before, self._writer.wire = self._writer.wire, wire
         self._writer.waiting = []  # these packets count as lost
         self._quic.change_connection_id()
@@ -455,7 +462,7 @@ class QuicLink(MultistreamLink):
                     if is_last:
                         self._stopped.discard(stream)
                 case quic_events.StreamReset(stream_id=stream):
-                    # Each costs this side more than the peer, which may open others as the allowance refills.
+                    # A reset stream costs us more than the peer, so the peer regains such streams at a limited rate.
                     if stream in self._stopped:
                         self._stopped.discard(stream)
                     elif not self._resets.take(now):
@@ -485,14 +492,14 @@ class QuicLink(MultistreamLink):
 
 
 class ArrivalQueue:
-    """Arrivals in order, until `receive` takes them; small pieces of a stream are joined.
+    """Arrivals in order, until `receive` takes them. Small pieces of a stream are joined.
 
-    The bytes of streams are bounded by the credit granted for them, datagrams by a limit of their own.
+    The credit granted to the peer bounds the bytes of streams. Datagrams have their own limit.
     """
 
     def __init__(self) -> None:
         self._waiting: list[Arrival] = []
-        self._tails: dict[int, _Tail] = {}  # the last arrival of each stream, to which more is joined
+        self._tails: dict[int, _Tail] = {}  # the last arrival of each stream, to which further data is added
         self._datagrams = 0
         self._datagram_bytes = 0
         self.dropped: int = 0
@@ -501,7 +508,7 @@ class ArrivalQueue:
         return bool(self._waiting)
 
     def take(self) -> list[Arrival]:
-        """Take all arrivals."""
+        """Return all arrivals, and empty the queue."""
         waiting, self._waiting = self._waiting, []
         for tail in self._tails.values():
             tail.close()
@@ -538,7 +545,7 @@ class ArrivalQueue:
 
 
 class _Tail:
-    """The last arrival of a stream, to which more data is added without a copy for each piece."""
+    """The last arrival of a stream. Pieces that are added to it are copied only once, by `close`."""
 
     __slots__ = ("_arrival", "_pieces", "size")
 
@@ -561,7 +568,7 @@ class _Tail:
 
 
 class PacketWriter:
-    """Writes packets to the socket, keeps those that the kernel does not take now, and repeats the goodbye."""
+    """Writes packets to the socket, queues those that the kernel doesn't accept yet, and repeats the close frame."""
 
     def __init__(self, wire: PacketSocket) -> None:
         self.wire = wire
@@ -574,35 +581,36 @@ class PacketWriter:
         return bool(self._goodbye)
 
     def send(self, packets: list[Packet], *, is_goodbye: bool = False) -> None:
-        """Send what the kernel takes now; the rest waits."""
+        """Send as many packets as the kernel accepts now. The rest is queued."""
         if is_goodbye:
             self._goodbye = packets
         with suppress(trio.ClosedResourceError):
             self.waiting = send_now(self.wire, packets)
 
     async def wait(self) -> None:
-        """Wait until the kernel takes more, then send what waits."""
+        """Wait until the kernel accepts more packets, then send the queued ones."""
         wire = self.wire
         try:
             await wire.wait_writable()
         except trio.ClosedResourceError:
-            if wire is self.wire:  # it was closed, not replaced: no socket is left
+            if wire is self.wire:  # closed without a replacement
                 self.waiting = []
             return
         waiting, self.waiting = self.waiting, []
         self.send(waiting)
 
     def repeat_goodbye(self) -> None:
-        """Send the goodbye again, at the first packet that comes after it, the second, the fourth, and so on."""
+        """Send the close frame again, after the first packet that follows it, the second, the fourth, and so on."""
         self._unheard += 1
         if self._unheard < 1 << GOODBYES and self._unheard & (self._unheard - 1) == 0 and not self.waiting:
             self.send(self._goodbye)
 
 
 def send_now(wire: PacketSocket, packets: list[Packet]) -> list[Packet]:
-    """Send what the kernel takes now to the address of the first packet, as aioquic gives them; return the rest.
+    """Send as many packets as the kernel accepts now, and return the rest.
 
-    A packet that is too large for the path counts as lost.
+    All packets go to the address of the first, since aioquic returns packets for one address at a time. A packet that
+    is too large for the path counts as lost.
     """
     while packets:
         try:
@@ -622,10 +630,10 @@ def send_now(wire: PacketSocket, packets: list[Packet]) -> list[Packet]:
 
 
 class ConnectionEnded(trio.BrokenResourceError):
-    """A QUIC connection is over, and not in order.
+    """Raised when a QUIC connection has ended abnormally.
 
-    `code` is the number in the goodbye, `is_application` is True if an application gave it rather than QUIC, `reason`
-    is the text that came with it, and `by` is the side that ended the connection.
+    `code` is the error code, and `is_application` is True if the application protocol defined it instead of QUIC.
+    `reason` is the text that came with it, and `by` is the side that ended the connection.
     """
 
     def __init__(
@@ -639,17 +647,17 @@ class ConnectionEnded(trio.BrokenResourceError):
 
 
 def alert_name(code: int) -> str | None:
-    """Return the TLS alert that the code of a goodbye of QUIC stands for, such as "certificate required", or None."""
+    """Return the name of the TLS alert for an error code of QUIC, such as "certificate required", or None."""
     return ALERTS.get(code - TLS_ALERTS)
 
 
 def clipped(text: str) -> str:
-    """Cut a text to what a goodbye, which is one packet, can hold."""
+    """Cut a text to the size that a close frame, which is a single packet, can hold."""
     return text.encode()[:REASON_MOST].decode(errors="ignore")
 
 
 def printable(text: str) -> str:
-    """Replace the unprintable characters in a peer's text, for a log or a terminal."""
+    """Replace unprintable characters in a peer's text, so that a log or a terminal can show it."""
     return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text[:REASON_MOST])
 
 

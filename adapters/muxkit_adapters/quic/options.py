@@ -1,4 +1,4 @@
-"""Options of QUIC connections as aioquic takes them: limits, trust, certificates and tickets."""
+"""Options of QUIC connections, and their translation for aioquic: limits, trust, certificates and tickets."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger("muxkit.adapters")
 
 ALPN = "muxkit-aqueduct"
-IDLE_TIMEOUT = 30.0  # s without a packet after which the peer counts as gone
+IDLE_TIMEOUT = 30.0  # s without a packet after which the peer counts as lost
 KEEP_ALIVE = 10.0  # s of silence before a ping
-STREAM_PRICE = 2 * 1024  # bytes of memory for a stream
-DATAGRAM_MOST = 65_535  # bytes, the largest DATAGRAM frame that is accepted
+STREAM_PRICE = 2 * 1024  # bytes of memory per stream
+DATAGRAM_MOST = 65_535  # bytes of the largest DATAGRAM frame that is accepted
 QLOG_DIRECTORY = "MUXKIT_QLOGDIR"
 TICKETS_MOST = 1024
 CIPHERS = [CipherSuite.AES_128_GCM_SHA256, CipherSuite.AES_256_GCM_SHA384, CipherSuite.CHACHA20_POLY1305_SHA256]
@@ -36,7 +36,7 @@ Source = str | os.PathLike[str]
 
 
 class QuicKeywords(TypedDict, total=False):
-    """Keywords that both sides of QUIC take; `QuicOptions` has their meaning."""
+    """Keywords that both sides of QUIC accept, which `QuicOptions` describes."""
 
     alpn: Sequence[str]
     streams: int | None
@@ -48,23 +48,23 @@ class QuicKeywords(TypedDict, total=False):
 
 @attrs.frozen(kw_only=True)
 class QuicOptions:
-    """Options of both sides; times in seconds, sizes in bytes."""
+    """Options of both sides. Times are in seconds, and sizes are in bytes."""
 
     alpn: Sequence[str] = (ALPN,)
     limits: Limits = attrs.field(factory=Limits)
     streams: int | None = None
-    """Streams of the peer that may be open at once; by default twice `Limits.channels` and 256, or as many as
-    `Limits.channel_memory` pays for."""
+    """The number of the peer's streams that may be open simultaneously. The default is twice `Limits.channels` plus
+    256, or less if `Limits.channel_memory` doesn't suffice for that many."""
     idle_timeout: float = IDLE_TIMEOUT
-    """Silence after which the peer counts as gone."""
+    """The silence after which the peer counts as lost."""
     keep_alive: float | None = KEEP_ALIVE
-    """Silence before a ping; None for no pings."""
+    """The silence before a ping. None turns pings off."""
     packet_size: int = attrs.field(
         default=SMALLEST_MAX_DATAGRAM_SIZE, validator=attrs.validators.ge(SMALLEST_MAX_DATAGRAM_SIZE)
     )
-    """The UDP payload of packets that are sent; the path must take larger ones if this is raised."""
+    """The size of the UDP payload of sent packets. If you raise it, the path has to support larger packets."""
     qlog: Source | None = None
-    """A directory for qlog files."""
+    """The directory for qlog files. By default the environment variable MUXKIT_QLOGDIR, if it is set."""
 
     @property
     def most_streams(self) -> int:
@@ -90,7 +90,7 @@ class QuicOptions:
 
 
 def trust(configuration: QuicConfiguration, *, ca: Source | bytes | None, name: str, insecure: bool) -> None:
-    """Set which roots a client trusts: the system's, or the ones given, as a file or as PEM."""
+    """Set the authorities that a client trusts: the system's, or those in `ca`, which is a file or PEM data."""
     configuration.server_name = name
     configuration.verify_mode = ssl.CERT_NONE if insecure else ssl.CERT_REQUIRED
     if isinstance(ca, bytes):
@@ -106,7 +106,11 @@ def trust(configuration: QuicConfiguration, *, ca: Source | bytes | None, name: 
 def identify(
     configuration: QuicConfiguration, *, certificate: Source, key: Source | None, password: str | None
 ) -> None:
-    """Set the certificates that one side shows: a chain and its key, which may be in the same file."""
+    """Set the certificate that one side presents: a PEM file with the chain, and its key.
+
+    Raises:
+        ValueError: if a file can't be read or doesn't contain them.
+    """
     _check_readable("certificate", certificate)
     if key is not None:
         _check_readable("key", key)
@@ -117,7 +121,7 @@ def identify(
 
 
 def trust_clients(configuration: QuicConfiguration, tls: TLS) -> None:
-    """Set which authorities the certificates of a server's clients come from; without any, none is asked for."""
+    """Set the authorities of client certificates. If `tls` has none, clients aren't asked for a certificate."""
     if tls.client_ca is not None:
         configuration.verify_mode = ssl.CERT_REQUIRED
         configuration.load_verify_locations(
@@ -126,7 +130,7 @@ def trust_clients(configuration: QuicConfiguration, tls: TLS) -> None:
 
 
 class Renewed:
-    """The configuration of a server's next connection, made again after the files of its `TLS` were read again."""
+    """Returns the configuration of a server's next connection. It makes a new one after `tls` was reloaded."""
 
     def __init__(self, tls: TLS, make: Callable[[], QuicConfiguration]) -> None:
         self._tls = tls
@@ -139,7 +143,7 @@ class Renewed:
             self._generation = self._tls.generation
             try:
                 self._made = self._make()
-            except (OSError, ValueError) as error:  # the files have changed once more
+            except (OSError, ValueError) as error:  # the files have changed again, and are unusable
                 # log: The certificate files have changed and can't be used.
                 log.error("quic goes on with the certificates that it had: %s", error)
         return self._made
@@ -154,7 +158,7 @@ def _check_readable(what: str, path: Source) -> None:
 
 
 class Tickets:
-    """Tickets that servers gave a client, which shorten its next handshakes; never used for early data."""
+    """Session tickets that a client received from servers. They shorten its next handshakes. Early data isn't used."""
 
     def __init__(self, most: int = TICKETS_MOST) -> None:
         self._most = most
@@ -164,7 +168,7 @@ class Tickets:
         return len(self._tickets)
 
     def keep(self, ticket: SessionTicket) -> None:
-        """Keep the newest ticket of each server."""
+        """Store a ticket. Only the newest ticket of each server is kept."""
         ticket.max_early_data_size = None
         self._tickets[ticket.server_name] = ticket
         self._tickets.move_to_end(ticket.server_name)
@@ -172,12 +176,12 @@ class Tickets:
             self._tickets.popitem(last=False)
 
     def take(self, name: str) -> SessionTicket | None:
-        """Take a server's ticket, which works once."""
+        """Return and remove the ticket of a server, which can be used once, or return None."""
         return self._tickets.pop(name, None)
 
 
 class IssuedTickets:
-    """Tickets that a server gave its clients; each works once, and above the limit the oldest are dropped."""
+    """Session tickets that a server issued. Each can be used once. Above the limit, the oldest are dropped."""
 
     def __init__(self, most: int = TICKETS_MOST) -> None:
         self._most = most

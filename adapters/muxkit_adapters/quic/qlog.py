@@ -1,4 +1,4 @@
-"""qlog files of QUIC connections, for tools such as qvis."""
+"""qlog files of QUIC connections, for tools such as qvis. They describe packets and frames without their content."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger("muxkit.adapters")
 
 
 class DirectoryLogger(QuicLogger):
-    """Writes a file for each connection: sizes, numbers and times of packets and frames, never their content."""
+    """Writes a file for each connection, with the sizes, numbers and times of packets and frames."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -26,11 +26,11 @@ class DirectoryLogger(QuicLogger):
         return Trace(self._directory, is_client=is_client, odcid=odcid)
 
     def end_trace(self, trace: QuicLoggerTrace) -> None:
-        """Do nothing: aioquic calls this at the end of some connections only, and links close their traces."""
+        """Do nothing. aioquic calls this for some connections only, and links close their traces themselves."""
 
 
 class Trace(QuicLoggerTrace):
-    """The file of one connection."""
+    """The qlog file of one connection."""
 
     def __init__(self, directory: Path, *, is_client: bool, odcid: bytes) -> None:
         super().__init__(is_client=is_client, odcid=odcid)
@@ -52,7 +52,7 @@ class Trace(QuicLoggerTrace):
         self._pending.append({"time": self.encode_time(time.time()), "name": name, "data": data})
 
     def write(self) -> None:
-        """Write the events since the last call; aioquic completes an event after it has logged it."""
+        """Write the events since the last call. They can't be written earlier, as aioquic completes an event later."""
         pending, self._pending = self._pending, []
         if self._file.closed:
             return
@@ -65,7 +65,7 @@ class Trace(QuicLoggerTrace):
             self.close()
 
     def close(self) -> None:
-        """Close the file; later events are dropped."""
+        """Close the file. Later events are dropped."""
         try:
             self._file.close()
         except OSError as error:

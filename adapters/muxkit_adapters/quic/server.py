@@ -1,4 +1,4 @@
-"""The QUIC server: packets routed by connection id, proof of address, and limits on new connections."""
+"""The QUIC server: it routes packets by connection id, proves addresses, and limits new connections."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger("muxkit.adapters")
 
 LONG_HEADER = 0x80
-TOKEN_ID_SIZE = 8  # bytes of the id that goes with a token
-LEAVING_MOST = 1024  # connections that are over and may have to repeat their goodbye
+TOKEN_ID_SIZE = 8  # bytes of the connection id that belongs to a token
+LEAVING_MOST = 1024  # ended connections that are kept in case they have to repeat their close frame
 
 
 class Server:
-    """Connections by their ids, over one socket or several."""
+    """The connections by their ids, over one or several sockets."""
 
     _nursery: trio.Nursery
 
@@ -58,15 +58,15 @@ class Server:
         self._tickets = tickets
         self._links: dict[bytes, QuicLink] = {}
         self._admission = Admission(options.limits)
-        self._places: dict[QuicLink, Place] = {}  # of those in their handshake
+        self._places: dict[QuicLink, Place] = {}  # of connections during their handshake
         self._leaving: dict[QuicLink, trio.CancelScope] = {}
         self._is_full = False
         self._turns = turns()
         self.refused: int = 0
-        """First packets that were refused."""
+        """The number of first packets that were refused."""
 
     async def serve(self, sockets: Sequence[PacketSocket], started: Callable[[], None]) -> None:
-        """Run until cancelled; closes the sockets."""
+        """Serve until cancelled, and close the sockets afterwards."""
         try:
             async with bare_nursery() as nursery:
                 self._nursery = nursery
@@ -121,7 +121,7 @@ class Server:
 
     def _offer_versions(self, header: QuicHeader, packet: Packet, wire: PacketSocket) -> None:
         if header.packet_type is QuicPacketType.VERSION_NEGOTIATION:
-            return  # answering could make two servers answer each other without end
+            return  # an answer could make two servers answer each other forever
         answer = encode_quic_version_negotiation(
             source_cid=header.destination_cid,
             destination_cid=header.source_cid,
@@ -130,10 +130,10 @@ class Server:
         send_now(wire, [(answer, packet[1])])
 
     def _admit(self, header: QuicHeader, packet: Packet, wire: PacketSocket) -> QuicLink | None:
-        """Open a connection for the first packet of a new peer, if its address is proved."""
+        """Open a connection for the first packet of a new peer, if its address is proved and there is room."""
         original, token_id = header.destination_cid, None
         if not self._admission.make_room():
-            self.refused += 1  # the client sends its packet again
+            self.refused += 1  # the client will send its packet again
             turned_away("connections" if self._admission.half_open < self._limits.half_open else "half_open")
             if not self._is_full:
                 self._is_full = True
@@ -159,7 +159,7 @@ class Server:
         return self._open(original, token_id, header.destination_cid, packet[1], wire, place)
 
     def _ask_for_token(self, header: QuicHeader, packet: Packet, wire: PacketSocket) -> None:
-        """Ask for proof of the address; the token holds all the state, so none is kept here."""
+        """Ask for proof of the address with a Retry packet. The token contains all state, so the server keeps none."""
         assert self._tokens is not None
         assert header.version is not None
         token_id = os.urandom(TOKEN_ID_SIZE)
@@ -227,7 +227,7 @@ class Server:
                         nursery.start_soon(self._run, link, nursery.cancel_scope)
                         await link.established.wait()
                         del self._places[link]
-                        place.establish()  # it may be over by now, with data to be received
+                        place.establish()  # even if the connection has ended, there may be data to receive
                         await self._handle(link)
                         self._leave(link, place, nursery.cancel_scope)
                 finally:
@@ -241,7 +241,7 @@ class Server:
                 self._links.pop(connection_id, None)
 
     async def _run(self, link: QuicLink, scope: trio.CancelScope) -> None:
-        """Run a connection; if it ends before its handshake, end its tasks, since no handler will."""
+        """Run a connection. If it ends before its handshake is done, cancel its tasks, because no handler will."""
         try:
             await link.run()
         finally:
@@ -257,7 +257,7 @@ class Server:
         link.close(error="hung up")
 
     def _leave(self, link: QuicLink, place: Place, scope: trio.CancelScope) -> None:
-        """Keep a connection for a moment to repeat its goodbye; it no longer counts against the limits."""
+        """Keep a connection for a moment in case it has to repeat its close frame. It no longer counts as connected."""
         place.leave()
         self._is_full = False
         link.close()
