@@ -1,7 +1,7 @@
-"""muxkit on Spark: restream sessions as a source, channels as a sink, captures, and simulations over many seeds.
+"""muxkit on Spark: restream sessions as a source, channels as a sink, traffic captures, and simulations.
 
-`spark.readStream.format("muxkit")` works once the extra is installed (`pip install 'muxkit[spark]'`); nothing has to be
-registered. Staging, captures and simulations work without a JVM.
+`spark.readStream.format("muxkit")` works once the extra is installed (`pip install 'muxkit[spark]'`). Nothing has to be
+registered. Staging, captures and simulations also work without a JVM.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ __all__ = [
     "tokens",
 ]
 
-# Importing this must be cheap: Spark does so whenever it looks for data sources. These are imported when they are used.
+# Importing this package must be cheap, because Spark does so when it looks for data sources. These are imported on use.
 _LAZY = {
     "Answers Raw analyse read_captures": "capture.analysis",
     "decode decode_batches decode_stream decoder": "capture.decoding",
@@ -129,5 +129,5 @@ _LAZY = {
 
 _EXTRAS = dict.fromkeys(("google", "numpy", "pandas", "pyarrow", "pyspark"), "spark")
 
-if not TYPE_CHECKING:  # or type checkers would accept any name
+if not TYPE_CHECKING:  # with a module-level `__getattr__`, type checkers would accept any name
     __getattr__, __dir__ = lazily(globals(), _LAZY, extras=_EXTRAS)

@@ -1,4 +1,4 @@
-"""Running Trio work from threads without Trio, and for several items at a time."""
+"""Running Trio work from threads without Trio, and for several items simultaneously."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ import trio
 
 from muxkit.pipeline.errors import first_error
 
-AHEAD: Final = 4  # items that wait to be taken
+AHEAD: Final = 4  # items that may wait for the consumer
 ENDING: Final = 10.0  # s that the thread may take to end after a cancellation
 
 ItemT = TypeVar("ItemT")
 
 
 async def for_each_limited(items: Iterable[ItemT], act: Callable[[ItemT], Awaitable[None]], *, at_once: int) -> None:
-    """Await `act(item)` for each item, `at_once` at a time. The first error cancels the others and is raised bare."""
+    """Await `act(item)` for each item, with up to `at_once` running simultaneously.
+
+    Raises:
+        Exception: the first error of `act`, not in a group. It cancels the other calls.
+    """
     room = trio.Semaphore(at_once)
     failed: list[Exception] = []
 
@@ -43,7 +47,10 @@ async def for_each_limited(items: Iterable[ItemT], act: Callable[[ItemT], Awaita
 
 
 def run_bare(act: Callable[[], Awaitable[ItemT]]) -> ItemT:
-    """Run Trio in this thread. Of a group of exceptions the first leaf is raised, without the group."""
+    """Run Trio in this thread and return the result. Of an exception group, only the first leaf is raised.
+
+    Spark shows a single exception better than a group.
+    """
     try:
         return trio.run(act)
     except BaseExceptionGroup as group:
@@ -52,9 +59,9 @@ def run_bare(act: Callable[[], Awaitable[ItemT]]) -> ItemT:
 
 
 def bridged(work: Callable[[Callable[[ItemT], Awaitable[None]]], Awaitable[None]]) -> Iterator[ItemT]:
-    """Run `work(emit)` in a Trio thread and yield what it emits, at most `AHEAD` items ahead.
+    """Run `work(emit)` in a Trio thread, and yield the items that it emits, at most `AHEAD` items ahead.
 
-    Closing the generator cancels it. What `work` raises is raised after the items that it emitted, as one exception.
+    Closing the generator cancels the work. An exception of `work` is raised after its items, as a single exception.
     """
     items: queue.SimpleQueue[ItemT | _End] = queue.SimpleQueue()
     room, scope = trio.Semaphore(AHEAD), trio.CancelScope()
@@ -76,7 +83,7 @@ def bridged(work: Callable[[Callable[[ItemT], Awaitable[None]]], Awaitable[None]
         except BaseException as raised:
             error = first_error(raised)
         finally:
-            tokens.put(None)  # if it could not begin
+            tokens.put(None)  # in case Trio could not start
             items.put(_End(error))
 
     thread = threading.Thread(target=run, name="muxkit reader", daemon=True)
@@ -101,6 +108,6 @@ def bridged(work: Callable[[Callable[[ItemT], Awaitable[None]]], Awaitable[None]
 
 @attrs.frozen
 class _End:
-    """Stands behind the last item."""
+    """Follows the last item."""
 
     error: BaseException | None

@@ -1,6 +1,6 @@
-"""The errors of the pipeline; each sentence has the option, the stream and the ids that it is about.
+"""The errors of the pipeline. Each text names the option, the stream and the ids that it is about.
 
-Spark shows the text of such an error only, so a single exception is raised, never a group.
+Spark shows only the text of an error, so the pipeline raises a single exception and never a group.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from muxkit._errors import MuxError
 
 
 class PipelineError(MuxError):
-    """Base of what the pipeline raises itself."""
+    """Base class of the errors that the pipeline raises."""
 
 
 class OptionError(PipelineError, ValueError):
-    """An option that is missing or has an invalid value; `option` is its name."""
+    """Raised for an option that is missing or invalid. `option` is its name."""
 
     def __init__(self, option: str, problem: str) -> None:
         super().__init__(option, problem)
@@ -26,11 +26,11 @@ class OptionError(PipelineError, ValueError):
 
 
 class OffsetError(PipelineError):
-    """An offset that this version cannot read: from a newer version, or from another source."""
+    """Raised for an offset that this version can't read, because a newer version or another source wrote it."""
 
 
 class _StreamError(PipelineError):
-    """An error about one stream, whose uuid is `stream`."""
+    """Base class of errors about one stream. `stream` is its UUID."""
 
     def __init__(self, stream: str, problem: str) -> None:
         super().__init__(stream, problem)
@@ -41,9 +41,9 @@ class _StreamError(PipelineError):
 
 
 class StreamUnavailable(_StreamError):
-    """A stream could not be reached or read within the time of an option; its messages are not lost.
+    """Raised when a stream couldn't be reached or read within the time of an option. No messages are lost.
 
-    `can_heal` is False if trying again would not help, such as with a certificate that was refused.
+    `can_heal` is False if a retry would not help, for example because a certificate was rejected.
     """
 
     def __init__(self, stream: str, problem: str, *, can_heal: bool = True) -> None:
@@ -52,14 +52,15 @@ class StreamUnavailable(_StreamError):
 
 
 class StreamBroken(_StreamError):
-    """A server broke the rules of its protocol: a gap, a repeat, no JSON, a wrong CRC; its text has the ids."""
+    """Raised when a server broke its protocol: a gap, a repetition, invalid JSON, or a wrong CRC."""
 
 
 class DataLoss(_StreamError):
-    """Messages that this query has not read are gone, or are not those that it knew.
+    """Raised when messages that this query hasn't read were deleted, or differ from those that it knew.
 
-    `stream` says of which; the text has the ids. `acknowledged` is the last message that the server may have deleted,
-    if it said so. The option `failOnDataLoss=false` goes on with what is left.
+    `stream` is the UUID of the stream, and the text has the ids. `acknowledged` is the last message that the server may
+    have deleted, or None if the server didn't report it. With the option `failOnDataLoss=false`, the query logs a
+    warning and continues with the remaining messages.
     """
 
     def __init__(self, stream: str, problem: str, *, acknowledged: int | None = None) -> None:
@@ -74,20 +75,20 @@ class DataLoss(_StreamError):
 
 
 class CaptureError(PipelineError):
-    """A capture could not be written, and from then on nothing more was recorded; or a file could not be read."""
+    """Raised when a capture couldn't be written, after which nothing was recorded, or when a file couldn't be read."""
 
 
 # ---------------------------------------------------------------------------- staging
 
 STAGING_ERRORS: dict[str, type[StagingError]] = {}
-"""The classes by their names on the wire."""
+"""The classes, by their names in messages."""
 
 
 class StagingError(PipelineError):
-    """The base of all errors that staging raises on its own account; each names stream, application and batch."""
+    """Base class of the errors that staging raises. The text names the stream, the application and the batch."""
 
     kind: ClassVar[str] = "failed"
-    """The name of the class on the wire."""
+    """The name of the class in messages."""
 
     def __init_subclass__(cls, kind: str = "failed") -> None:
         cls.kind = kind
@@ -95,39 +96,39 @@ class StagingError(PipelineError):
 
 
 class TransactionGone(StagingError, kind="gone"):
-    """The transaction is not staged: it was never begun, was aborted or deleted, or its batch is committed."""
+    """Raised when a transaction isn't staged: it never began, it was aborted or deleted, or its batch is committed."""
 
 
 class TransactionConflict(StagingError, kind="conflict"):
-    """The transaction exists with another batch, another stream or other rows than those that were sent."""
+    """Raised when a transaction already exists with another batch, another stream or other rows."""
 
 
 class NotCommitted(StagingError, kind="uncommitted"):
-    """The commit does not match the staged rows. Nothing of the batch was committed."""
+    """Raised when a commit doesn't match the staged rows. Nothing of the batch was committed."""
 
 
 class StagingFull(StagingError, kind="full"):
-    """A limit of `StagingLimits` is reached. Nothing was added."""
+    """Raised when a limit of `StagingLimits` is reached. Nothing was added."""
 
 
 class StagingRefused(StagingError, kind="refused"):
-    """The server does not allow this client to do that."""
+    """Raised when the server doesn't allow this client to do something."""
 
 
 class StagingRequestInvalid(StagingError, kind="invalid"):
-    """The received bytes are no request, or no block of rows."""
+    """Raised when received bytes are neither a valid request nor a valid block of rows."""
 
 
 class StagingUnavailable(StagingError, kind="unavailable"):
-    """There is no connection, or the store of the server has failed. The call may be repeated."""
+    """Raised when there is no connection, or when the store of the server has failed. The call may be repeated."""
 
 
 class RowsGone(StagingError, kind="rows-gone"):
-    """The requested rows were trimmed, or do not exist yet."""
+    """Raised when requested rows were trimmed or don't exist yet."""
 
 
 def first_error(error: BaseException) -> BaseException:
-    """Return the first leaf of a group of exceptions; anything else unchanged."""
+    """Return the first leaf of an exception group. Any other exception is returned unchanged."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""A seeded simulation over many seeds: here, in processes, or on Spark; each seed becomes a row."""
+"""Runs a seeded simulation with many seeds: in this process, in several processes, or on Spark. Each seed is a row."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-GROUP: Final = "muxkit.simulations"  # the group of entry points that names them
+GROUP: Final = "muxkit.simulations"  # the entry-point group that names simulations
 Simulation = Callable[[int], str]
-"""A function of the seed. It returns what happened in a line, the same for the same seed, or raises."""
+"""A function of the seed. It returns a line that describes the run, equal for equal seeds, or raises."""
 OUTCOMES_DDL: Final = (
     "simulation string, seed bigint, ok boolean, seconds double, summary string, error string, trace string, "
     "replay string"
 )
-ARROW_TYPES: Final = {"bigint": "int64"}  # where Arrow has another name
-PARTITIONS: Final = 8  # for each core: seeds that take long even out
+ARROW_TYPES: Final = {"bigint": "int64"}  # types whose name differs in Arrow
+PARTITIONS: Final = 8  # per core, so that seeds that take long are balanced
 SEED_TIMEOUT: Final = 600.0  # s that one seed may take on Spark
-CHUNK: Final = 16  # seeds that a process takes at once
+CHUNK: Final = 16  # seeds that a process takes at a time
 
 
 class UnknownSimulation(PipelineError, ValueError):
-    """No simulation has that name."""
+    """Raised when no simulation has this name."""
 
 
 @attrs.frozen
@@ -49,25 +49,29 @@ class Outcome:
     seed: int
     ok: bool
     seconds: float
-    """Of real time."""
+    """Real time in seconds."""
     summary: str | None
-    """What happened; the same seed gives the same text."""
+    """The line that the simulation returned, which is equal for equal seeds. None if it raised."""
     error: str | None
     trace: str | None
 
     @property
     def replay(self) -> str:
-        """The command that runs it again."""
+        """The command that runs this seed again."""
         return f"python -m muxkit.pipeline.fleet {self.simulation} {self.seed}"
 
 
 def named_simulations() -> dict[str, str]:
-    """Give the simulations that installed packages name, and where each is: `package.module:function`."""
+    """Return the simulations that installed packages declare, by name, as `package.module:function`."""
     return {entry.name: entry.value for entry in sorted(entry_points(group=GROUP))}
 
 
 def find(simulation: str) -> Simulation:
-    """Import a simulation: one that an installed package names, or any other as `package.module:function`."""
+    """Import a simulation, by the name that an installed package declares, or as `package.module:function`.
+
+    Raises:
+        UnknownSimulation: if there is no such simulation, or if it can't be imported.
+    """
     known = named_simulations()
     where, separator, name = known.get(simulation, simulation).partition(":")
     if not separator:
@@ -81,12 +85,12 @@ def find(simulation: str) -> Simulation:
 
 
 class SeedTimeout(PipelineError):
-    """A seed took longer than it may."""
+    """Raised when a seed takes too long."""
 
 
 @contextmanager
 def _at_most(seconds: float | None) -> Iterator[None]:
-    """Raise `SeedTimeout` in the block after so many seconds; no limit outside the main thread or without signals."""
+    """Raise `SeedTimeout` in the block after this time. No limit applies outside the main thread or without signals."""
     if seconds is None or not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -104,7 +108,18 @@ def _at_most(seconds: float | None) -> Iterator[None]:
 
 
 def simulate(simulation: str, seed: int, *, timeout: float | None = None) -> Outcome:
-    """Run one seed in this process; what it raises becomes part of the outcome, also that it took too long."""
+    """Run one seed in this process.
+
+    An exception of the simulation, or a timeout, becomes part of the outcome.
+
+    Args:
+        simulation: a name, or `package.module:function`.
+        seed: the seed.
+        timeout: the seconds that it may take. This has no effect outside the main thread or without signals.
+
+    Raises:
+        UnknownSimulation: if there is no such simulation.
+    """
     function = find(simulation)
     began = time.perf_counter()
     try:
@@ -119,7 +134,11 @@ def simulate(simulation: str, seed: int, *, timeout: float | None = None) -> Out
 
 
 def simulate_all(simulation: str, seeds: Sequence[int], *, processes: int = 1) -> Iterator[Outcome]:
-    """Run all seeds, in order, in so many processes of this machine."""
+    """Run all seeds in up to `processes` processes of this machine, and yield the outcomes in the order of the seeds.
+
+    Raises:
+        UnknownSimulation: if there is no such simulation.
+    """
     find(simulation)  # before any process starts
     if processes == 1:
         yield from (simulate(simulation, seed) for seed in seeds)
@@ -139,13 +158,22 @@ def run_fleet(
     partitions: int | None = None,
     seed_timeout: float = SEED_TIMEOUT,
 ) -> DataFrame:
-    """Run all seeds on Spark, a row each: the columns are those of `Outcome`, and `replay` with the command.
+    """Run all seeds on Spark, with a row for each. The columns are those of `Outcome`, and `replay` with the command.
 
-    A seed that takes longer than `seed_timeout` seconds has failed; where there are no signals, it is waited for.
-    The simulation is imported where Spark's workers run: muxkit, or your package, must be installed there.
+    Spark's workers import the simulation, so muxkit or your package must be installed there.
+
+    Args:
+        spark: the Spark session.
+        simulation: a name, or `package.module:function`.
+        seeds: the seeds.
+        partitions: the number of partitions. By default 8 per core.
+        seed_timeout: the seconds after which a seed counts as failed. Without signals there is no limit.
+
+    Raises:
+        UnknownSimulation: if there is no such simulation here.
     """
     find(simulation)
-    context = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    context = getattr(spark, "sparkContext", None)  # Spark Connect doesn't have one
     count = partitions or (None if context is None else context.defaultParallelism * PARTITIONS)
     most = None if count is None else min(count, max(1, len(seeds)))
     rows = spark.range(seeds.start, seeds.stop, seeds.step, most)
@@ -153,7 +181,7 @@ def run_fleet(
 
 
 def _simulate_rows(simulation: str, seed_timeout: float, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run in a worker: seeds become rows of outcomes."""
+    """Turn seeds into rows of outcomes. Runs in a worker."""
     import pyarrow as pa
 
     columns = (column.split() for column in OUTCOMES_DDL.split(", "))
@@ -168,7 +196,7 @@ def _simulate_rows(simulation: str, seed_timeout: float, batches: Iterable[pa.Re
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `python -m muxkit.pipeline.fleet NAME SEED`: one seed, or with `FIRST-LAST` all of them."""
+    """Run `python -m muxkit.pipeline.fleet NAME SEED`, or `FIRST-LAST` for a range of seeds. Return the exit code."""
     import argparse
 
     parser = argparse.ArgumentParser(
@@ -199,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def replay(simulation: str, seed: int) -> int:
-    """Run one seed again and print the whole trace of what it raises. Returns the exit code."""
+    """Run one seed again, and print the whole traceback if it raises. Return the exit code."""
     outcome = simulate(simulation, seed)
     if outcome.ok:
         print(f"{simulation} {seed}: {outcome.summary}")
@@ -210,7 +238,7 @@ def replay(simulation: str, seed: int) -> int:
 
 
 def parse_seeds(text: str) -> range:
-    """Parse `7`, or `0-999`, which includes both ends."""
+    """Parse `7`, or a range such as `0-999`, which includes both ends. Raises ValueError."""
     first, dash, last = text.partition("-")
     if not all(part.isascii() and part.isdigit() for part in (first, last if dash else first)):
         raise ValueError(f"{text!r}: a seed, or FIRST-LAST")
@@ -221,7 +249,7 @@ def parse_seeds(text: str) -> range:
 
 
 if __name__ == "__main__":
-    # Imported by its name, so that what goes to other processes is found there.
+    # Import the module by its name, so that other processes can unpickle its objects.
     from muxkit.pipeline import fleet
 
     sys.exit(fleet.main())

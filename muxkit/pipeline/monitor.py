@@ -1,7 +1,7 @@
-"""What Spark shows of queries on restream streams: a log line for each batch, metrics in its progress, a table of lag.
+"""Monitoring of queries on restream streams: a log line per batch, metrics in Spark's progress, and a table of lag.
 
-Spark's Python API lets a source give no description and no metrics of its own: its progress names a class where a
-source of the JVM names itself. What a program can do instead is here: a query's name, observed metrics, a listener.
+Spark's Python API doesn't let a source describe itself or report metrics. This module offers what a program can do
+instead: name a query, observe metrics of its rows, and add a listener.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
 
 METRICS: Final = "muxkit"
-"""The name under which `observed` puts its metrics into `observedMetrics`."""
+"""The name of the metrics of `observed` in `observedMetrics`."""
 LAG_DDL: Final = (
     "query string, id string, batch bigint, stream string, read bigint, head bigint, lag bigint, time timestamp"
 )
@@ -40,13 +40,17 @@ QUERY_SECONDS: Final = Metric("muxkit_query_batch_seconds", "counter", "seconds"
 QUERY_BEHIND: Final = Metric("muxkit_query_behind", "gauge", "", "Messages on servers that are in no batch yet.")
 QUERY_FAILURES: Final = Metric("muxkit_query_failures", "counter", "", "Queries that ended with an error.")
 QUERY_METRICS: Final = (QUERY_ROWS, QUERY_BATCHES, QUERY_SECONDS, QUERY_BEHIND, QUERY_FAILURES)
-NAMED: Final = 3  # streams that a name or a line has by their uuid
+NAMED: Final = 3  # streams that a name or a log line lists by UUID
 
 _log = logging.getLogger("muxkit")
 
 
 def query_name(options: Mapping[str, str]) -> str:
-    """Make a name for `.queryName(...)` that says which streams are read: it is what Spark's UI shows of a query."""
+    """Return a name for `.queryName(...)` that lists the streams, because Spark's UI shows a query only by its name.
+
+    Raises:
+        OptionError: if the options of the source are invalid.
+    """
     parsed = SourceOptions.parse(options)
     named = [each.uuid for each in parsed.streams]
     if parsed.directory is not None:
@@ -58,9 +62,9 @@ def query_name(options: Mapping[str, str]) -> str:
 
 
 def observed(frame: DataFrame) -> DataFrame:
-    """Count what a query reads: rows, bytes, streams, and the newest message's time, for each batch.
+    """Add metrics of the rows that a query reads in each batch: rows, bytes, streams, and the newest message's time.
 
-    They are in `observedMetrics["muxkit"]` of each progress, where listeners, event logs and metric sinks find them.
+    They appear in `observedMetrics["muxkit"]` of each progress, for listeners, event logs and metric sinks.
     """
     from pyspark.sql import functions as f
 
@@ -74,10 +78,10 @@ def observed(frame: DataFrame) -> DataFrame:
 
 
 def lag_table(spark: SparkSession) -> DataFrame:
-    """Return a table of how far the running queries are: a row for each stream of each.
+    """Return a table of the progress of all running queries, with a row for each of their streams.
 
-    `head` is the last message that there was when the server was asked, `read` the last one in a batch; `time` is when
-    the batch began. Make it again for newer rows.
+    `head` is the last message when the server was last asked, `read` the last one in a batch, and `time` the start of
+    the batch. The table is a snapshot. Call this function again for newer rows.
     """
     rows: list[tuple[Any, ...]] = []
     for query in spark.streams.active:
@@ -102,15 +106,16 @@ def _rows(progress: StreamingQueryProgress) -> list[tuple[Any, ...]]:
 
 
 def _offsets(told: Mapping[str, Any]) -> list[tuple[Offset, Offset]]:
-    """Return the heads and the end of each source that is one of ours."""
+    """Return the heads and the end of each source that reads restream streams."""
     pairs = [(offset_of(each.get("latestOffset")), offset_of(each.get("endOffset"))) for each in told["sources"]]
     return [(head, end) for head, end in pairs if head.streams or end.streams]
 
 
 class QueryLog(StreamingQueryListener):
-    """Logs what queries on streams do: `spark.streams.addListener(QueryLog())`. Other queries are passed over.
+    """Logs the batches of queries on streams: `spark.streams.addListener(QueryLog())`. Other queries are ignored.
 
-    The line of a batch has its rows, the streams that it is behind on, and where it is behind most.
+    The line of a batch has its number of rows, the number of messages that haven't been read, and the stream with the
+    most of them.
     """
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
@@ -138,10 +143,10 @@ class QueryLog(StreamingQueryListener):
 
 
 class QueryMetrics(StreamingQueryListener):
-    """Counts what queries on streams do: `spark.streams.addListener(queries)` and `metrics.include(queries)`.
+    """Counts the batches of queries on streams: `spark.streams.addListener(queries)` and `metrics.include(queries)`.
 
-    The endpoint of the `muxkit.metrics.Metrics` then shows them to Prometheus, with the name of the query as a label.
-    Queries on other sources are passed over. Spark 4.0 and 4.1 do not say how far a query is behind, so there
+    The endpoint of the `muxkit.metrics.Metrics` then exports the counters to Prometheus, with the name of the query as
+    a label. Other queries are ignored. Spark 4.0 and 4.1 don't report how far a query is behind, so there
     `muxkit_query_behind` is always 0.
     """
 
@@ -150,7 +155,7 @@ class QueryMetrics(StreamingQueryListener):
         self._numbers: dict[Metric, dict[Labels, float]] = {metric: {} for metric in QUERY_METRICS}
 
     def collect(self) -> list[Family]:
-        """Return the metrics as they are now."""
+        """Return the current values of the metrics."""
         return [Family(metric, ("query",), {**numbers}) for metric, numbers in self._numbers.items()]
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
@@ -181,7 +186,7 @@ class QueryMetrics(StreamingQueryListener):
 
 
 def _behind(told: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many messages of each stream are in no batch yet."""
+    """Return how many messages of each stream aren't in a batch yet."""
     return {
         uuid: max(0, position.id - (end.streams[uuid].id if uuid in end.streams else 0))
         for head, end in _offsets(told)
@@ -190,7 +195,7 @@ def _behind(told: Mapping[str, Any]) -> dict[str, int]:
 
 
 def line_of(told: Mapping[str, Any]) -> str | None:
-    """Describe a batch from its progress, as JSON; None if the query reads no streams of ours."""
+    """Describe a batch, given its progress as JSON. Return None if the query doesn't read restream streams."""
     pairs = _offsets(told)
     if not pairs:
         return None
@@ -205,7 +210,7 @@ def line_of(told: Mapping[str, Any]) -> str | None:
 
 
 def _some(names: Sequence[str]) -> str:
-    """List some names, and say how many there are."""
+    """List up to `NAMED` names, and the number of the others."""
     if len(names) <= NAMED:
         return ", ".join(names)
     return f"{', '.join(names[:NAMED])} and {len(names) - NAMED:,} more"

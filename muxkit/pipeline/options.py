@@ -1,4 +1,4 @@
-"""The options of the source and of the sink: each is read once, from text, into a checked value; errors name it."""
+"""The options of the source and of the sink, which are parsed from text. Errors name the option."""
 
 from __future__ import annotations
 
@@ -27,13 +27,20 @@ OptionsT = TypeVar("OptionsT", bound=attrs.AttrsInstance)
 def option(
     name: str, parse: Callable[[str, str], ValueT], default: ValueT, *, shown: bool | Callable[[ValueT], str] = True
 ) -> ValueT:
-    """Make a field that an option sets; `parse` is a function of its text and its name, `shown` what `repr` shows."""
+    """Return an attrs field that an option sets.
+
+    Args:
+        name: the name of the option.
+        parse: a function of the option's text and name. It raises `OptionError` for an invalid text.
+        default: the value without the option.
+        shown: what the `repr` shows: whether to show the value, or a function that formats it.
+    """
     field: ValueT = attrs.field(default=default, repr=shown, metadata={"option": name, "parse": parse})
     return field
 
 
 def option_names(kind: type[attrs.AttrsInstance]) -> tuple[str, ...]:
-    """Return the names of the options that set the fields of a class, and of the classes nested in it."""
+    """Return the names of the options that set the fields of a class, including its nested classes."""
     names: list[str] = []
     for field in attrs.fields(kind):
         if "option" in field.metadata:
@@ -44,9 +51,9 @@ def option_names(kind: type[attrs.AttrsInstance]) -> tuple[str, ...]:
 
 
 class GivenOptions:
-    """The options that Spark was given: names in any case, values as text. Empty ones count as not given.
+    """The options that Spark was given. Names are case-insensitive, and empty values count as missing.
 
-    Raises `OptionError` for an unknown name; Spark would not notice a misspelt one.
+    Raises `OptionError` for an unknown name, because Spark wouldn't notice a misspelled one.
     """
 
     def __init__(self, options: Mapping[str, str], known: Collection[str], *, passed_over: Collection[str]) -> None:
@@ -59,7 +66,7 @@ class GivenOptions:
         return self._values.get(name.lower()) or None
 
     def read(self, kind: type[OptionsT], **others: object) -> OptionsT:
-        """Make an instance of a class whose fields were made with `option`; `others` are values of other fields."""
+        """Make an instance of a class whose fields were made with `option`. `others` are values of other fields."""
         found = dict(others)
         for field in attrs.fields(kind):
             if "nested" in field.metadata:
@@ -87,14 +94,14 @@ def text(value: str, name: str) -> str:
 
 
 def count(value: str, name: str) -> int:
-    """Parse a whole number above 0."""
+    """Parse an integer above 0."""
     if not re.fullmatch(r"\d{1,18}", value) or int(value) < 1:
         raise OptionError(name, f"{value[:100]!r} is no whole number above 0")
     return int(value)
 
 
 def seconds(value: str, name: str) -> float:
-    """Parse a time above 0: a number of seconds, or with one of ms, s, m, h, d."""
+    """Parse a duration above 0: a number of seconds, or a number with the unit ms, s, m, h or d."""
     time = _measured(value, _SECONDS)
     if not 0 < time < math.inf:
         raise OptionError(name, f"{value[:100]!r} is no time above 0, such as 30s, 500ms, 2h or a number of seconds")
@@ -102,7 +109,7 @@ def seconds(value: str, name: str) -> float:
 
 
 def moment(value: str, name: str) -> float:
-    """Parse a moment into seconds since 1970: ISO 8601, in UTC without a time zone, or milliseconds since 1970."""
+    """Parse a time into seconds since 1970: ISO 8601, in UTC without a time zone, or milliseconds since 1970."""
     if re.fullmatch(r"\d{1,15}", value):
         return int(value) / 1000
     try:
@@ -115,7 +122,7 @@ def moment(value: str, name: str) -> float:
 
 
 def size(value: str, name: str) -> int:
-    """Parse a size of at least one byte: a number, or with one of k, m, g."""
+    """Parse a size of at least one byte: a number, optionally with the unit k, m or g."""
     found = _measured(value, _BYTES)
     if not 1 <= found < math.inf:
         raise OptionError(name, f"{value[:100]!r} is no size, such as 65536, 64k or 16m")
@@ -123,7 +130,7 @@ def size(value: str, name: str) -> int:
 
 
 def _measured(value: str, units: Mapping[str, float]) -> float:
-    """Return a number with its unit as one number; 0 if it is none, or the unit is unknown."""
+    """Parse a number with a unit. Return 0 if it is invalid."""
     found = _MEASURE.fullmatch(value)
     return 0.0 if found is None else float(found[1]) * units.get(found[2].lower(), 0.0)
 
@@ -136,7 +143,7 @@ def yes_or_no(value: str, name: str) -> bool:
 
 
 def choice(of: type[ChoiceT]) -> Callable[[str, str], ChoiceT]:
-    """Make a parser for the values of an enumeration."""
+    """Return a parser for the values of an enumeration."""
 
     def parse(value: str, name: str) -> ChoiceT:
         for each in of:
@@ -172,19 +179,19 @@ def parse_name(value: str, name: str) -> str:
 
 _UUID: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _ONE: Final = re.compile(rf"(?:(?P<server>restream\+[a-z][a-z0-9]*://[^\s#]+)#)?(?P<uuid>{_UUID})", re.IGNORECASE)
-# A comma also separates the hosts of one URL: it ends an item only before another one, or at the end.
+# A comma may also separate the hosts of a URL. So it ends an item only before another item or at the end of the text.
 _BETWEEN: Final = re.compile(rf"\s+|,\s*(?={_UUID}|restream\+|$)", re.IGNORECASE)
 _SERVER: Final = re.compile(r"restream\+[a-z][a-z0-9]*://[^\s#]+", re.IGNORECASE)
 
 
 def is_uuid(text: str) -> bool:
-    """Return True for a uuid as it is in offsets: in lower case."""
+    """Return True for a UUID in lower case, as offsets contain it."""
     return re.fullmatch(_UUID, text) is not None
 
 
 @attrs.frozen
 class Reference:
-    """A restream session; `server` is the URL of its server, or None if that has to be found."""
+    """A restream session. `server` is the URL of its server, or None if the server has to be found."""
 
     uuid: str
     server: str | None = attrs.field(default=None, repr=lambda url: repr(url and without_secrets(url)))
@@ -194,7 +201,7 @@ class Reference:
 
 
 def _shown(url: str) -> str:
-    """Return what was given as a URL, for an error: without what may be a secret, and not longer than a line."""
+    """Return a URL for an error text, without secrets and at most 200 characters long."""
     return without_secrets(url)[:200]
 
 
@@ -203,7 +210,7 @@ def _shown_urls(urls: tuple[str, ...]) -> str:
 
 
 def parse_reference(text: str, option: str) -> Reference:
-    """Parse one stream, `uuid` or `url#uuid`; raises `OptionError` for this option."""
+    """Parse one stream, `uuid` or `url#uuid`. Raises `OptionError` for this option."""
     found = _ONE.fullmatch(text)
     if found is None:
         raise OptionError(
@@ -213,13 +220,13 @@ def parse_reference(text: str, option: str) -> Reference:
 
 
 def parse_references(text: str, option: str) -> tuple[Reference, ...]:
-    """Parse streams between white space or commas; of duplicates the first one counts."""
+    """Parse streams separated by white space or commas. Of several with the same UUID, the first is used."""
     found = {each.uuid: each for each in reversed([parse_reference(item, option) for item in items(text)])}
     return tuple(sorted(found.values(), key=lambda each: each.uuid))
 
 
 def parse_servers(text: str, option: str) -> tuple[str, ...]:
-    """Parse URLs of servers between white space or commas."""
+    """Parse the URLs of servers, separated by white space or commas."""
     servers = items(text)
     for server in servers:
         if not _SERVER.fullmatch(server):
@@ -235,18 +242,18 @@ def items(text: str) -> list[str]:
 
 
 class Start(Enum):
-    """Where a stream begins that this query has not read before."""
+    """Where a query starts to read a stream that it hasn't read before."""
 
     EARLIEST = "earliest"
-    """After what was acknowledged."""
+    """After the last acknowledged message."""
     LATEST = "latest"
-    """After what is there when the query first asks."""
+    """After the last message that exists when the query first asks the server."""
 
 
 Starting = Start | dict[str, int]
 EARLIEST: Final[Starting] = Start.EARLIEST
 Ending = dict[str, int] | None
-"""By stream; None means everything."""
+"""The last message to read, by stream. None means all messages."""
 
 
 def parse_starting(value: str, name: str) -> Starting:
@@ -261,10 +268,10 @@ def parse_ending(value: str, name: str) -> Ending:
 
 
 def _ids(value: str, name: str, others: str) -> dict[str, int]:
-    """Parse the number of messages of each stream before a point: JSON, `{"uuid": id}`."""
+    """Parse a JSON object `{"uuid": id}` with the number of messages of each stream before a point."""
     try:
         found = json.loads(value)
-    except (ValueError, RecursionError):  # the second for too many brackets inside one another
+    except (ValueError, RecursionError):  # RecursionError is raised for deeply nested brackets
         found = None
     if not isinstance(found, dict) or not all(type(id) is int and 0 <= id <= MOST_ID for id in found.values()):
         raise OptionError(name, f'{value[:100]!r} is not {others}JSON as {{"uuid": 1750}}')
@@ -278,7 +285,7 @@ ENCRYPTED: Final = frozenset({"tls", "wss"})
 
 @attrs.frozen(kw_only=True)
 class Tls:
-    """Files in PEM, which have to be on every machine that reads or writes."""
+    """TLS options. The files are in PEM format, and have to exist on every machine that reads or writes."""
 
     ca_file: str | None = option("tlsCaFile", text, None)
     cert_file: str | None = option("tlsCertFile", text, None)
@@ -292,7 +299,7 @@ class Tls:
 
 
 def link_options(url: str, tls: Tls) -> dict[str, Any]:
-    """Make the options of the transport of a URL. Raises `OptionError` for one that it cannot use."""
+    """Return the options of a URL's transport. Raises `OptionError` for an option that the transport can't use."""
     transport = url.partition("://")[0].rpartition("+")[2].lower()
     options: dict[str, Any] = {}
     if transport in ENCRYPTED:
@@ -326,36 +333,36 @@ def _context(tls: Tls) -> ssl.SSLContext:
 
 
 class AckMode(Enum):
-    """When a server may delete what was read."""
+    """When the source allows a server to delete messages."""
 
     IDLE = "idle"
-    """When Spark commits a batch, or when nothing came after it."""
+    """When Spark commits a batch, or when no messages followed the batch."""
     COMMIT = "commit"
-    """When Spark commits a batch. It does so while it makes the next one, so the last batch is kept."""
+    """When Spark commits a batch. Spark does so while it plans the next one, so the server keeps the last batch."""
     NEVER = "never"
 
 
 class Planning(Enum):
-    """How the driver learns which messages there are."""
+    """How the driver learns which messages exist."""
 
     AUTO = "auto"
-    """By status requests, by prefetch where a server answers none."""
+    """Status requests, or prefetch if a server doesn't support them."""
     STATUS = "status"
     PREFETCH = "prefetch"
-    """The driver reads ahead and counts; workers read the same again."""
+    """The driver reads ahead and counts. The workers read the same messages again."""
 
 
 class Verify(Enum):
-    """What is verified beside the ids."""
+    """What is verified in addition to the ids."""
 
     NONE = "none"
     NUMBERS = "numbers"
-    """The values and, in a range from the first message to the last, the CRC of the document's application."""
+    """The values of restream's `Numbers` application, and their CRC in a range from the first to the last message."""
 
 
 @attrs.frozen(kw_only=True)
 class SourceOptions:
-    """All options of a source."""
+    """All options of the source."""
 
     servers: tuple[str, ...] = option("servers", parse_servers, (), shown=_shown_urls)
     streams: tuple[Reference, ...] = option("streams", parse_references, ())
@@ -388,7 +395,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Read the options that Spark was given; raises `OptionError`."""
+        """Parse the options that Spark was given. Raises `OptionError`."""
         given = GivenOptions(options, SOURCE_OPTIONS, passed_over=("path",))
         parsed = given.read(cls)
         parsed._check()
@@ -396,12 +403,12 @@ class SourceOptions:
 
     @property
     def acknowledging(self) -> AckMode:
-        """When to acknowledge: a query without a name only looks, unless it is told to acknowledge."""
+        """When to acknowledge. By default, a query without the option `reader` never does."""
         return self.ack_mode or (AckMode.IDLE if self.reader else AckMode.NEVER)
 
     @property
     def enrolled(self) -> str:
-        """The name for which servers keep messages; empty if they keep none for this query."""
+        """The reader for which servers keep messages, or an empty string if they keep none for this query."""
         return "" if self.acknowledging is AckMode.NEVER else self.reader
 
     def _check(self) -> None:
@@ -434,28 +441,28 @@ SOURCE_OPTIONS: Final = option_names(SourceOptions)
 
 
 class RowEncoding(Enum):
-    """How a row is encoded."""
+    """The encoding of a row."""
 
     AUTO = "auto"
-    """VALUE if there is one column, `value`, of strings or bytes; else JSON."""
+    """VALUE if there is a single column `value` of strings or bytes. Otherwise JSON."""
     VALUE = "value"
-    """The column `value`, as it is."""
+    """The content of the column `value`."""
     JSON = "json"
-    """An object with all columns."""
+    """A JSON object with all columns."""
 
 
 class Spread(Enum):
-    """What several servers get."""
+    """How rows are distributed to several servers."""
 
     COPIES = "copies"
-    """Each gets every row."""
+    """Each server gets every row."""
     PARTITIONS = "partitions"
-    """Each partition goes to one of them."""
+    """Each partition goes to one of the servers."""
 
 
 @attrs.frozen(kw_only=True)
 class SinkOptions:
-    """All options of a sink."""
+    """All options of the sink."""
 
     urls: tuple[str, ...] = attrs.field(repr=_shown_urls)
     spread: Spread = option("spread", choice(Spread), Spread.COPIES)
@@ -471,14 +478,14 @@ class SinkOptions:
     tls: Tls = attrs.field(factory=Tls, metadata={"nested": Tls})
 
     def urls_of(self, partition: int, batch: int) -> tuple[str, ...]:
-        """Return the servers that get the rows of a partition of a batch; the same whenever the batch is repeated."""
+        """Return the servers for a partition of a batch. The result is the same whenever the batch is repeated."""
         if self.spread is Spread.COPIES:
             return self.urls
         return (sorted(self.urls)[(partition + batch) % len(self.urls)],)
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-        """Read the options that Spark was given; raises `OptionError`."""
+        """Parse the options that Spark was given. Raises `OptionError`."""
         given = GivenOptions(options, SINK_OPTIONS, passed_over=("path", "checkpointLocation", "queryName"))
         parsed = given.read(cls, urls=_urls(given))
         if streaming and parsed.txn is not None:

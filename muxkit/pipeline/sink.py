@@ -1,7 +1,7 @@
-"""The Spark sink: its two writers, and their work: make blocks of rows, stage them, commit a batch, abort it.
+"""The Spark sink: its writers, and the functions that stage the rows of a task, and commit or abort a batch.
 
-With several servers each gets every row, or each partition goes to one of them. Each commits for itself: a server that
-missed a batch gets it when the batch is written again.
+With several servers, either each gets every row, or each partition goes to one of them. Each server commits separately.
+A server that missed a commit gets it when Spark writes the batch again.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from muxkit.pipeline.spark import ARROW_SINK_SPARK, version_numbers
 from muxkit.pipeline.staging.client import StagingClient
 from muxkit.pipeline.staging.records import Block, Encoding, Key, make_block
 
-BATCH: Final = "streaming.sql.batchId"  # the local properties in which Spark tells its tasks
+BATCH: Final = "streaming.sql.batchId"  # local properties with which Spark informs its tasks
 QUERY: Final = "sql.streaming.queryId"
-ROWS_OF_A_BATCH: Final = 10_000  # as in the record batches that later versions of Spark give
+ROWS_OF_A_BATCH: Final = 10_000  # the size of the record batches of later versions of Spark
 LARGEST_BLOCK: Final = 256 << 10  # bytes
-ABORT_TIMEOUT: Final = 10.0  # s that an abort may take; what it does not reach is swept
+ABORT_TIMEOUT: Final = 10.0  # s that an abort may take; the server sweeps transactions that it doesn't reach
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
 
 Messages = Sequence[WriterCommitMessage | None]
-"""What the tasks of a batch gave: `Staged`, an empty message if there were no rows, None from a task that failed."""
+"""The results of a batch's tasks: `Staged`, an empty message if there were no rows, or None from a failed task."""
 
 _log = logging.getLogger("muxkit")
 
@@ -51,7 +51,11 @@ _log = logging.getLogger("muxkit")
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-    """For a streaming query; `options` are those that Spark was given."""
+    """Return the writer of a streaming query. `options` are those that Spark was given.
+
+    Raises:
+        OptionError: if an option or the output mode is invalid.
+    """
     if overwrite:
         raise OptionError("outputMode", "only append: what was committed to a stream is not taken back")
     parsed, encoding = _parsed(options, schema, streaming=True)
@@ -61,7 +65,11 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-    """For a batch write; `options` are those that Spark was given."""
+    """Return the writer of a batch query. `options` are those that Spark was given.
+
+    Raises:
+        OptionError: if an option or the mode is invalid.
+    """
     if overwrite:
         raise OptionError("mode", "only append: what was committed to a stream is not taken back")
     return _BatchWriter(*_parsed(options, schema, streaming=False))
@@ -79,7 +87,7 @@ else:
 
 
 class _StreamWriter(_ArrowWriter):
-    """Made anew in each process: only messages get from one to the other."""
+    """The writer of a streaming query. Each process makes its own, so they share only the messages of the tasks."""
 
     def __init__(self, options: SinkOptions, encoding: Encoding) -> None:
         self._options = options
@@ -103,7 +111,7 @@ class _StreamWriter(_ArrowWriter):
 
 
 class _RowStreamWriter(_StreamWriter):
-    """The writer on Spark 4.0, whose streaming sinks get rows and no record batches."""
+    """The writer on Spark 4.0, whose streaming sinks get rows instead of record batches."""
 
     def __init__(self, options: SinkOptions, encoding: Encoding, schema: StructType) -> None:
         super().__init__(options, encoding)
@@ -120,12 +128,12 @@ class _RowStreamWriter(_StreamWriter):
 
 
 class _BatchWriter(DataSourceArrowWriter):
-    """Made once, and pickled for the tasks and the process that commits."""
+    """The writer of a batch query. It is made once, and pickled for the tasks and for the process that commits."""
 
     def __init__(self, options: SinkOptions, encoding: Encoding) -> None:
         self._options = options
         self._encoding = encoding
-        # An application with this batch only. Without option txnId its name is random, so it cannot be written again.
+        # An application with only this batch. Without the option txnId, its name is random.
         self._target = Target(app=options.txn or f"run-{uuid.uuid4()}", batch=0, once=options.txn is None)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -152,7 +160,7 @@ def _context() -> TaskContext:
 
 @attrs.frozen(kw_only=True)
 class Staged(WriterCommitMessage):
-    """What one task has staged; the driver needs this to commit it."""
+    """The result of a task: the transaction that it has staged. The driver commits it."""
 
     key: Key
     batch: int
@@ -163,7 +171,7 @@ class Staged(WriterCommitMessage):
 
 @attrs.frozen(kw_only=True)
 class Target:
-    """The application and the batch that are written."""
+    """The application and the batch to write."""
 
     app: str
     batch: int
@@ -171,7 +179,7 @@ class Target:
 
 
 class Place(NamedTuple):
-    """Which task it is: its partition, and how often that was tried before."""
+    """Identifies a task by its partition and the number of earlier attempts."""
 
     partition: int
     attempt: int = 0
@@ -180,7 +188,7 @@ class Place(NamedTuple):
 def write_partition(
     options: SinkOptions, target: Target, place: Place, encoding: Encoding, batches: Iterator[pa.RecordBatch]
 ) -> Staged | None:
-    """Stage and prepare the rows of a task on its servers; None if there are none, so that nothing was begun."""
+    """Stage and prepare the rows of a task on its servers. If there are no rows, do nothing and return None."""
     key = Key(options.stream, target.app)
     maker = Blocks(encoding, min(LARGEST_BLOCK, max(1, options.window // 4)))
     made = (blocks for blocks in map(maker.of, batches) if blocks)
@@ -205,7 +213,7 @@ def write_partition(
                     send, receive = trio.open_memory_channel[Block](0)
                     ends.append(send)
                     nursery.start_soon(write, client, receive)
-                # An error here cancels the writers; none may take it for the end of the rows.
+                # An error here cancels the writers. None of them must mistake it for the end of the rows.
                 async for block in given:
                     for send in ends:
                         await send.send(block)
@@ -217,7 +225,13 @@ def write_partition(
 
 
 def commit_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
-    """Commit what the tasks of a batch have staged, on all servers. A batch that was committed before is no error."""
+    """Commit the transactions of a batch's tasks on all servers. Does nothing on a server that has committed the batch.
+
+    Raises:
+        PipelineError: if the transactions don't belong to this batch, or if a server has already committed other rows
+            or a later batch.
+        StagingError: if a server can't be reached or refuses the commit.
+    """
     staged = [each for each in messages if isinstance(each, Staged)]
     if not staged:
         return
@@ -256,12 +270,15 @@ def commit_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
 
     if options.spread is Spread.PARTITIONS:
         _on_all(options, compare)
-    # Also where no partition went, so that each server knows the last batch.
+    # Commit on all servers, even without a partition, so that each server knows the last batch.
     _on_all(options, commit)
 
 
 def abort_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
-    """Drop what the tasks of a batch have staged. Committed rows stay; what cannot be reached is swept later."""
+    """Drop the transactions of a batch's tasks. Committed rows stay.
+
+    Errors are only logged, because the servers sweep such transactions later.
+    """
     staged = [each for each in messages if isinstance(each, Staged)]
     if not staged:
         return
@@ -291,11 +308,11 @@ def _on_all(options: SinkOptions, act: Callable[[StagingClient], Awaitable[None]
 
 
 def _run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run the work of a task or of the driver; what is wrong with the address is told in the words of options."""
+    """Run the work of a task or of the driver. An invalid address is reported as an error of the option `url`."""
     try:
         run_bare(main)
     except StagingError as error:
-        if isinstance(error.__cause__, ValueError):  # the transport does not take the address as it is
+        if isinstance(error.__cause__, ValueError):  # the transport rejected the address
             raise OptionError("url", f"{error}; for plaintext beyond loopback set option insecure=true") from error
         raise
 
@@ -312,7 +329,7 @@ def _client(options: SinkOptions, url: str) -> StagingClient:
 
 
 async def _in_threads(made: Iterator[list[Block]]) -> AsyncGenerator[Block, None]:
-    """Yield the blocks of a generator without Trio; each list is made in a thread."""
+    """Iterate over lists of blocks in threads, and yield the blocks."""
     while (blocks := await trio.to_thread.run_sync(next, made, None)) is not None:
         for block in blocks:
             yield block
@@ -325,7 +342,11 @@ LENGTH: Final = np.dtype("<u4")
 
 
 def encoding_of(columns: dict[str, str], wanted: RowEncoding) -> Encoding:
-    """Choose the encoding of rows; `columns` maps names to the simple names of their types in Spark."""
+    """Choose the encoding of rows. `columns` maps names to the simple names of Spark's types.
+
+    Raises:
+        OptionError: if the wanted encoding doesn't fit the columns.
+    """
     alone = len(columns) == 1 and columns.get(VALUE) in ("string", "binary")
     if wanted is RowEncoding.JSON or (wanted is RowEncoding.AUTO and not alone):
         return Encoding.JSON
@@ -339,7 +360,7 @@ def encoding_of(columns: dict[str, str], wanted: RowEncoding) -> Encoding:
 
 
 class Blocks:
-    """Makes blocks of about `size` bytes from the rows of one transaction."""
+    """Makes blocks of about `size` bytes from the rows of a transaction."""
 
     def __init__(self, encoding: Encoding, size: int) -> None:
         self.rows: int = 0
@@ -348,7 +369,7 @@ class Blocks:
         self._make = self._json if encoding is Encoding.JSON else self._values
 
     def of(self, batch: pa.RecordBatch) -> list[Block]:
-        """Make the blocks of the next rows."""
+        """Return the blocks for the next rows. Raises `PipelineError` if a row can't be encoded."""
         return list(self._make(batch))
 
     def _json(self, batch: pa.RecordBatch) -> Iterator[Block]:
@@ -377,7 +398,7 @@ class Blocks:
             raise PipelineError(f"row {row} of this partition is null in the column value; filter such rows out")
         if not len(column):
             return
-        # With 64-bit offsets in any case; the cast does not copy the bytes.
+        # This gives 64-bit offsets in every case. The cast doesn't copy the bytes.
         column = column.cast(pa.large_binary())
         _, starts, data = column.buffers()
         offsets = np.frombuffer(starts, np.int64)[column.offset : column.offset + len(column) + 1]

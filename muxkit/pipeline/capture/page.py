@@ -1,4 +1,4 @@
-"""An HTML page that needs nothing else: its frame, its style, tables, and charts as SVG."""
+"""A self-contained HTML page: its frame and style, tables, and charts as SVG."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from html import escape
 
 import attrs
 
-WIDTH = 940  # of the drawing, in its own units
-NAMES = 170.0  # the column of the names, wider for longer ones
-LETTER = 6.6  # of the notes, right of the bars
+WIDTH = 940  # of a drawing, in its own units
+NAMES = 170.0  # the column of names; wider for longer names
+LETTER = 6.6  # per letter of the notes to the right of the bars
 ROW = 22
 BAR = 12
 GAP = 14
 HEAD = 20
-HEIGHT = 170  # of a chart of lines
+HEIGHT = 170  # of a line chart
 COLOURS = 6
 
 
 @attrs.frozen(kw_only=True)
 class Bar:
-    """One row of a chart: its parts from left to right, and the least and most that the whole was."""
+    """One row of a bar chart: its parts from left to right, and the range of the whole over several measurements."""
 
     name: str
     parts: Sequence[float]
     colour: int
-    """A class of the page, `c0` and so on; parts behind the first are paler."""
+    """The index of the colour. Parts after the first are paler."""
     note: str
     least: float | None = None
     most: float | None = None
@@ -46,7 +46,7 @@ class Group:
 
 
 def bars(title: str, groups: Sequence[Group]) -> str:
-    """Draw bars; each group has an axis of its own, which begins at 0."""
+    """Draw a bar chart. Each group has its own axis, which starts at 0."""
     pieces: list[str] = []
     top = 4.0
     longest = max((len(bar.name) for group in groups for bar in group.bars), default=0)
@@ -68,7 +68,7 @@ def bars(title: str, groups: Sequence[Group]) -> str:
 
 @attrs.frozen
 class Series:
-    """One line of a chart: a value for each point of its axis."""
+    """One line of a line chart: a value for each point of its axis."""
 
     name: str
     values: Sequence[float]
@@ -76,7 +76,7 @@ class Series:
 
 
 def lines(title: str, series: Sequence[Series], *, left: str, right: str, most: str) -> str:
-    """Draw lines; `left` and `right` say where the axis begins and ends, `most` what the highest line stands for."""
+    """Draw a line chart. `left` and `right` label the ends of the axis, and `most` labels the highest value."""
     reach = max((max(one.values, default=0.0) for one in series), default=0.0) or 1.0
     floor = HEAD + HEIGHT
     pieces = [f'<path class="axis" d="M0 {HEAD}H{WIDTH}M0 {floor}H{WIDTH}"/>', _text(0, HEAD - 6, most, "note")]
@@ -98,7 +98,7 @@ def lines(title: str, series: Sequence[Series], *, left: str, right: str, most: 
 
 @attrs.frozen
 class Cell:
-    """One field of a heat map: its column and row, both from 0, and how dark it is, up to 1."""
+    """A cell of a heat map. Its column and row are counted from 0, and its shade is up to 1."""
 
     column: int
     row: int
@@ -107,7 +107,7 @@ class Cell:
 
 
 def heat(title: str, cells: Sequence[Cell], *, columns: int, rows: Sequence[str], left: str, right: str) -> str:
-    """Draw a heat map; `rows` are the names of its rows, the lowest first."""
+    """Draw a heat map. `rows` are the names of its rows, starting with the lowest."""
     wide, high = (WIDTH - NAMES) / max(1, columns), 14.0
     floor = 6 + high * len(rows)
     pieces = []
@@ -125,11 +125,11 @@ def heat(title: str, cells: Sequence[Cell], *, columns: int, rows: Sequence[str]
 
 
 def histogram(title: str, columns: Sequence[tuple[str, float, str]], *, most: str) -> str:
-    """Draw columns side by side; each has a name, a height and a note. `most` says what the highest stands for."""
+    """Draw a histogram. Each column has a name, a height and a note, and `most` labels the greatest height."""
     reach = max((height for _, height, _ in columns), default=0.0) or 1.0
     floor, wide = HEAD + HEIGHT, WIDTH / max(1, len(columns))
     pieces = [f'<path class="axis" d="M0 {HEAD}H{WIDTH}M0 {floor}H{WIDTH}"/>', _text(0, HEAD - 6, most, "note")]
-    every = max(1, round(len(columns) * 70 / WIDTH))  # names that have room
+    every = max(1, round(len(columns) * 70 / WIDTH))  # show only as many names as fit
     for number, (name, height, note) in enumerate(columns):
         tall = height / reach * HEIGHT
         pieces.append(
@@ -142,7 +142,7 @@ def histogram(title: str, columns: Sequence[tuple[str, float, str]], *, most: st
 
 
 def folded(summary: str, body: str, *, is_open: bool = False) -> str:
-    """Return a part of the page that a click on its summary opens."""
+    """Return a part of the page that opens when its summary is clicked."""
     return f"<details{' open' if is_open else ''}><summary>{escape(summary)}</summary>{body}</details>"
 
 
@@ -213,7 +213,7 @@ summary { cursor: pointer; color: var(--faint); } details { margin: .4rem 0; }
 
 
 def document(title: str, body: str) -> str:
-    """Return a whole page, which fetches nothing and runs nothing."""
+    """Return a complete page. It neither loads other files nor runs scripts."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
@@ -222,11 +222,11 @@ def document(title: str, body: str) -> str:
 
 
 def table(heads: Iterable[str], body: Iterable[str]) -> str:
-    """Return a table that scrolls when it is too wide; `body` are rows of `cell`."""
+    """Return a table that scrolls if it is too wide. `body` contains its rows, made of `cell`."""
     head = "".join(f"<th>{escape(title)}</th>" for title in heads)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
 
 def cell(text: str, kind: str = "") -> str:
-    """Return one cell; `kind` is a class of the page: `number`, `good`, `bad`."""
+    """Return a table cell. `kind` is a CSS class of the page: `number`, `good` or `bad`."""
     return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"

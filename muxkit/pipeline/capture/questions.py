@@ -1,17 +1,17 @@
-"""The questions about captures, in DuckDB's SQL, over one table of frames; and how partial answers are merged.
+"""The questions about captures, in DuckDB's SQL over one table of frames, and the queries that merge partial answers.
 
-`frames` has `connection` (with its capture in front), `capture`, `number`, `us` (microseconds since 1970) and the
-columns of a capture from `event` on. It has all rows of a connection or none, and may have a part of the connections:
-what is no sum is asked about each of them alone. Percentiles are exact: the least value that so many percent of all
-values do not exceed.
+The table `frames` has `connection` (prefixed with its capture), `capture`, `number`, `us` (microseconds since 1970) and
+the columns of a capture from `event` on. It contains either all rows of a connection or none, and possibly only some of
+the connections. So except for sums, every question is asked for each connection separately. Percentiles are exact: the
+p-th percentile is the smallest value that at least p percent of all values don't exceed.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# A ping is answered in order, and on another transport (Relink resumes there) not at all. A request is over when the
-# last of its answer came. An acknowledgement is measured against the message that it names.
+# A ping is answered in order, but never on another transport (Relink resumes on a new one). A request ends with the
+# last byte of its response. An acknowledgement is compared with the message that it names.
 TRIPS: Final = """
 WITH signs AS (
   SELECT connection, channel, number, us, direction, LOWER(kind) AS sign,
@@ -77,7 +77,7 @@ SELECT capture, MIN(us) AS first_us, MAX(us) AS last_us, COUNT(DISTINCT connecti
   SUM(CASE WHEN event = 'gap' THEN size ELSE 0 END) AS missing
 FROM frames GROUP BY capture ORDER BY first_us, capture LIMIT {most}
 """,
-    # Each step is larger than the one before by the root of 2.
+    # Each step is larger than the one before by a factor of the square root of 2.
     "latency": TRIPS
     + """)
 SELECT what, us - us % {width} AS bucket_us,
@@ -119,8 +119,8 @@ SELECT us - us % {width} AS bucket_us, direction, COUNT(*) AS frames, SUM(size) 
 FROM frames WHERE event = 'frame'
 GROUP BY us - us % {width}, direction ORDER BY bucket_us, direction
 """,
-    # A channel spends its own credit from the first grant on: what is sent on it before is the opening, which the top
-    # level pays. What follows `gone` is another channel with the same id.
+    # A channel spends its own credit from the first grant on. What is sent on it before is its opening, which uses the
+    # credit of the top level. After `gone`, the same id means another channel.
     "credit": """
 WITH steps AS (
   SELECT connection, channel, number, us, event, size, credit,
@@ -181,7 +181,7 @@ GROUP BY connection, direction, channel, life
 HAVING COUNT(*) > COUNT(DISTINCT id)
 ORDER BY resent DESC, connection, channel LIMIT {most}
 """,
-    # Jain's index: 1 if all have the same, 1 / n if one has everything.
+    # Jain's index is 1 if all values are equal, and 1 / n if one of n has everything.
     "fairness": """
 WITH whole AS (
   SELECT connection, direction, channel, 1.0E0 * SUM(size) AS had
@@ -252,4 +252,4 @@ SELECT event, kind, rule, text, CAST(SUM(times) AS BIGINT) AS times, CAST(SUM(co
 FROM parts GROUP BY event, kind, rule, text ORDER BY event, times DESC, rule, text LIMIT {most}
 """,
 }
-"""By question: the answer from the answers about parts of the connections, which are the table `parts`."""
+"""By question, the query that merges partial answers, each about some of the connections, in the table `parts`."""

@@ -1,4 +1,4 @@
-"""Recording of traffic: an observer that writes frames, events and bytes as Parquet, in bounded memory."""
+"""Recording of traffic: an observer that writes frames, events and bytes to Parquet files, in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,21 +22,32 @@ from muxkit.pipeline.errors import CaptureError
 BATCH_ROWS = 4096
 BATCH_BYTES = 1 * MIB  # of a batch of raw bytes
 WAITING = 16  # batches that may wait for the disk
-FLUSH = 5.0  # s after which a batch is handed over, together with the next row
+FLUSH = 5.0  # s after which a batch is written, when the next row arrives
 
 RowT = TypeVar("RowT", "FramesRow", "RawRow")
 
 
 class Capture:
-    """Records what it observes below a folder, in `frames/date=…/*.parquet`, and with `raw` also in `raw/date=…`.
+    """Records what it observes below a directory, in `frames/date=…/*.parquet`, and with `raw` also in `raw/date=…`.
 
         with Capture("captures") as capture:
             async with muxkit.connect(url, observer=capture.connection("to the bank")) as session: ...
 
-    It is an observer itself, of one connection. It never waits: while 16 batches wait for the disk, new rows are left
-    out. A row `dropped` says how many rows of `frames` are missing; in `raw` a row without bytes ends each gap.
-    `close` blocks until everything is written. `clock` gives seconds since 1970. `folder` may be a URL of a store that
-    pyarrow or fsspec knows, such as `s3://bucket/captures`, or a path in the `filesystem` of one of them.
+    A capture is itself an observer of one connection. Recording never blocks: while `waiting` batches wait for the
+    disk, new rows are dropped. A row `dropped` then counts the missing rows of `frames`. In `raw`, a row without bytes
+    ends each gap.
+
+    Args:
+        folder: a directory, a URL of a store that pyarrow or fsspec supports, such as `s3://bucket/captures`, or a path
+            in `filesystem`.
+        name: the name of the capture. By default host, process and time.
+        frames: record frames and events.
+        raw: record the bytes of the transport.
+        rotation: when to start new files, and how many to keep.
+        filesystem: a file system of pyarrow or fsspec that contains `folder`.
+        clock: returns seconds since 1970.
+        waiting: the number of batches that may wait for the disk.
+        batch_rows: the number of rows per batch.
     """
 
     def __init__(
@@ -66,7 +77,7 @@ class Capture:
     # --- the connections
 
     def connection(self, name: str = "") -> ConnectionCapture:
-        """Make the observer of one connection; a second one of the same name becomes `name #2`."""
+        """Return an observer for one connection. A second connection of the same name becomes `name #2`."""
         name = name or "connection"
         count = self._names[name] = self._names.get(name, 0) + 1
         unique = name if count == 1 else f"{name} #{count}"
@@ -74,14 +85,14 @@ class Capture:
 
     @cached_property
     def own(self) -> ConnectionCapture:
-        """The connection that records what the capture itself observes."""
+        """The observer of the capture's own connection, for events that the capture itself receives."""
         return self.connection()
 
     # --- what was recorded
 
     @property
     def dropped(self) -> int:
-        """How many rows are in no file."""
+        """The number of rows that aren't in any file."""
         return self._writer.lost + sum(buffer.dropped for buffer in self._buffers)
 
     @property
@@ -90,14 +101,18 @@ class Capture:
         return [path for paths in self._writer.closed_files.values() for path in paths]
 
     def flush(self) -> None:
-        """Write what was recorded; a file can be read once it is closed. Blocks while the disk is slow."""
+        """Write all recorded rows. Blocks while the disk is slow. A file can be read only after it was closed."""
         for buffer in self._buffers:
             self._writer.wait_until_written()
             buffer.hand_over()
         self._writer.wait_until_written()
 
     def close(self) -> None:
-        """Write everything and close the files; raises `CaptureError` if that failed. Blocks."""
+        """Write all recorded rows and close the files. Blocks.
+
+        Raises:
+            CaptureError: if writing failed, now or earlier.
+        """
         if self._closed:
             return
         self._closed = True
@@ -191,7 +206,7 @@ class ConnectionCapture:
         buffer.put(row, now, size)
 
     def _begin_segment(self) -> None:
-        """Begin a new transport, unless the current one has carried nothing."""
+        """Start the record of a new transport, unless the current one hasn't carried any bytes."""
         if any(self._offsets.values()):
             self._segment += 1
             self._offsets = {"in": 0, "out": 0}
@@ -203,7 +218,7 @@ class ConnectionCapture:
             self._frames.put((now, self._capture, self.name, next(self._number), *found), now, 0)
 
     def tell_left_out(self, now: float) -> None:
-        """Add a row that says how many rows of the capture were left out, if any were."""
+        """Add a row with the number of dropped rows, if there are any."""
         if self._frames is not None and (count := self._frames.left_out):
             text = f"the disk was too slow: {count} rows of this capture are missing"
             told = row("dropped", None, size=count, text=text)
@@ -211,7 +226,7 @@ class ConnectionCapture:
 
 
 class _RowBuffer(Generic[RowT]):
-    """Rows of one kind that were not handed over yet."""
+    """Rows of one kind that weren't passed to the writer yet."""
 
     def __init__(self, kind: Kind, writer: FileWriter, batch_rows: int) -> None:
         self._kind: Kind = kind
@@ -220,10 +235,10 @@ class _RowBuffer(Generic[RowT]):
         self._rows: list[RowT] = []
         self._bytes = 0
         self._due = 0.0
-        self._telling = 0  # rows left out that a row of this batch reports
+        self._telling = 0  # dropped rows that a row of this batch reports
         self.over = False
         self.dropped = 0
-        self.left_out = 0  # those of them that no row has reported
+        self.left_out = 0  # dropped rows that no row has reported
 
     def put(self, row: RowT, now: float, size: int) -> None:
         if self.over:
@@ -238,7 +253,7 @@ class _RowBuffer(Generic[RowT]):
             self.hand_over()
 
     def tell_left_out(self, row: RowT, now: float) -> None:
-        """Add the row that reports all rows left out so far. If it is left out itself, the next one reports them."""
+        """Add the row that reports all rows dropped so far. If it is dropped itself, the next one reports them."""
         if not self.over:
             self._telling, self.left_out = self.left_out, 0
             self.put(row, now, 0)
@@ -256,10 +271,10 @@ class _RowBuffer(Generic[RowT]):
 
 
 class _RawBuffer(_RowBuffer["RawRow"]):
-    """Recorded bytes. Where bytes are left out, an empty row keeps their end, so that decoders see the gap."""
+    """Recorded bytes. Where bytes are dropped, an empty row records the end of the gap, so that decoders notice it."""
 
     def _leave_out(self, rows: list[RawRow], telling: int) -> None:
-        if self._writer.error is not None:  # no row will follow the gap
+        if self._writer.error is not None:  # nothing will follow the gap
             self.dropped += sum(bool(row[-1]) for row in rows)
             return
         ends: dict[tuple[str, Direction, int], RawRow] = {}
@@ -271,6 +286,6 @@ class _RawBuffer(_RowBuffer["RawRow"]):
 
 
 def _steady_clock() -> Callable[[], float]:
-    """Make a clock of seconds since 1970 that never goes back, even if the machine's clock is changed."""
+    """Return a clock of seconds since 1970 that never goes back, even if the system clock is changed."""
     began = time.time() - time.perf_counter()
     return lambda: began + time.perf_counter()

@@ -1,4 +1,4 @@
-"""The report about captures: one self-contained HTML page."""
+"""The report about captures, a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from muxkit.pipeline.capture.page import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TOP: Final = 20  # bars of a plot
-LONGEST_NAME: Final = 40  # letters beside a bar
-OPEN_ROWS: Final = 15  # a longer table is folded
-STEP: Final = 2**0.5  # of durations in the answer `latency`
-_OWN_NAME: Final = re.compile(r"(.+)-(\d+)-\d{13}")  # of a capture that was given none: host, process, time
+TOP: Final = 20  # bars per chart
+LONGEST_NAME: Final = 40  # letters in the name of a bar
+OPEN_ROWS: Final = 15  # a table with more rows is folded
+STEP: Final = 2**0.5  # ratio of successive durations in the answer `latency`
+_OWN_NAME: Final = re.compile(r"(.+)-(\d+)-\d{13}")  # default name of a capture: host, process, time
 IN, OUT = 0, 3  # colours
 
 
 @attrs.frozen
 class Section:
-    """A part of the page: what it explains, a chart, and a table of rows that have the answers to one question."""
+    """A part of the page: an explanation, a chart, and a table with the answers to one question."""
 
     title: str
     explained: str
-    """Where `{width}` stands for the width of the time slices."""
+    """The explanation. `{width}` stands for the width of the time slices."""
     rows: str = ""
-    """A field of `Answers`."""
+    """The field of `Answers` that the table shows."""
     columns: str = ""
-    """Titles and values, `title: name` or what is both, with `|` between them. The first letter of a name says what it
-    is: `#` a number, `~` bytes, `@` microseconds, `&` a connection, `%` a capture."""
+    """Titles and values of the columns, separated by `|`: `title: name`, or one text for both. The first character of a
+    name gives its type: `#` a number, `~` bytes, `@` microseconds, `&` a connection, `%` a capture."""
     chart: Callable[[Answers, Names], str] | None = None
 
 
@@ -63,10 +63,22 @@ def report(
     spark: SparkSession | None = None,
     title: str = "muxkit captures",
 ) -> Path:
-    """Write a page about the captures below a folder, `report.html` in it unless `page` says where; return its path.
+    """Write an HTML page about the captures below a directory, with the content of `Answers`.
 
-    It shows what `Answers` holds. With `raw` the raw captures are decoded first; `only` some rows are read. Captures
-    at a URL need a `page`.
+    Args:
+        captures: the directory or URL of the captures.
+        page: where to write the page. By default `report.html` in the directory. Captures at a URL need a `page`.
+        raw: decode the raw bytes in this way. By default the recorded frames are used.
+        only: the rows to read. By default all rows.
+        spark: a Spark session that does the work. By default DuckDB does it in this process.
+        title: the title of the page.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ValueError: if `page` is missing for captures at a URL.
+        CaptureError: if a file is damaged or isn't part of a capture.
     """
     if page is None and "://" in str(captures):
         raise ValueError(f"{captures}: say where the page goes: report(captures, page)")
@@ -76,7 +88,7 @@ def report(
 
 
 class Names:
-    """Short names of captures and connections: the host, and the process where a host has several."""
+    """Short names of captures and connections: the host, and the process if a host has several captures."""
 
     def __init__(self, captures: Sequence[str]) -> None:
         told = {capture: _OWN_NAME.fullmatch(capture) for capture in captures}
@@ -92,7 +104,7 @@ class Names:
         return self._captures.get(name, name)
 
     def connection(self, connection: str) -> str:
-        """Return the name of a connection, with its capture behind it if there are several."""
+        """Return the name of a connection, followed by its capture if there are several captures."""
         for capture, short in self._captures.items():
             if connection.startswith(f"{capture}/"):
                 name = connection[len(capture) + 1 :]
@@ -101,7 +113,7 @@ class Names:
 
 
 def render(answers: Answers, title: str = "muxkit captures") -> str:
-    """Make the page as text."""
+    """Return the page as text."""
     names = Names([str(row["capture"]) for row in answers.captures])
     pieces = [_facts(answers)]
     for section in SECTIONS:
@@ -172,7 +184,7 @@ def _chart(
     called: Callable[[Row, Names], str],
     colour: Callable[[Row], int],
 ) -> Callable[[Answers, Names], str]:
-    """Make a function that draws the largest values of a column, but not those that are 0."""
+    """Return a function that draws the largest values of a column, without values of 0."""
 
     def chart(answers: Answers, names: Names) -> str:
         found: Rows = getattr(answers, rows)
@@ -198,7 +210,7 @@ def _connection(row: Row, names: Names) -> str:
 
 
 def _short(name: str) -> str:
-    """Cut a name in its middle: hosts begin alike, and what tells clients apart stands at the end."""
+    """Shorten a name in the middle. Hosts often start with the same letters, and clients differ at the end."""
     if len(name) <= LONGEST_NAME:
         return name
     begin = LONGEST_NAME // 4
@@ -246,7 +258,7 @@ def _rates(answers: Answers, names: Names) -> str:
 
 
 def _rates_of(answers: Answers, rows: Rows) -> str:
-    """Draw bytes a second in slices of time."""
+    """Draw bytes per second in time slices."""
     width, first, slices = answers.width_us, *_axis(answers)
     values = {"in": [0.0] * slices, "out": [0.0] * slices}
     for row in rows:
@@ -259,7 +271,7 @@ def _rates_of(answers: Answers, rows: Rows) -> str:
 
 
 def _axis(answers: Answers) -> tuple[int, int]:
-    """Return where the first slice of time begins, and how many there are."""
+    """Return the start of the first time slice, and the number of slices."""
     first = answers.first_us - answers.first_us % answers.width_us
     return first, min(SLICES + 2, (answers.last_us - first) // answers.width_us + 1)
 
@@ -283,7 +295,7 @@ def _round_trips(answers: Answers, names: Names) -> str:
 
 
 def _latency(answers: Answers, names: Names) -> str:
-    """Draw durations over time, and their histogram, for each kind of round trip."""
+    """Draw a heat map of durations over time, and their histogram, for each kind of round trip."""
     pieces = []
     first, slices = _axis(answers)
     for what in dict.fromkeys(str(row["what"]) for row in answers.latency):
@@ -316,7 +328,7 @@ def _steps(low: Value) -> str:
 
 
 def _drill_down(answers: Answers, names: Names) -> str:
-    """Make a part to be opened for each of the busiest connections."""
+    """Return a foldable part for each of the busiest connections."""
     pieces = []
     for row in answers.connections:
         connection = row["connection"]

@@ -1,1 +1,1 @@
-"""The Spark source: what a batch holds, and its rows."""
+"""The Spark source: planning the content of batches, and reading their rows."""

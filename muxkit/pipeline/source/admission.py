@@ -1,6 +1,6 @@
-"""The reader of a streaming query on Spark 4.2 and later, which gives a source the start of a batch and a limit for it.
+"""The streaming reader for Spark 4.2 and later, which tells a source the start and the limit of a batch.
 
-`muxkit.pipeline.source.spark` imports this module only on such a Spark, because older ones lack the classes.
+`muxkit.pipeline.source.spark` imports this module only with such a Spark, because older versions lack its base classes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class AdmittedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("muxkit")` with admission control."""
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # Spark has one kind of limit at a time, so the planner applies all options; this only says that they apply.
+        # Spark supports one kind of limit at a time. So the planner applies all options, and this limit enables them.
         return ReadMaxRows(self._options.most_messages or MOST_ID)
 
     def prepareForTriggerAvailableNow(self) -> None:

@@ -1,7 +1,8 @@
-"""Requests of the pipeline to restream servers: status, a range of messages, a count, an acknowledgement.
+"""Requests to restream servers: status, a range of messages, a count, and an acknowledgement.
 
-It does not need Spark. Each request has a connection of its own. Reading takes no session over and deletes nothing;
-only `acknowledge` does, for the named reader of the options, or as the only client if there is none.
+This module doesn't need Spark. Every request uses its own connection. Reading neither takes over a session nor deletes
+messages. Only `acknowledge` lets a server delete messages: for the named reader of the options, or as the only client
+if there is none.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from muxkit.runtime import Dial, Ended
 
 Take = Callable[[list[EncodedMessage]], Awaitable[None]]
 
-READ_SIZE: Final = 256 * 1024  # bytes to ask for at once
-SILENCE_TIMEOUT: Final = 20.0  # s without a byte after which a connection is dropped and dialled again
+READ_SIZE: Final = 256 * 1024  # bytes to read per call
+SILENCE_TIMEOUT: Final = 20.0  # s without a byte after which a connection is replaced
 CLOSE_TIMEOUT: Final = 5.0  # s that a server may take to close the connection after an acknowledgement
 TOO_LONG: Final = "restream-F12"
-TOGETHER: Final = 500  # streams that one status request is for
-STATUSES_LINE: Final = 4 << 20  # bytes of its answer
-LATER: Final = (ErrorCode.BUSY, ErrorCode.UNAVAILABLE, ErrorCode.FAILED)  # within the time of the option
+TOGETHER: Final = 500  # streams per status request
+STATUSES_LINE: Final = 4 << 20  # bytes of the answer to such a request
+LATER: Final = (ErrorCode.BUSY, ErrorCode.UNAVAILABLE, ErrorCode.FAILED)  # worth a retry within the option's time
 LOST: Final = (ErrorCode.GONE, ErrorCode.BEYOND, ErrorCode.UNKNOWN)
 NO_CONNECTION: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 
@@ -46,7 +47,7 @@ _log = logging.getLogger("muxkit")
 
 
 class NoStatus(Enum):
-    """Why a server gave no status of a stream."""
+    """The reasons why a server gave no status of a stream."""
 
     UNKNOWN = "it knows no such session"
     PLAIN = "it answers no status requests"
@@ -57,13 +58,17 @@ Answer = restream.Status | NoStatus
 
 
 class Client:
-    """A client of the servers that the options name. It keeps no state, so each process may make one."""
+    """A client of the servers in the options. It has no state, so each process can make its own."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
     async def status(self, server: str, uuid: str, *, within: float | None = None) -> Answer:
-        """Ask a server for the status of a stream, within so many seconds or those of option `statusTimeout`."""
+        """Ask a server for the status of a stream, within `within` seconds or those of the option `statusTimeout`.
+
+        Raises:
+            StreamUnavailable: if the server doesn't answer in time.
+        """
         request = _Status(uuid, self._options)
         request.timeout = within or request.timeout
         await request.run(self._dial(server))
@@ -73,9 +78,19 @@ class Client:
     async def statuses(
         self, server: str, uuids: Sequence[str], *, done: Mapping[str, int] | None = None, within: float | None = None
     ) -> dict[str, Answer] | None:
-        """Ask a server for the status of several streams at once, after telling it up to where some are `done`.
+        """Ask a server for the status of several streams with one request.
 
-        Returns None if it answers only for one at a time. At most `TOGETHER` streams go into one request.
+        Args:
+            server: the URL of the server.
+            uuids: the streams, at most `TOGETHER`.
+            done: the last message that the reader is done with, by stream, to report with the request.
+            within: seconds to wait. By default those of the option `statusTimeout`.
+
+        Returns:
+            The answers by stream, or None if the server answers only for one stream at a time.
+
+        Raises:
+            StreamUnavailable: if the server doesn't answer in time.
         """
         request = _Statuses(uuids, done, self._options)
         request.timeout = within or request.timeout
@@ -83,21 +98,26 @@ class Client:
         return request.answers
 
     async def fetch(self, span: Span, take: Take) -> None:
-        """Pass all messages of a range to `take`, in order and each once, and await it.
+        """Await `take` with all messages of a range, in order and each once.
 
-        Their data is the JSON that the server sent. Nothing is acknowledged. Raises `DataLoss` if the server has
-        deleted some of them.
+        The data of a message is the JSON that the server sent. Nothing is acknowledged.
+
+        Raises:
+            DataLoss: if the server has deleted some of the messages.
+            StreamBroken: if the server breaks its protocol.
+            StreamUnavailable: if the messages can't be read in time.
         """
         if span.count:
             await _Range(span, take, self._options).run(self._dial(span.server))
 
     async def find(self, span: Span, moment: float) -> int:
-        """Return the message after which the first one of a range comes whose time is not before `moment`.
+        """Return the id of the message before the first one in a range whose time isn't before `moment`.
 
-        It is the end of the range if there is none. Times are taken to ascend; a message without one counts as earlier.
+        Returns the end of the range if there is no such message. The search assumes that times ascend. A message
+        without a time counts as earlier.
 
         Raises:
-            OptionError: None of the messages that were read has a time, so the whole range would count as earlier.
+            OptionError: if none of the messages that were read has a time.
         """
         low, high = span.begin, span.end
         found: list[EncodedMessage] = []
@@ -110,7 +130,7 @@ class Client:
         while low < high:
             middle = (low + high) // 2
             await self.fetch(attrs.evolve(span, begin=middle, end=middle + 1), take)
-            time = found[-1].time if found else None  # lost, and the options allow that
+            time = found[-1].time if found else None  # without a message, it was lost and the options allow that
             is_timed += [message.time is not None for message in found]
             found.clear()
             if time is not None and time >= moment:
@@ -126,17 +146,21 @@ class Client:
         return low
 
     async def count(self, server: str, uuid: str, begin: int, *, most: int, most_bytes: int | None = None) -> int:
-        """Read ahead: return the id of the last message that is there now.
+        """Count by reading: return the id of the last message that exists now.
 
-        Stops after `most` messages, or after the one with which they pass `most_bytes`. Raises `DataLoss` as `fetch`
-        does.
+        Stops after `most` messages, or after the message with which they exceed `most_bytes`.
+
+        Raises:
+            DataLoss: if the server has deleted messages after `begin`.
+            StreamBroken: if the server breaks its protocol.
+            StreamUnavailable: if the messages can't be read in time.
         """
         request = _Count(uuid, begin, most, most_bytes, self._options)
         await request.run(self._dial(server))
         return request.last
 
     async def acknowledge(self, server: str, uuid: str, id: int) -> None:
-        """Let the server delete everything up to this message. It is no error if that was done before."""
+        """Allow the server to delete everything up to this message. Repeating an acknowledgement is harmless."""
         await _Acknowledge(uuid, id, self._options).run(self._dial(server))
 
     def _dial(self, server: str) -> Dial:
@@ -146,9 +170,10 @@ class Client:
 
 @lru_cache(maxsize=1024)
 def _dial(server: str, tls: Tls, written: tuple[float, ...]) -> Dial:
-    """Cached by the process for its many tasks, because finding a transport takes longer than a small read.
+    """Return the dial for a server. The result is cached, because finding a transport takes longer than a small read.
 
-    `written` are the times of the TLS files: when a certificate is renewed, the cached entry no longer applies.
+    `written` are the modification times of the TLS files. When a certificate is renewed, the cached entry is no longer
+    used.
     """
     try:
         return dial_of(server, link_options(server, tls))
@@ -166,12 +191,12 @@ def _written(path: str | None) -> float:
 
 
 def blocks_of(events: Sequence[ClientEvent]) -> list[list[EncodedMessage]]:
-    """Return the messages among some events, as they came together."""
+    """Return the messages in these events, in the groups in which they arrived."""
     return [event.messages for event in events if isinstance(event, ReceivedBlock)]
 
 
 def decoded(stream: str, message: EncodedMessage) -> Json:
-    """Return the data of a message; raises `StreamBroken` if it is no strict JSON."""
+    """Return the data of a message. Raises `StreamBroken` if it isn't strict JSON."""
     try:
         return parse_json(bytes(message.data))
     except RemoteProtocolError as error:
@@ -182,18 +207,18 @@ def decoded(stream: str, message: EncodedMessage) -> Json:
 
 
 class _Refused(ConnectionError):
-    """The server refused, so this attempt counts as failed."""
+    """The server refused, so this attempt has failed."""
 
 
 class _Request(ABC):
-    """One request, repeated over new connections until it is complete or its time is over.
+    """A request, repeated on new connections until it is complete or its time is up.
 
-    It is the task of a driver of restream's clients, and limits the time without progress.
+    It acts as the task of restream's client driver, and limits the time without progress.
     """
 
     option = "statusTimeout"  # the option that limits the time without progress
     silence = SILENCE_TIMEOUT  # s without a byte after which a connection is dropped
-    complete_after: tuple[Stop, ...] = ()  # the ends of a connection after which nothing more is expected
+    complete_after: tuple[Stop, ...] = ()  # the ends of a connection that complete the request
     closing = Closing.AT_ONCE
 
     def __init__(self, stream: str, timeout: float) -> None:
@@ -205,10 +230,13 @@ class _Request(ABC):
         self._scope = trio.CancelScope()
 
     async def run(self, dial: Dial) -> None:
-        """Run the request, reconnecting until it is complete.
+        """Run the request, and reconnect until it is complete.
 
-        Raises `StreamUnavailable` when nothing came for `timeout` seconds (time inside `on_events` does not count), or
-        when no connection is possible; `StreamBroken` when the server breaks a rule; and what the request raises.
+        Raises:
+            StreamUnavailable: if there was no progress for `timeout` seconds, or if no connection is possible. Time
+                inside `on_events` doesn't count.
+            StreamBroken: if the server breaks its protocol.
+            OptionError: if the transport rejects the address, or if a message is longer than an option allows.
         """
         policy = restream.ClientPolicy(silence=self.silence, linger=CLOSE_TIMEOUT)
         driver = ClientDriver(dial, self, policy, read_bytes=READ_SIZE, closing=self.closing)
@@ -218,7 +246,7 @@ class _Request(ABC):
                 await driver.run()
             except PipelineError:
                 raise
-            except ValueError as error:  # an address that the transport does not take as it is
+            except ValueError as error:  # the transport rejected the address
                 hint = "for plaintext beyond loopback set option insecure=true"
                 raise OptionError("servers", f"stream {self.stream}: {error}; {hint}") from error
             except NO_CONNECTION as error:
@@ -230,21 +258,21 @@ class _Request(ABC):
                 self.stream, f"nothing came within option {self.option}={self.timeout:g} s{because}"
             ) from last
 
-    # --- what a kind of request says
+    # --- methods that each kind of request implements
 
     @abstractmethod
     def next_engine(self) -> ClientEngine:
-        """Make the engine of the next connection, which continues where the last one stopped."""
+        """Return an engine for the next connection, which continues where the last one stopped."""
 
     @abstractmethod
     async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
-        """Handle events; return True if the request is complete."""
+        """Handle events. Return True if the request is complete."""
 
     @abstractmethod
     def on_refusal(self, refused: restream.Refused) -> bool:
-        """Handle an error of the server: raise, or return True if the request is complete, False to try again."""
+        """Handle an error of the server: raise, return True if the request is complete, or return False to retry."""
 
-    # --- what the driver calls
+    # --- methods that the driver calls
 
     def engine(self) -> ClientEngine:
         self._engine = self.next_engine()
@@ -275,7 +303,7 @@ class _Request(ABC):
         if not came:
             return None
         self._why = None
-        self._scope.deadline = math.inf  # time inside `on_events` does not count
+        self._scope.deadline = math.inf  # time inside `on_events` doesn't count
         self._is_done = await self.on_events(events, self._engine)
         self._scope.deadline = trio.current_time() + self.timeout
         return Ended.DONE if self._is_done else None
@@ -327,13 +355,13 @@ class _Statuses(_Status):
     def on_refusal(self, refused: restream.Refused) -> bool:
         if not super().on_refusal(refused):
             return False
-        # A server that answers for one at a time knows perhaps the others.
+        # A server that doesn't know one stream may still know the others, if it answers for one at a time.
         self.answers = None if self.answer is NoStatus.UNKNOWN else dict.fromkeys(self._uuids, NoStatus.PLAIN)
         return True
 
 
 class _Reading(_Request):
-    """Reads a session from a message on, over any number of connections."""
+    """Reads a session from a certain message on, over any number of connections."""
 
     option = "readTimeout"
 
@@ -370,7 +398,7 @@ class _Reading(_Request):
 
 
 class _Range(_Reading):
-    """Reads a range, and checks the CRC of its numbers if the options ask for it."""
+    """Reads a range of messages, and verifies the CRC of their numbers if the options request it."""
 
     def __init__(self, span: Span, take: Take, options: SourceOptions) -> None:
         super().__init__(span.uuid, span.begin, options, incarnation=span.incarnation, until=span.end)
@@ -378,7 +406,7 @@ class _Range(_Reading):
         self._take = take
         self._may_lose = not options.fail_on_data_loss
         self._verifier = restream.NumbersVerifier()
-        # The CRC covers all messages, so it can be checked only from the first one on.
+        # The CRC covers all messages of the stream, so it can be verified only from the first one on.
         self._verifies = options.verify is Verify.NUMBERS and span.begin == 0
         self._check = self._verifier.begin()
 
@@ -416,7 +444,7 @@ class _Range(_Reading):
 
 
 class _Count(_Reading):
-    # A lost connection looks the same as an orderly close; the rest is then counted next time.
+    # A lost connection looks like an orderly close. Messages that were missed are counted next time.
     complete_after = (Stop.SILENCE, Stop.HUNG_UP)
 
     def __init__(self, uuid: str, begin: int, most: int, most_bytes: int | None, options: SourceOptions) -> None:
@@ -438,7 +466,7 @@ class _Count(_Reading):
 
 
 class _Acknowledge(_Reading):
-    """Reads the last message once more, then acknowledges it: an acknowledgement counts only after a read."""
+    """Reads the last message again and acknowledges it. A server accepts an acknowledgement only after a read."""
 
     option = "ackTimeout"
     closing = Closing.CONFIRMED

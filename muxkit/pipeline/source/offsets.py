@@ -1,4 +1,7 @@
-"""Offsets of a query: a position in each stream, as JSON that Spark stores and compares as text; batches and lag."""
+"""Offsets of a query (a position in each stream, as JSON), the ranges of a batch, and lag.
+
+Spark stores offsets and compares them as text.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ JsonOffset = dict[str, object]
 
 
 VERSION: Final = 2
-OWNERS_VERSION: Final = 1  # of offsets whose positions count the owners of a session, which tells nothing here
+OWNERS_VERSION: Final = 1  # its positions count the owners of a session, which we don't need
 
 
 @attrs.frozen
 class Position:
-    """The last message of a stream in a batch, and the incarnation of the session, or None if unknown."""
+    """The last message of a stream in a batch, and the incarnation of its session, or None if that is unknown."""
 
     id: int
     incarnation: str | None = None
@@ -32,13 +35,13 @@ class Position:
 
 @attrs.frozen
 class Offset:
-    """The end of a batch. `begins` has the start in streams that do not continue where the last batch ended."""
+    """The end of a batch. `begins` has the start of the streams that don't continue where the last batch ended."""
 
     streams: Mapping[str, Position] = attrs.field(factory=dict)
     begins: Mapping[str, int] = attrs.field(factory=dict)
 
     def to_json(self) -> JsonOffset:
-        """Convert to JSON with sorted keys: to Spark another order would be another offset."""
+        """Convert to JSON with sorted keys, because Spark would treat another order as another offset."""
         return {
             "begins": dict(sorted(self.begins.items())),
             "streams": {
@@ -50,7 +53,7 @@ class Offset:
 
     @classmethod
     def from_json(cls, offset: Mapping[str, object]) -> Offset:
-        """Read JSON; raises `OffsetError` if it is no offset of this source."""
+        """Parse JSON. Raises `OffsetError` if it isn't an offset of this source."""
         version = offset.get("version")
         if type(version) is not int or version not in (VERSION, OWNERS_VERSION):
             raise OffsetError(
@@ -65,7 +68,7 @@ class Offset:
             {uuid: _id(uuid, each) for uuid, each in begins.items()},
         )
         for uuid, begin in found.begins.items():
-            # Such a batch would be empty, and then everything up to its end would be acknowledged without being read.
+            # Such a batch would be empty. Then everything up to its end would be acknowledged without being read.
             if uuid not in found.streams or begin > found.streams[uuid].id:
                 raise OffsetError(
                     f"this offset begins after message {begin} of stream {uuid}, which is beyond its end: the "
@@ -76,9 +79,9 @@ class Offset:
 
 @attrs.frozen
 class Span:
-    """Messages of one stream: those after `begin`, up to `end`. `server` is where it was found.
+    """The messages of a stream after `begin`, up to `end`. `server` is where the stream was found.
 
-    `incarnation` is the one of the session that they are in, or None if unknown.
+    `incarnation` is that of the session, or None if it is unknown.
     """
 
     uuid: str
@@ -95,7 +98,7 @@ class Span:
 def share(lags: Mapping[str, int], most: int, *, turn: int = 0) -> dict[str, int]:
     """Divide `most` messages among streams, in proportion to their lag.
 
-    Each stream gets one first; if there is not one for each, they take turns.
+    Every stream gets at least one message. If there aren't enough for that, the streams take turns.
     """
     waiting = [uuid for uuid in sorted(lags) if lags[uuid] > 0]
     total = sum(lags[uuid] for uuid in waiting)
@@ -107,7 +110,7 @@ def share(lags: Mapping[str, int], most: int, *, turn: int = 0) -> dict[str, int
     rest = {uuid: lags[uuid] - 1 for uuid in waiting}
     left, total = most - len(waiting), total - len(waiting)
     shares = {uuid: rest[uuid] * left // total for uuid in waiting}
-    # The remainder goes to the streams that rounding cost most.
+    # The remainder goes to the streams that lost most by rounding.
     by_loss = sorted(waiting, key=lambda uuid: (-(rest[uuid] * left % total), uuid))
     for uuid in by_loss[: left - sum(shares.values())]:
         shares[uuid] += 1
@@ -115,10 +118,11 @@ def share(lags: Mapping[str, int], most: int, *, turn: int = 0) -> dict[str, int
 
 
 def cut(spans: Sequence[Span], most_messages: int, *, least: int | None = None, most: int | None = None) -> list[Span]:
-    """Cut long spans into ranges of at most `most_messages`.
+    """Cut long spans into ranges.
 
-    Fewer, if there would be less than `least` ranges of one size; more, if `most` partitions would get several. A span
-    without an incarnation stays whole: its server may let one connection read a session, and no other.
+    Ranges have at most `most_messages`. They are shorter if there would otherwise be fewer than `least` ranges of equal
+    size, and longer if there would be more than `most`. A span without an incarnation isn't cut, because its server may
+    let only one connection read a session.
     """
     whole = sum(span.count for span in spans)
     if least is not None and whole:
@@ -134,7 +138,7 @@ def cut(spans: Sequence[Span], most_messages: int, *, least: int | None = None, 
 
 
 def group(spans: Sequence[Span], most: int | None) -> list[tuple[Span, ...]]:
-    """Make one partition for each span, or `most` partitions of about equal size, the largest spans first."""
+    """Return one partition per span, or `most` partitions of about equal size."""
     if most is None or len(spans) <= most:
         return [(span,) for span in spans]
     groups: list[list[Span]] = [[] for _ in range(most)]
@@ -162,9 +166,13 @@ def _id(uuid: str, value: object) -> int:
 
 
 def lag(progress: StreamingQueryProgress | Mapping[str, object] | None) -> dict[str, int]:
-    """Count the messages of each stream beyond the batch, from `query.lastProgress` or a listener's event.
+    """Return how many messages of each stream are not in a batch yet.
 
-    Empty before the first batch, and for queries that do not read this source.
+    Args:
+        progress: `query.lastProgress`, or the progress of a listener's event.
+
+    Returns:
+        The numbers by stream. Empty before the first batch, and for queries that don't read this source.
     """
     if progress is None:
         return {}
@@ -180,9 +188,9 @@ def lag(progress: StreamingQueryProgress | Mapping[str, object] | None) -> dict[
 
 
 def offset_of(value: object) -> Offset:
-    """Parse an offset of a progress, which Spark gives as an object or as text; empty if it is none of ours."""
+    """Parse an offset in Spark's progress, which is an object or text. Return an empty one for other sources."""
     try:
         told = json.loads(value) if isinstance(value, str) else value
         return Offset.from_json(told) if isinstance(told, dict) else Offset()
-    except (OffsetError, ValueError, RecursionError):  # the last for too many brackets inside one another
+    except (OffsetError, ValueError, RecursionError):  # RecursionError is raised for deeply nested brackets
         return Offset()

@@ -1,7 +1,7 @@
-"""The driver's side of a source: finds streams, asks servers for their state, plans batches, acknowledges.
+"""The driver's part of the source: it finds streams, asks servers for their state, and plans and acknowledges batches.
 
-It lives in one process for as long as a query runs, and is made again when the query restarts: what must survive is in
-the offsets. Workers get spans and nothing else.
+The planner lives in one process while a query runs, and is made again when the query restarts. The offsets contain
+everything that must survive a restart. Workers get only spans.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from muxkit.protocols import restream
 from muxkit.protocols.restream import Json
 from muxkit.protocols.restream.engine import EncodedMessage
 
-MOST_AHEAD: Final = 1_000_000  # messages of a directory that are read at once
+MOST_AHEAD: Final = 1_000_000  # messages of a directory to read at a time
 MISSING_AFTER: Final = 10.0  # s without an answer after which a server counts as missing
-PROBE_INTERVAL: Final = 5.0  # s between two attempts to find a missing server again
-PROBE_TIMEOUT: Final = 1.0  # s that such an attempt may take, while the others wait
-ALL_AWAY_PAUSE: Final = 1.0  # s; Spark would ask again at once
-REST: Final = 40  # after a look that found nothing, times what it took, so that an idle query costs little
+PROBE_INTERVAL: Final = 5.0  # s between two attempts to reach a missing server
+PROBE_TIMEOUT: Final = 1.0  # s that such an attempt may take, because the other streams wait for it
+ALL_AWAY_PAUSE: Final = 1.0  # s; without this pause, Spark would ask again immediately
+REST: Final = 40  # pause after a look that found nothing, as a multiple of its duration; keeps idle queries cheap
 LONGEST_REST: Final = 2.0  # s
-PREFETCH: Final = 100_000  # messages of a stream that are counted ahead, unless a limit is lower
+PREFETCH: Final = 100_000  # messages of a stream to count ahead, unless a limit is lower
 
 _log = logging.getLogger("muxkit")
 
@@ -57,29 +57,35 @@ class Planner:
         self._client = client or Client(options)
         self._streams = StreamPlanner(options, self._client, now)
         self._now = now
-        self._answered: dict[str, int] = {}  # the turn in which a stream was last acknowledged, or failed to be
+        self._answered: dict[str, int] = {}  # the turn in which acknowledging a stream was last attempted
         self._ack_turn = 0
-        self._heads: dict[str, Position] = {}  # when the servers were last asked
-        self._target: dict[str, int] | None = None  # the end of a query with trigger availableNow
-        self._target_is_whole = False  # also for streams without status requests
+        self._heads: dict[str, Position] = {}  # as of the last status requests
+        self._target: dict[str, int] | None = None  # the end of a query with the trigger availableNow
+        self._target_is_whole = False  # the target includes the streams without status requests
         self._waiting_since: float | None = None
-        # The last message that was planned, if it was the head, with the incarnation and bytes of its session then.
+        # The last planned message, if it was the head, with the incarnation and the bytes of its session at that time.
         self._planned: dict[str, tuple[int, str | None, int]] = {}
-        self._rest_until = 0.0  # when an idle query looks again
+        self._rest_until = 0.0  # when an idle query asks the servers again
         self._turn = 0
 
     def initial(self) -> Mapping[str, object]:
-        """Return the first offset. It is constant, so a crash changes nothing: the first batch stores its own start."""
+        """Return the first offset. It is constant, so a crash changes nothing. The first batch stores its own start."""
         return Offset().to_json()
 
     async def prepare_available_now(self) -> None:
-        """Fix the end of the query: here, or for servers without status requests at the first count."""
+        """Fix the end of the query. For servers without status requests, the first count fixes it."""
         self._target = await self._streams.heads()
 
     async def latest(self, start: Mapping[str, object], *, limited: bool = True) -> Mapping[str, object]:
-        """Return the end of the next batch after `start`, or `start` itself if there is nothing for one.
+        """Return the end of the next batch after `start`, or `start` itself if there is nothing to read.
 
-        Unless it is `limited`, the limits of the options do not apply.
+        Without `limited`, the limits of the options don't apply.
+
+        Raises:
+            OffsetError: if `start` isn't an offset of this source.
+            DataLoss: if unread messages were deleted and the options don't allow that.
+            OptionError: if an option turns out to be invalid.
+            StreamUnavailable: if a server that is needed doesn't answer.
         """
         before = Offset.from_json(start)
         await trio.sleep(max(0.0, self._rest_until - self._now()))
@@ -87,15 +93,15 @@ class Planner:
         statuses = await self._streams.statuses(before, whole=self._target is not None and not self._target_is_whole)
         self._target_is_whole = self._target is not None
         heads = {status.uuid: Position(status.head, status.incarnation) for status in statuses}
-        # What a server had when it answered last is behind until it answers again.
+        # If a server doesn't answer, keep the head that it reported last, so that its lag stays visible.
         self._heads = {uuid: head for uuid, head in self._heads.items() if uuid in before.streams} | heads
         ends = await self._ends(statuses, limited=limited)
-        # An empty batch stores its end, so that `latest` means the same after a crash.
+        # Return an end even for an empty first batch, so that `latest` still means the same after a crash.
         fixes = not before.streams and self._options.starting is Start.LATEST and bool(statuses)
         if not ends and not fixes:
             self._rest_until = self._now() + min(LONGEST_REST, (self._now() - began) * REST)
             if self._options.acknowledging is AckMode.IDLE:
-                # Spark has stored the last batch, and would commit it only with a next one.
+                # Spark has stored the last batch, but would commit it only together with the next one.
                 known = {status.uuid for status in statuses if not status.jumps}
                 await self._acknowledge({uuid: each.id for uuid, each in before.streams.items() if uuid in known})
             return start
@@ -107,7 +113,7 @@ class Planner:
         return self._offset(before, statuses, ends).to_json()
 
     async def everything(self) -> list[Span]:
-        """Return the spans of a batch query."""
+        """Return the spans of a batch query, which reads everything up to `endingOffsets`."""
         if self._options.starting is Start.LATEST:
             raise OptionError(
                 "startingOffsets", "latest is for streaming queries; a batch query would find nothing after it"
@@ -122,11 +128,11 @@ class Planner:
         return spans
 
     def report(self) -> JsonOffset | None:
-        """Return the heads of the streams when servers were last asked; Spark computes the lag from it."""
+        """Return the heads that servers last reported, from which Spark computes the lag."""
         return Offset(self._heads).to_json() if self._heads else None
 
     async def spans(self, start: Mapping[str, object], end: Mapping[str, object]) -> list[Span]:
-        """Return what a batch has to read."""
+        """Return the ranges that a batch has to read."""
         before, after = Offset.from_json(start), Offset.from_json(end)
         begins = {uuid: position.id for uuid, position in before.streams.items()} | dict(after.begins)
         wanted = [
@@ -139,7 +145,7 @@ class Planner:
         return [Span(uuid, servers[uuid], begin, until.id, until.incarnation) for uuid, begin, until in wanted]
 
     async def commit(self, end: Mapping[str, object]) -> None:
-        """Acknowledge a stored batch. Errors are logged: the next acknowledgement covers this one."""
+        """Acknowledge a stored batch. Errors are logged, because the next acknowledgement covers this one."""
         streams = Offset.from_json(end).streams
         if self._options.acknowledging is not AckMode.NEVER:
             await self._acknowledge({uuid: position.id for uuid, position in streams.items()})
@@ -176,7 +182,7 @@ class Planner:
         return now - self._waiting_since < self._options.most_delay
 
     async def _fitting(self, statuses: list[StreamStatus], lags: dict[str, int], most: int) -> dict[str, int]:
-        """Count how many messages fit into `most` bytes, by reading them; one message of each stream always fits."""
+        """Return how many messages fit into `most` bytes, by reading them. At least one message of each stream fits."""
         if not statuses:
             return {}
         waiting = [self._waiting_bytes(status) for status in statuses]
@@ -195,7 +201,7 @@ class Planner:
         return {uuid: count for uuid, count in sorted(fitting.items()) if count}
 
     def _waiting_bytes(self, status: StreamStatus) -> int | None:
-        """Return the bytes of the messages that wait, from what the server told; None if that is not known."""
+        """Return the bytes of the unread messages, from the server's numbers, or None if they aren't known."""
         if status.written is None:
             return None
         if status.begin == 0:
@@ -205,7 +211,7 @@ class Planner:
         return status.written - written if known else None
 
     def _offset(self, before: Offset, statuses: list[StreamStatus], ends: Mapping[str, int]) -> Offset:
-        """Make the offset, without streams that ended and were acknowledged, so that it does not grow for ever."""
+        """Return the offset. Streams that ended and were acknowledged are left out, so that it doesn't grow forever."""
         streams = {uuid: position for uuid, position in before.streams.items() if not self._streams.is_done(uuid)}
         begins = {}
         for status in statuses:
@@ -218,7 +224,7 @@ class Planner:
     # --- acknowledging
 
     async def _acknowledge_together(self, due: list[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Acknowledge for a named reader, many streams in one request; return those that have to be done one by one."""
+        """Acknowledge for a named reader, with many streams per request. Return those to be acknowledged one by one."""
         streams = self._streams
         if not self._options.reader:
             return due
@@ -236,7 +242,7 @@ class Planner:
             try:
                 if not await streams.acknowledge(server, ids):
                     left.extend(ids.items())
-            except Exception as error:  # any error here would end the query
+            except Exception as error:  # an exception here would end the query
                 shown = without_secrets(server)
                 # log: An acknowledgement failed. The next batch acknowledges these messages too.
                 _log.warning("%s: %d streams are not acknowledged, the next will cover it: %s", shown, len(ids), error)
@@ -250,7 +256,7 @@ class Planner:
     async def _acknowledge(self, ids: Mapping[str, int]) -> None:
         streams = self._streams
         due = [(uuid, id) for uuid, id in sorted(ids.items()) if id > streams.acknowledged.get(uuid, 0)]
-        # Those that the time did not suffice for come first now, or streams that keep moving would starve the others.
+        # Start with the streams that were skipped last time, or streams that keep moving would starve them.
         due.sort(key=lambda each: self._answered.get(each[0], 0))
         self._ack_turn += 1
 
@@ -264,12 +270,12 @@ class Planner:
             try:
                 await self._client.acknowledge(server, uuid, id)
                 self._answered[uuid] = self._ack_turn
-            except Exception as error:  # any error here would end the query
+            except Exception as error:  # an exception here would end the query
                 self._answered[uuid] = self._ack_turn
                 # log: The same for one stream.
                 _log.warning("stream %s: message %d is not acknowledged, the next will cover it: %s", uuid, id, error)
                 return
-            if uuid in streams.plain:  # the other servers report it in their status
+            if uuid in streams.plain:  # other servers report it in their status
                 streams.acknowledged[uuid] = id
 
         with trio.move_on_after(self._options.ack_timeout) as scope:
@@ -300,11 +306,11 @@ class StreamStatus:
     acknowledged: int = 0
     final: bool = False
     written: int | None = None
-    """The bytes of all messages up to the head; None if the server does not tell, or the head was lowered."""
+    """Bytes of all messages up to the head. None if the server doesn't report it, or if the head was lowered."""
     jumps: bool = False
-    """The batch does not begin where the last one ended."""
+    """The batch doesn't start where the last one ended."""
     skips: bool = False
-    """The messages that are there now are not wanted."""
+    """The messages that exist now aren't wanted."""
 
     @property
     def lag(self) -> int:
@@ -312,40 +318,47 @@ class StreamStatus:
 
     @property
     def is_over(self) -> bool:
-        """True if nothing more will come and the server keeps nothing."""
+        """True if the stream has ended and the server keeps no messages."""
         return self.final and self.head == self.begin == self.acknowledged
 
 
 class StreamPlanner:
-    """Knows the streams of one query. It may be dropped at any time: it only saves requests and warnings."""
+    """Knows the streams of one query. It only saves requests and warnings, so it may be discarded at any time."""
 
     def __init__(self, options: SourceOptions, client: Client, now: Callable[[], float] = time.monotonic) -> None:
         self.servers: dict[str, str] = {}
         """The server of each stream that was found."""
         self.plain: set[str] = set()
-        """Streams whose server answers no status requests."""
+        """Streams whose server doesn't support status requests."""
         self.acknowledged: dict[str, int] = {}
-        """As servers report it; for `plain` streams, what was acknowledged here."""
+        """The last acknowledged message by stream: as reported by servers, or for `plain` streams as sent from here."""
         self._options = options
         self._client = client
         self._discovery = Discovery(options, client)
-        self._finished: dict[str, int] = {}  # the last message of streams that ended
+        self._finished: dict[str, int] = {}  # the last message of streams that have ended
         self._warned: set[str] = set()
         self._now = now
         self._single: set[str] = set()  # servers that answer for one stream at a time
-        self._away: dict[str, float] = {}  # servers that do not answer, and when to ask them again
+        self._away: dict[str, float] = {}  # servers that don't answer, and when to ask them again
 
     async def statuses(self, before: Offset, *, whole: bool = False, all_of_them: bool = False) -> list[StreamStatus]:
-        """Return the state of all streams that may have messages, in order. Raises `DataLoss`.
+        """Return the state of all streams that may have messages, in order.
 
-        With `whole`, streams without status requests are counted to their end, not only as far as one batch may go.
-        Streams whose server is away are left out, unless `all_of_them` are needed.
+        Args:
+            before: the end of the last batch.
+            whole: count streams without status requests to their end, and not only as far as one batch may go.
+            all_of_them: fail if a server doesn't answer. By default its streams are left out.
+
+        Raises:
+            DataLoss: if unread messages were deleted and the options don't allow that.
+            OptionError: if an option turns out to be invalid.
+            StreamUnavailable: if a server that is needed doesn't answer.
         """
         references = await self._discovery.streams()
         if not before.streams:
             _check_named("startingOffsets", self._options.starting, references)
             _check_named("endingOffsets", self._options.ending, references)
-        # Where a stream begins is decided once, in the first batch.
+        # Where a stream starts is decided only once, in the first batch.
         by_time = not before.streams and self._options.starting_time is not None
         decides = by_time or (not before.streams and self._options.starting is not Start.EARLIEST)
         answers = await self._find(references, references, all_of_them=all_of_them or decides)
@@ -373,7 +386,7 @@ class StreamPlanner:
         return {uuid: answer.head for uuid, answer in answers.items() if not isinstance(answer, NoStatus)}
 
     async def locate(self, uuids: Iterable[str]) -> None:
-        """Find the servers of streams that another process has planned for."""
+        """Find the servers of streams that another process has planned."""
         lost = [uuid for uuid in uuids if uuid not in self.servers]
         if lost:
             references = await self._discovery.streams()
@@ -383,11 +396,11 @@ class StreamPlanner:
             await self._find(references, lost, all_of_them=True)
 
     def is_done(self, uuid: str) -> bool:
-        """Return True if the stream ended and all of it is acknowledged."""
+        """Return True if the stream has ended and is completely acknowledged."""
         return uuid in self._finished and self._finished[uuid] == self.acknowledged.get(uuid)
 
     def lose(self, uuid: str, problem: str) -> None:
-        """Report that unread messages are gone; raises `DataLoss` unless the options allow it."""
+        """Report that unread messages were deleted. Raises `DataLoss` unless the options allow it."""
         if self._options.fail_on_data_loss:
             raise DataLoss(uuid, problem)
         self._warn(uuid, f"{problem}; going on with what is left")
@@ -395,7 +408,7 @@ class StreamPlanner:
     # --- asking
 
     def is_away(self, server: str) -> bool:
-        """Return True if a server did not answer when it was last asked."""
+        """Return True if a server didn't answer when it was last asked."""
         return server in self._away
 
     async def _find(
@@ -403,7 +416,7 @@ class StreamPlanner:
     ) -> dict[str, Answer]:
         is_needed = all_of_them or self._options.fail_on_missing_server
         answers: dict[str, Answer] = {}
-        places: dict[str, list[str]] = {}  # the servers that may have a stream, the most likely first
+        places: dict[str, list[str]] = {}  # the servers that may have a stream, starting with the most likely one
         for uuid in wanted:
             known = references.get(uuid, Reference(uuid)).server or self.servers.get(uuid)
             if self.is_done(uuid):
@@ -437,7 +450,7 @@ class StreamPlanner:
         return answers
 
     async def acknowledge(self, server: str, ids: Mapping[str, int]) -> bool:
-        """Tell a server up to where the reader is done; False if it takes that for one stream at a time."""
+        """Report the reader's progress to a server. Return False if the server accepts it only for single streams."""
         if self.is_single(server):
             return False
         answers = await self._client.statuses(server, [*ids], done=ids)
@@ -454,11 +467,11 @@ class StreamPlanner:
         return answers is not None
 
     def is_single(self, server: str) -> bool:
-        """Return True if a server is asked for one stream at a time."""
+        """Return True if a server answers for one stream at a time."""
         return server in self._single
 
     async def _ask(self, server: str, uuids: list[str], *, is_needed: bool) -> dict[str, Answer]:
-        """Ask one server for some streams; if it may be missing, only once in a while."""
+        """Ask one server about some streams. If the server may be missing, ask it only once in a while."""
         if self._options.planning is Planning.PREFETCH:
             return dict.fromkeys(uuids, NoStatus.PLAIN)
         if is_needed:
@@ -470,7 +483,7 @@ class StreamPlanner:
             if self._now() < self._away[server]:
                 return dict.fromkeys(uuids, NoStatus.AWAY)
             within = min(PROBE_TIMEOUT, within)
-            self._away[server] = self._now() + PROBE_INTERVAL  # the other streams do not wait for this answer
+            self._away[server] = self._now() + PROBE_INTERVAL  # so that requests for other streams don't wait for it
         try:
             answers = await self._statuses(server, uuids, within)
         except StreamUnavailable as error:
@@ -503,7 +516,7 @@ class StreamPlanner:
         return found
 
     async def _find_time(self, status: StreamStatus) -> None:
-        """Begin with the first message that is not before the option `startingTimestamp`."""
+        """Start with the first message that isn't before the option `startingTimestamp`."""
         moment = self._options.starting_time
         if status.uuid in self.plain:
             raise OptionError(
@@ -528,10 +541,10 @@ class StreamPlanner:
         if status.skips:
             status.begin = status.head
 
-    # --- judging
+    # --- deciding
 
     def _judge(self, uuid: str, answer: Answer, before: Offset) -> StreamStatus | None:
-        """Decide where a stream continues; None if it cannot be read."""
+        """Decide where a stream continues. Return None if it can't be read."""
         position, is_new = before.streams.get(uuid), not before.streams
         if answer is NoStatus.AWAY:
             return None
@@ -569,7 +582,7 @@ class StreamPlanner:
         return status
 
     def _miss(self, uuid: str, position: Position | None, *, is_new: bool) -> None:
-        """No server knows this stream."""
+        """Handle a stream that no server knows: raise, warn, or ignore it if it has ended."""
         finished = self._finished.get(uuid)
         if position is not None:
             if finished != position.id:
@@ -588,7 +601,7 @@ class StreamPlanner:
 
 
 def _by_server(places: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Group streams by the server that is to be asked next."""
+    """Group streams by the server to ask next."""
     groups: dict[str, list[str]] = {}
     for uuid, servers in places.items():
         groups.setdefault(servers[0], []).append(uuid)
@@ -600,14 +613,14 @@ def _chunks(uuids: list[str]) -> list[list[str]]:
 
 
 def _check_named(option: str, ids: object, references: Mapping[str, Reference]) -> None:
-    """Refuse offsets of streams that the query does not have: a slip in a name would read from elsewhere."""
+    """Reject offsets for streams that aren't in the query. A typo in a UUID would silently read from elsewhere."""
     unnamed = sorted(ids.keys() - references.keys()) if isinstance(ids, dict) else []
     if unnamed:
         raise OptionError(option, f"stream {unnamed[0]} is none of the {len(references)} streams of this query")
 
 
 def _loss(position: Position | None, begin: int, answer: restream.Status) -> str | None:
-    """What is gone or another now, if something is."""
+    """Describe what was lost or replaced in a stream, or return None."""
     if position is not None and is_another(position, answer.incarnation):
         return (
             "this is another session of the same name, made anew since; "
@@ -621,7 +634,7 @@ def _loss(position: Position | None, begin: int, answer: restream.Status) -> str
 
 
 def is_another(position: Position, incarnation: str | None) -> bool:
-    """Return True if a position is in another incarnation of its session."""
+    """Return True if a position belongs to another incarnation of its session."""
     return None not in (position.incarnation, incarnation) and position.incarnation != incarnation
 
 
@@ -632,21 +645,21 @@ def _acknowledged_by_others(begin: int, acknowledged: int) -> str:
 
 
 class Discovery:
-    """Finds the streams of one query: those that an option or a file names, and those that a directory lists.
+    """Finds the streams of a query: those that an option or a file names, and those that a directory lists.
 
-    It is asked for each batch, so new streams join by themselves. A directory is a session itself: each of its messages
-    names a stream, `"uuid"`, `"url#uuid"` or `{"stream": ...}`. It is read from its first message on and never
-    acknowledged.
+    The planner asks for each batch, so new streams join automatically. A directory is itself a session. Each of its
+    messages names a stream as `"uuid"`, `"url#uuid"` or `{"stream": ...}`. The directory is read from its first message
+    on and never acknowledged.
     """
 
     def __init__(self, options: SourceOptions, client: Client) -> None:
         self._options = options
         self._client = client
-        self._listed: dict[str, Reference] = {}  # by the directory
-        self._read = 0  # messages of the directory
+        self._listed: dict[str, Reference] = {}  # streams in the directory
+        self._read = 0  # messages of the directory that were read
 
     async def streams(self) -> dict[str, Reference]:
-        """Return all streams by uuid, with the server where it is known."""
+        """Return all streams by UUID, with their server if it is known."""
         if self._options.directory is not None:
             await self._read_directory(self._options.directory)
         found = dict(self._listed)

@@ -1,6 +1,6 @@
-"""The readers that Spark uses, thin classes over the planner and the client.
+"""The readers that Spark uses: thin classes over the planner and the client.
 
-They are the same on all versions of Spark but for one: what a streaming reader learns about the batch that it plans.
+They are the same on all versions of Spark, except for the information that a streaming reader gets about its batch.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from muxkit.pipeline.source.rows import COLUMNS, Rows, read
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow types of these columns, which is what Spark makes of them on all versions."""
+    """Return the Arrow types of these columns, which are the same on all versions of Spark."""
     return pa.schema([pa.field(field.name, COLUMNS[field.name], field.nullable) for field in schema.fields])
 
 
 class Spans(datasource.InputPartition):
-    """What one task reads; no two tasks of a batch share a message."""
+    """The ranges that one task reads. No two tasks of a batch share a message."""
 
     def __init__(self, spans: tuple[Span, ...]) -> None:
         super().__init__(None)
@@ -41,7 +41,7 @@ class Spans(datasource.InputPartition):
 
 
 class _Reading:
-    """Base of the readers. It is pickled for each task, without the planner and the names of all streams."""
+    """Base class of the readers. It is pickled for each task, without the planner and the list of streams."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -58,46 +58,46 @@ class _Reading:
 
     def _partitions(self, spans: Sequence[Span]) -> Sequence[Spans]:
         options = self._options
-        # The CRC of `verify` covers a stream from its first message on.
+        # The CRC of `verify` covers a stream from its first message on, so streams aren't cut.
         if options.verify is Verify.NONE:
             spans = cut(spans, options.partition_messages, least=options.least_partitions, most=options.most_partitions)
         return [Spans(each) for each in group(spans, options.most_partitions)]
 
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
-        spans = cast("Spans", partition).spans  # this reader has made it
+        spans = cast("Spans", partition).spans  # made by `_partitions`
         return read(Client(self._options), Rows(arrow_schema(self._schema)), spans, self._options.batch_rows)
 
 
 class StreamReader(_Reading, datasource.DataSourceStreamReader):
-    """`spark.readStream.format("muxkit")`: what is the same on all versions of Spark."""
+    """`spark.readStream.format("muxkit")`: the part that is the same on all versions of Spark."""
 
     def initialOffset(self) -> dict[str, object]:
         return dict(self._planner.initial())
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[datasource.InputPartition]:
         if start == end:
-            return []  # Spark 4.0 and 4.1 ask for this when a query is started again
+            return []  # Spark 4.0 and 4.1 request this when a query is restarted
         return self._partitions(run_bare(partial(self._planner.spans, start, end)))
 
     def commit(self, end: dict[str, object]) -> None:
         run_bare(partial(self._planner.commit, end))
 
     def stop(self) -> None:
-        """End the planner. Spark calls this also when a query is stopped, while it handles the end of its own socket.
+        """End the planner. If Spark stops the query because its own socket was closed, silence the errors that follow.
 
-        After this Spark's runner reports that end to the JVM, which has closed the socket, so the report fails and the
-        interpreter would print the errors with all their tracebacks into the log of the driver.
+        Spark's runner then reports the closed socket to the JVM over that socket. The report fails, and Python would
+        print all tracebacks to the log of the driver.
         """
         if isinstance(sys.exc_info()[1], (EOFError, ConnectionError)):
             sys.excepthook = _without_traceback
 
 
 class UnadmittedStreamReader(StreamReader):
-    """The reader on Spark 4.0 and 4.1, which tell a source neither where a batch starts nor the trigger of the query.
+    """The reader on Spark 4.0 and 4.1, which tell a source neither the start of a batch nor the query's trigger.
 
-    The start is known all the same: it is the offset that this reader returned last. When a query is started again,
-    Spark asks for the partitions between the last offset of its checkpoint and the same offset before it asks for the
-    next one, so `partitions` notes the start for a new process.
+    The start is known nevertheless, because it is the offset that this reader returned last. When a query is restarted,
+    Spark first requests the partitions of an empty batch at the last offset of the checkpoint. From that call,
+    `partitions` learns the start in a new process.
     """
 
     _start: Mapping[str, object] | None = None
@@ -119,7 +119,7 @@ class UnadmittedStreamReader(StreamReader):
 
 def _without_traceback(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-) -> None:  # pragma: no cover - the last call of Spark's own process
+) -> None:  # pragma: no cover - called by Spark's process at its end
     if issubclass(kind, ConnectionError):
         print("muxkit: the query was stopped, and its planner ends", file=sys.stderr)
     else:
@@ -127,9 +127,9 @@ def _without_traceback(
 
 
 class BatchReader(_Reading, datasource.DataSourceReader):
-    """`spark.read.format("muxkit")`: the messages that servers hold now; nothing is acknowledged."""
+    """`spark.read.format("muxkit")`: reads the messages that servers hold now. Nothing is acknowledged."""
 
     def partitions(self) -> Sequence[datasource.InputPartition]:
         spans = run_bare(self._planner.everything)
-        # At least one partition: without any, Spark would call `read` once with none.
+        # Return at least one partition, because without any, Spark would call `read` with None.
         return self._partitions(spans) or [Spans(())]

@@ -1,4 +1,4 @@
-"""Rows from messages: record batches with the columns that were asked for."""
+"""Turns messages into record batches with the requested columns."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Emit = Callable[[pa.RecordBatch], Awaitable[None]]
 
 
 SCHEMA: Final = "stream string not null, id bigint not null, time timestamp, value binary not null"
-"""The columns as Spark's DDL: the stream, the message's number, the server's time, and its data."""
+"""The columns as Spark's DDL: the stream, the message's number, the server's time, and the data."""
 
 TIME: Final = pa.timestamp("us", tz="UTC")
 MICROSECONDS: Final = 1_000_000
 COLUMNS: Final = {"stream": pa.string(), "id": pa.int64(), "time": TIME, "value": pa.binary()}
-AT_ONCE: Final = 4  # ranges of a partition, since small ones mostly wait for the network
-READS: Final = 32  # network reads for one batch at most, so that large messages make small batches
+AT_ONCE: Final = 4  # streams per partition that are read simultaneously, since small ones mostly wait for the network
+READS: Final = 32  # network reads per batch at most, so that large messages make small batches
 LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 class Rows:
-    """Makes record batches of messages; `schema` has some of the columns stream, id, time and value."""
+    """Makes record batches of messages. `schema` has some of the columns stream, id, time and value."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -55,7 +55,7 @@ class Rows:
 
 
 def _values(values: Sequence[msgspec.Raw]) -> pa.Array:
-    """Make a column of JSON with one copy of its bytes, and without an object of Python for each value."""
+    """Return a column of JSON. The bytes are copied once, and no Python object is created for a value."""
     offsets = np.zeros(len(values) + 1, np.int32)
     np.cumsum(np.fromiter(map(len, values), np.int32, len(values)), out=offsets[1:])
     joined = b"".join(values)
@@ -63,15 +63,18 @@ def _values(values: Sequence[msgspec.Raw]) -> pa.Array:
 
 
 def _times(times: Sequence[float | None]) -> pa.Array:
-    """Make a column of times in microseconds; null for one that Spark can't hold."""
-    seconds = np.array(times, np.float64)  # NaN for None
+    """Return a column of times in microseconds, with null for a time that Spark can't represent."""
+    seconds = np.array(times, np.float64)  # None becomes NaN
     is_known = (seconds >= 0) & (seconds <= LATEST)
     micros = np.rint(np.where(is_known, seconds, 0.0) * MICROSECONDS).astype("datetime64[us]")
     return pa.array(micros, TIME, mask=~is_known)
 
 
 def read(client: Client, rows: Rows, spans: Sequence[Span], size: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of these ranges, in batches of about `size` rows of one stream in order; some streams at once."""
+    """Yield the rows of these ranges, in batches of about `size` rows of one stream.
+
+    The rows of a stream are in order. Up to `AT_ONCE` streams are read simultaneously.
+    """
     by_stream: dict[str, list[Span]] = {}
     for span in sorted(spans, key=lambda each: each.begin):
         by_stream.setdefault(span.uuid, []).append(span)

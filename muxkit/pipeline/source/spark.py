@@ -1,4 +1,4 @@
-"""Make the readers of `format("muxkit")`: check the options and columns, and choose the class for this Spark."""
+"""Makes the readers of `format("muxkit")`: checks options and columns, and chooses the class for this Spark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("muxkit")
 
 
 def schema(options: Mapping[str, str]) -> str:
-    """Return the columns as DDL. It checks the options, before anything runs."""
+    """Return the columns as DDL. This also checks the options before anything runs."""
     SourceOptions.parse(options)
     return SCHEMA
 
@@ -42,10 +42,10 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReade
 
 
 def reader_class() -> type[StreamReader]:
-    """Return the class of streaming readers for the version of Spark that is installed."""
+    """Return the class of streaming readers for the installed version of Spark."""
     if version_numbers(SPARK_VERSION) < ADMISSION_SPARK:
         return UnadmittedStreamReader
-    from muxkit.pipeline.source.admission import AdmittedStreamReader  # its base classes came with that version
+    from muxkit.pipeline.source.admission import AdmittedStreamReader  # its base classes don't exist in older versions
 
     return AdmittedStreamReader
 
@@ -55,7 +55,7 @@ def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
 
 
 def checked(schema: StructType) -> StructType:
-    """Return a schema that the source can fill; raises `OptionError` for another column or type."""
+    """Return the schema if the source can fill it. Raises `OptionError` for an unknown column or another type."""
     known = {name: kind for name, kind, *_ in (column.split() for column in SCHEMA.split(", "))}
     for field in schema.fields:
         kind = known.get(field.name)

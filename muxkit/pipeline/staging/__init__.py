@@ -1,1 +1,1 @@
-"""The staging server, its client and its messages."""
+"""The staging server, its client, its store, and their messages."""

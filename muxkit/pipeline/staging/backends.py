@@ -1,4 +1,4 @@
-"""The places of a staging store: memory, a SQLite file, or a PostgreSQL database that several servers share."""
+"""The backends of a staging store: memory, a SQLite file, or a PostgreSQL database that several servers share."""
 
 from __future__ import annotations
 
@@ -28,16 +28,26 @@ NUMBER, NOUN = 0x6D787374, "a staging store"  # "mxst"
 SQLITE_SCHEMA = Schema(NUMBER, NOUN, MIGRATIONS)
 POSTGRES_SCHEMA = Schema(NUMBER, NOUN, postgres_migrations(), version_table="staging_store")
 
-MIN_UNUSED_PAGES = 64  # of a file; fewer are not given back
-APPLICATION = "muxkit staging"  # of the connections, as the database shows them
-MAX_TRIES = 10  # of a job that collided with one of another server, or lost its connection
-POLL_INTERVAL = 1.0  # s between two looks for the commits of other servers
+MIN_UNUSED_PAGES = 64  # of a file; fewer pages aren't returned to the disk
+APPLICATION = "muxkit staging"  # the name of the connections in PostgreSQL
+MAX_TRIES = 10  # of a job that conflicted with another server's job, or lost its connection
+POLL_INTERVAL = 1.0  # s between two looks for commits of other servers
 
 
 def open_staging(
     where: str, *, limits: StagingLimits = LIMITS, now: Now = time.time
 ) -> AbstractAsyncContextManager[Staging]:
-    """Open `memory:`, `sqlite:PATH` or `postgresql://…`; leaving the context stores everything and closes it."""
+    """Open a staging store. Leaving the context completes running operations and closes the store.
+
+    Args:
+        where: `memory:`, `sqlite:PATH` or `postgresql://…`.
+        limits: the limits of the store.
+        now: a clock in seconds since 1970. It may be called in any thread.
+
+    Raises:
+        ValueError: if the address is invalid.
+        StoreError: on entry, if the store can't be opened.
+    """
     kind, place = kind_of(where)
     match kind:
         case Kind.MEMORY:
@@ -62,7 +72,7 @@ async def _open_memory(limits: StagingLimits, now: Now) -> AsyncIterator[Staging
 
 
 class _Memory:
-    """A database in memory, which ends with its process. Units of work cannot overlap, since none of them waits."""
+    """A database in memory, which is lost with the process. Units of work can't overlap, because none of them waits."""
 
     def __init__(self, most_bytes: int, waiters: Waiters) -> None:
         self._connection = sqlite3.connect(":memory:", isolation_level=None)
@@ -78,7 +88,7 @@ class _Memory:
         if self._is_closed:
             raise StoreClosed("the store is closed; open it again")
         self._rows.begin()
-        with self._connection:  # commits, or takes everything back
+        with self._connection:  # commits, or rolls back after an error
             self._connection.execute("BEGIN")
             result = act(self._rows)
         for stream in self._rows.take_changed():
@@ -92,7 +102,7 @@ class _Memory:
 
 
 class _MemoryRows(Rows):
-    """Rows in memory: `most_bytes` limits the bytes of all blocks, and those of a deleted transaction go at once."""
+    """Rows in memory. `most_bytes` limits the size of all blocks. Deleted transactions are freed immediately."""
 
     def __init__(self, connection: sqlite3.Connection, most_bytes: int) -> None:
         super().__init__(lambda sql, values: connection.execute(sql, values).fetchall(), connection.executemany)
@@ -141,7 +151,7 @@ def _rows_of(connection: Connection) -> Rows:
 
 @asynccontextmanager
 async def _open_postgres(url: str, limits: StagingLimits, now: Now) -> AsyncIterator[Staging]:
-    """Open a store in this database, in the first schema of its search path; missing tables are made."""
+    """Open a store in this database, in the first schema of its search path. Missing tables are created."""
     waiters = Waiters()
     backend = _Postgres(url, waiters)
     opened = False
@@ -154,10 +164,10 @@ async def _open_postgres(url: str, limits: StagingLimits, now: Now) -> AsyncIter
 
 
 class _Postgres(Worker[Rows]):
-    """One thread, one database transaction for each job. A job may be run twice when a connection breaks.
+    """A thread that runs each job as one database transaction. A job may run twice if a connection breaks.
 
-    Each change of an application's transactions locks the row of the application first, then that of the stream; so
-    two servers agree about each batch, and cannot deadlock.
+    Every change to an application's transactions first locks the row of the application, and then that of the stream.
+    Two servers therefore agree about each batch and can't deadlock.
     """
 
     def __init__(self, url: str, waiters: Waiters) -> None:
@@ -213,7 +223,7 @@ class _Postgres(Worker[Rows]):
             job.result = job.act(rows)
         except self._database.errors:
             raise
-        except Exception as error:  # the rules
+        except Exception as error:  # raised by a rule of the store
             connection.execute("ROLLBACK")
             job.error = error
             return
@@ -222,5 +232,5 @@ class _Postgres(Worker[Rows]):
 
 
 def _translated(sql: str) -> str:
-    """Return the statement with binary parameters: bytes as text would be twice as long."""
+    """Return the statement with binary parameters. As text, bytes would be twice as long."""
     return sql.replace("?", "%b")

@@ -1,7 +1,7 @@
-"""The client of a staging server: it stages rows and commits them, and redials lost connections.
+"""The client of a staging server. It stages rows, commits them, and reconnects after a loss.
 
-Each request may be repeated, so after a loss nothing is missing and nothing is done twice. Rows that the server has not
-stored yet are kept, at most `window` bytes for each channel.
+Every request can be repeated without harm, so after a loss no rows are missing and nothing is done twice. The client
+keeps the rows that the server hasn't stored yet, at most `window` bytes per channel.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", records.Begun, records.Committed, records.Aborted, records.BatchProgress)
 
 OUTAGE_LIMIT: Final = 60.0  # s
-ANSWER_TIMEOUT: Final = 30.0  # s for one answer, and for one block to be sent
+ANSWER_TIMEOUT: Final = 30.0  # s for an answer, and for sending a block
 WINDOW: Final = 1 << 20  # bytes
 TTL: Final = 86_400.0  # s
 
-# Errors that another connection may heal.
+# Errors after which a new connection may succeed.
 PASSING = (
     OSError,
     trio.BrokenResourceError,
@@ -43,16 +43,23 @@ class Written:
     """The result of writing one transaction."""
 
     rows: int
-    """How many rows were given."""
+    """The number of rows that were given."""
     wanted: bool
-    """False if the batch was committed before, so that the rows were dropped."""
+    """False if the batch was already committed, so that the rows were dropped."""
 
 
 class StagingClient:
-    """A client of one staging server; it is connected only during a request.
+    """A client of one staging server. It is connected only during a request.
 
-    `patience`: seconds of failures in a row after which `StagingUnavailable` is raised. `channels`: how many channels
-    write rows at the same time. Other keyword arguments are those of `muxkit.connect`.
+    Args:
+        url: the URL of the server.
+        token: a token that the server may require.
+        patience: the seconds of consecutive failures after which `StagingUnavailable` is raised.
+        channels: how many channels write rows simultaneously.
+        window: bytes of rows per channel that the server hasn't stored yet.
+        backoff: the pauses between attempts to reconnect.
+        answer_within: seconds to wait for an answer, and for sending a block.
+        options: other keywords of `muxkit.connect`.
     """
 
     def __init__(
@@ -69,13 +76,13 @@ class StagingClient:
     ) -> None:
         self.url = url
         self.shown: str = without_secrets(url)
-        """The URL for logs and errors."""
+        """The URL for logs and errors, without secrets."""
         self.token = token
         self.channels = channels
         self.window = window
         self.answer_within = answer_within
         self.connections: int = 0
-        """How many connections there were."""
+        """The number of connections so far."""
         self._patience = patience
         self._backoff = backoff or Backoff(most=5.0)
         self._options = options
@@ -93,9 +100,26 @@ class StagingClient:
         ttl: float = TTL,
         once: bool = False,
     ) -> Written:
-        """Stage a transaction and prepare it; `blocks` must follow each other without a gap, from row 0.
+        """Stage a transaction and prepare it.
 
-        If the batch is already committed, the rest of `blocks` is taken and dropped.
+        If the batch is already committed, the remaining blocks are consumed and dropped. If this call is cancelled, the
+        transaction stays staged until it expires, and the call may be repeated.
+
+        Args:
+            txn: the name of the transaction.
+            key: the stream and the application.
+            batch: the number of the batch.
+            blocks: the rows, from row 0 and without gaps.
+            encoding: the encoding of the rows.
+            ttl: the seconds without a change after which the server deletes the transaction.
+            once: True if the application has only this batch. The server then deletes the application later.
+
+        Returns:
+            How many rows were given, and whether they were wanted.
+
+        Raises:
+            StagingUnavailable: if the server can't be used for `patience` seconds.
+            StagingError: if the server refuses the transaction. An exception of `blocks` is raised unchanged.
         """
         begin = records.Begin(
             stream=key.stream,
@@ -110,9 +134,19 @@ class StagingClient:
         return await _Writing(self, begin, blocks).run()
 
     async def commit(self, key: records.Key, batch: int, parts: Mapping[str, int]) -> records.Committed:
-        """Commit transactions, each with its number of rows, as one batch: all in this order, or none.
+        """Commit transactions as one batch: either all of them, in this order, or none.
 
-        A batch that was committed before is answered as a `duplicate`.
+        Args:
+            key: the stream and the application.
+            batch: the number of the batch.
+            parts: the number of rows of each transaction, by its name.
+
+        Returns:
+            The result. Its `duplicate` is True if this batch or a later one was already committed.
+
+        Raises:
+            NotCommitted: if a transaction isn't prepared or has another number of rows.
+            StagingUnavailable: if the server can't be used for `patience` seconds. The batch may have been committed.
         """
         asked = records.Committing(
             stream=key.stream, app=key.app, token=self.token, batch=batch, parts=list(parts.items())
@@ -120,23 +154,23 @@ class StagingClient:
         return await self._ask(asked, records.Committed, f"{key}, batch {batch}")
 
     async def abort(self, key: records.Key, batch: int, txns: Sequence[str]) -> int:
-        """Drop transactions of a batch and return their number. A committed batch is left as it is."""
+        """Drop transactions of a batch, and return how many there were. A committed batch isn't changed."""
         asked = records.Abort(stream=key.stream, app=key.app, token=self.token, batch=batch, txns=list(txns))
         return (await self._ask(asked, records.Aborted, f"{key}, batch {batch}")).dropped
 
     async def standing(self, key: records.Key) -> records.BatchProgress:
-        """Ask how far the application is."""
+        """Return the progress of an application."""
         return await self._ask(
             records.Ask(stream=key.stream, app=key.app, token=self.token), records.BatchProgress, str(key)
         )
 
-    # ------------------------------------------------------------------------ one question
+    # ------------------------------------------------------------------------ one request
 
     async def _ask(self, asked: records.AnyQuestion, expected: type[AnswerT], about: str) -> AnswerT:
         return await self.persist(lambda session: self.exchange(session, asked, expected), about)
 
     async def exchange(self, session: muxkit.Session, asked: records.AnyQuestion, expected: type[AnswerT]) -> AnswerT:
-        """Ask one question on a new channel."""
+        """Send one request on a new channel, and return the answer."""
         with trio.fail_after(self.answer_within):
             async with session.open() as channel:
                 await channel.send(records.encode(asked))
@@ -148,7 +182,7 @@ class StagingClient:
     # ------------------------------------------------------------------------ connections
 
     async def persist(self, run: Callable[[muxkit.Session], Awaitable[T]], about: str) -> T:
-        """Call `run` over one connection after another until it succeeds, or fails for good."""
+        """Call `run` with one connection after another, until it succeeds or fails permanently."""
         while True:
             done: list[T] = []
             reached = False
@@ -159,7 +193,7 @@ class StagingClient:
                     done.append(await run(session))
                 return done[0]
             except PASSING as error:
-                if done:  # only the end of the connection failed
+                if done:  # only closing the connection failed
                     return done[0]
                 trouble = error
             except (ValueError, TypeError, muxkit.PluginError) as error:
@@ -169,7 +203,7 @@ class StagingClient:
             await self._pause(trouble, about)
 
     def progress(self) -> None:
-        """Note progress: earlier failures no longer count."""
+        """Record progress, so that earlier failures no longer count."""
         self._failures = 0
         self._failing_since = None
 
@@ -179,7 +213,7 @@ class StagingClient:
             self._failing_since = now
         self._failures += 1
         failing = now - self._failing_since
-        # A server that has no room says so in an answer, or closes the channel. Neither is about the connection.
+        # A server without room reports that in an answer, or closes the channel. Neither means a bad connection.
         may_pass = isinstance(trouble, StagingUnavailable | trio.EndOfChannel) or can_heal(trouble)
         if failing >= self._patience or not may_pass:
             because = str(trouble) or type(trouble).__name__
@@ -199,7 +233,7 @@ class _Writing:
         self._blocks = blocks
         self._room = client.window * client.channels
         self._waiting: deque[records.Block] = deque()
-        self._under_way = 0  # bytes of blocks that the server has not stored
+        self._under_way = 0  # bytes of blocks that the server hasn't stored
         self._rows = 0
         self._wanted = True
         self._all_given = False
@@ -222,7 +256,7 @@ class _Writing:
         return Written(rows=self._rows, wanted=self._wanted)
 
     async def _take(self) -> None:
-        """Take blocks while the window has room."""
+        """Take blocks from the caller while the window has room."""
         try:
             async for block in self._blocks:
                 size = len(block.body)
@@ -256,7 +290,7 @@ class _Writing:
             self._wanted = (await self._client.exchange(session, asked, records.Begun)).wanted
 
     async def _run_channel(self, session: muxkit.Session) -> None:
-        """Write on one channel until everything is stored; what is left goes back to the queue."""
+        """Write on one channel until everything is stored. Blocks that weren't stored return to the queue."""
         flying: deque[records.Block] = deque()
         try:
             await self._write(session, flying)
@@ -288,7 +322,7 @@ class _Writing:
             with trio.fail_after(self._client.answer_within):
                 await channel.send(records.encode_block(flying[-1]))
         except muxkit.ChannelStopped:
-            # The server wants no more rows; its answers say why.
+            # The server doesn't want more rows. Its answers contain the reason.
             while self._wanted:
                 await self._read_answer(channel, flying)
 

@@ -1,6 +1,6 @@
-"""Committed rows become messages of a restream session, in order and each once, even if processes are killed.
+"""Forwarding of committed rows to a restream session, in order and each once, even if processes are killed.
 
-The position is part of that session's state, and is stored in one step with the messages.
+The position is part of the session's state, and is stored together with the messages in one step.
 """
 
 from __future__ import annotations
@@ -19,24 +19,35 @@ from muxkit.pipeline.staging.store import Staging
 from muxkit.protocols.restream.store import SessionExists, SessionStore, Transform
 from muxkit.storage import StoreFailed, StoreFull
 
-FORWARDED: Final = "forwarded"  # key in the session's state: the id of the last row that was forwarded
-PAUSE: Final = 5.0  # s, after an error of a store
+FORWARDED: Final = "forwarded"  # key in the session's state: the id of the last forwarded row
+PAUSE: Final = 5.0  # s after an error of a store
 
 _json: msgspec.json.Decoder[object] = msgspec.json.Decoder(object)
 _log = logging.getLogger("muxkit")
 
 
 class NotForwarding(MuxError):
-    """The session has messages that are not rows of a stream."""
+    """Raised when the session has messages that aren't rows of a stream."""
 
 
 async def forward(staging: Staging, stream: str, sessions: SessionStore[Any, Any], uuid: str) -> None:
-    """Append the committed rows of a stream to a restream session, until cancelled; make the session if necessary.
+    """Append the committed rows of a stream to a restream session until cancelled. Create the session if necessary.
 
-    A row of JSON becomes that value, one of text a string, one of bytes `{"base64": "…"}`. Message and row have the
-    same number. Forwarded rows are trimmed from the stream. This waits while the session is full of unacknowledged
-    messages, and tries again after an error of a store. Two at once for one session slow each other down, but no
-    message comes twice.
+    A JSON row becomes the same JSON value, a text row a string, and a binary row `{"base64": "…"}`. A message has the
+    same number as its row. Forwarded rows are trimmed from the stream.
+
+    While the session is full of unacknowledged messages, this function waits. After an error of a store, it tries
+    again. If two processes forward to the same session, they slow each other down, but no message is duplicated.
+
+    Args:
+        staging: the store with the rows.
+        stream: the name of the stream.
+        sessions: the store with the session.
+        uuid: the session.
+
+    Raises:
+        NotForwarding: if the session has messages that aren't rows of a stream.
+        RowsGone: if rows that the session needs next were trimmed.
     """
     while True:
         try:
@@ -71,7 +82,7 @@ async def _forward_some(staging: Staging, stream: str, sessions: SessionStore[An
                 at = (await sessions.put_many(uuid, _following(published, uuid), last - at))[-1].id
                 is_full = False
             except StoreFull:
-                if is_full:  # the store is full, not the session
+                if is_full:  # the session has room, so the store is full
                     raise
                 is_full = True
                 await sessions.wait_room(uuid)
@@ -82,7 +93,7 @@ async def _forward_some(staging: Staging, stream: str, sessions: SessionStore[An
 
 
 def _following(published: Published, uuid: str) -> Transform[object, object]:
-    """Make the function that appends the next message, whatever the session holds when it is called."""
+    """Return the function that appends the next message, whatever the session contains when it is called."""
 
     def following(state: object) -> tuple[object, object]:
         done = state.get(FORWARDED) if isinstance(state, dict) else None
@@ -97,7 +108,7 @@ def _following(published: Published, uuid: str) -> Transform[object, object]:
 
 
 class _Elsewhere(Exception):
-    """The session has moved since the rows were read."""
+    """Raised when the session has changed since the rows were read."""
 
 
 def _message(encoding: Encoding, row: bytes) -> object:
@@ -107,5 +118,5 @@ def _message(encoding: Encoding, row: bytes) -> object:
         if encoding is Encoding.TEXT:
             return row.decode()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass  # the row is not of its encoding: it is forwarded as bytes
+        pass  # the row doesn't match its encoding, so it is forwarded as bytes
     return {"base64": base64.b64encode(row).decode("ascii")}

@@ -1,11 +1,11 @@
-"""What a staging store holds (applications, transactions, blocks, streams), its limits, and the messages about it.
+"""The records of a staging store (applications, transactions, blocks, streams), its limits, and its messages.
 
-A commit moves no rows: the transaction gets its position in the stream, and its blocks stay where they are. Row `n` of
-it, counted from 0, has the id `base + n + 1`.
+A commit moves no rows. It gives the transaction its position in the stream, and the blocks of the transaction stay
+where they are. Row `n` of a transaction, counted from 0, has the id `base + n + 1`.
 
-A message between a client and a server is JSON, or a block of rows. A client opens a channel and asks. `Begin` makes
-the channel one for rows: blocks go to the server, and `Stored` comes back with how many of them are durable. Every
-other question has one answer; a channel may carry any number of them.
+A message between a client and a server is either JSON or a block of rows. A client opens a channel and sends a request.
+`Begin` turns the channel into one for rows: the client sends blocks, and the server answers with `Stored` and the
+number of blocks that are durable. Every other request has one answer, and a channel can carry many such requests.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from msgspec import Meta
 from muxkit._settings import ABOVE_ZERO
 from muxkit.pipeline.errors import STAGING_ERRORS, StagingError, StagingRequestInvalid
 
-NO_BATCH = -1  # the last committed batch of an application that has committed nothing
-LONGEST_NAME = 255  # characters of the name of a stream, an application, a transaction
+NO_BATCH = -1  # the last batch of an application that hasn't committed anything
+LONGEST_NAME = 255  # characters in the name of a stream, an application or a transaction
 LAST_BATCH = 2**63 - 1
 
 JSON = b"J"
 ROWS = b"B"
 HEAD = struct.Struct("<QII")  # number of the first row, rows, CRC-32 of the body
 START = 1 + HEAD.size
-MOST_JSON = 1 << 20  # bytes of a request; the parts of a commit are the longest
+MOST_JSON = 1 << 20  # bytes of a request; the transactions of a commit take the most space
 LONGEST_TTL = 10.0 * 366 * 86_400  # s
 
 Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
@@ -40,7 +40,7 @@ Count = Annotated[int, Meta(ge=0, le=LAST_BATCH)]
 
 
 class Encoding(Enum):
-    """The format of the bytes of a row."""
+    """The encoding of rows."""
 
     JSON = "json"
     TEXT = "text"  # UTF-8
@@ -48,7 +48,7 @@ class Encoding(Enum):
 
 
 class Key(NamedTuple):
-    """An application in one stream. The numbers of its batches are unique."""
+    """An application in one stream. Its batch numbers are unique."""
 
     stream: str
     app: str
@@ -63,12 +63,12 @@ class Application:
 
     stream: str
     app: str
-    batch: int = NO_BATCH  # the last committed one
+    batch: int = NO_BATCH  # the last committed batch
     rows: int = 0  # of that batch
-    staged: int = 0  # bytes of its transactions that are not committed
-    transactions: int = 0  # the number of those
+    staged: int = 0  # bytes of its uncommitted transactions
+    transactions: int = 0  # number of its uncommitted transactions
     due: float | None = attrs.field(default=None, converter=attrs.converters.optional(float))
-    """When it is deleted, if nothing of it is staged; None: never."""
+    """When it is deleted if it has no uncommitted transaction. None means never."""
 
     @property
     def key(self) -> Key:
@@ -84,14 +84,14 @@ class Transaction:
     app: str
     batch: int
     encoding: Encoding = attrs.field(converter=Encoding)
-    ttl: float = attrs.field(converter=float)  # s without a change after which it is deleted
+    ttl: float = attrs.field(converter=float)  # s without a change after which the transaction is deleted
     due: float | None = attrs.field(
         converter=attrs.converters.optional(float)
     )  # when it is deleted; None once it is committed
     rows: int = 0
     size: int = 0  # bytes
     prepared: bool = attrs.field(default=False, converter=bool)
-    base: int | None = None  # the number of rows of the stream before it; None: not committed
+    base: int | None = None  # number of rows in the stream before it, or None if it isn't committed
 
     @property
     def key(self) -> Key:
@@ -103,7 +103,7 @@ class Transaction:
 
 @attrs.define
 class Stream:
-    """The committed rows in order. Ids go from 1 to `head`; those up to `trimmed` are deleted."""
+    """The committed rows in order. Their ids run from 1 to `head`. Rows up to `trimmed` are deleted."""
 
     name: str
     head: int = 0
@@ -114,22 +114,22 @@ class Stream:
 
 
 class Block(NamedTuple):
-    """Consecutive rows of a transaction: the length of each (32 bits, little-endian), then their bytes."""
+    """Consecutive rows of a transaction. The body has their lengths (32 bits, little-endian), followed by the rows."""
 
-    first: int  # the index of its first row in the transaction
+    first: int  # index of its first row in the transaction
     rows: int
     crc: int  # of the body
     body: bytes
 
 
 def make_block(first: int, rows: Sequence[bytes]) -> Block:
-    """Make a block of rows; `first` is the number of its first row in the transaction."""
+    """Return a block of rows. `first` is the index of its first row in the transaction."""
     body = struct.pack(f"<{len(rows)}I", *map(len, rows)) + b"".join(rows)
     return Block(first, len(rows), crc32(body), body)
 
 
 def lengths_of(block: Block) -> tuple[int, ...]:
-    """Return the lengths of the rows of a block, as its body gives them."""
+    """Return the lengths of the rows of a block, from its body."""
     return struct.unpack_from(f"<{block.rows}I", block.body)
 
 
@@ -145,7 +145,7 @@ def rows_of(block: Block) -> list[bytes]:
 
 @attrs.frozen
 class Published:
-    """Consecutive rows of a stream; the first of them has the id `first`."""
+    """Consecutive rows of a stream. The first row has the id `first`."""
 
     first: int
     encoding: Encoding
@@ -162,29 +162,29 @@ def _limit(default: int) -> int:
 
 @attrs.frozen(kw_only=True)
 class StagingLimits:
-    """The limits of a staging store; sizes in bytes, times in seconds."""
+    """The limits of a staging store. Sizes are in bytes, and times are in seconds."""
 
     staged: int = _limit(4 << 30)
-    """Staged and not committed bytes of one application in one stream."""
+    """Uncommitted bytes of one application in one stream."""
     transactions: int = _limit(10_000)
-    """Staged and not committed transactions of one application in one stream."""
+    """Uncommitted transactions of one application in one stream."""
     applications: int = _limit(100_000)
-    """Applications in all streams together."""
+    """Applications in all streams."""
     row: int = _limit(512 << 10)
-    """One row."""
+    """The size of a row."""
     block: int = _limit(4 << 20)
-    """One block of rows."""
+    """The size of a block of rows."""
     bytes: int = _limit(1 << 40)
-    """In memory: of all rows; in SQLite: of the file."""
+    """The size of the store: of all rows in memory, or of the SQLite file."""
     ttl: int = _limit(7 * 86_400)
     """The longest lifetime of an unchanged transaction that a client may request."""
 
 
-# ---------------------------------------------------------------------------- questions
+# ---------------------------------------------------------------------------- requests
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, tag_field="ask"):
-    """What all questions have."""
+    """The fields that all requests have."""
 
     stream: Name
     app: Name
@@ -196,7 +196,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, tag_field="ask"):
 
 
 class Begin(Question, frozen=True, kw_only=True, tag="begin"):
-    """Blocks of this transaction follow on this channel."""
+    """Announces that blocks of this transaction follow on this channel."""
 
     txn: Name
     batch: Batch
@@ -206,7 +206,7 @@ class Begin(Question, frozen=True, kw_only=True, tag="begin"):
 
 
 class Prepare(Question, frozen=True, kw_only=True, tag="prepare"):
-    """No more rows follow; check that all are there."""
+    """Announces that no more rows follow, and requests a check that all rows have arrived."""
 
     txn: Name
     batch: Batch
@@ -214,21 +214,21 @@ class Prepare(Question, frozen=True, kw_only=True, tag="prepare"):
 
 
 class Committing(Question, frozen=True, kw_only=True, tag="commit"):
-    """Make these transactions part of the stream, in this order."""
+    """Requests that these transactions become part of the stream, in this order."""
 
     batch: Batch
     parts: list[tuple[Name, Count]]
 
 
 class Abort(Question, frozen=True, kw_only=True, tag="abort"):
-    """Forget these transactions."""
+    """Requests that these transactions are dropped."""
 
     batch: Batch
     txns: list[Name]
 
 
 class Ask(Question, frozen=True, kw_only=True, tag="standing"):
-    """Ask how far the application is."""
+    """Requests the progress of an application."""
 
 
 # ---------------------------------------------------------------------------- answers
@@ -238,7 +238,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag=
     """The result of a commit."""
 
     duplicate: bool
-    """The batch, or a later one, was committed before: this call did nothing."""
+    """True if the batch or a later one was already committed, so that the request changed nothing."""
     rows: int
     head: int
     """The last id of the stream."""
@@ -248,26 +248,26 @@ class BatchProgress(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", 
     """The progress of an application in a stream."""
 
     batch: int | None
-    """The last committed one."""
+    """The last committed batch, or None."""
     rows: int
     """The number of rows of that batch."""
     staged: int
-    """Bytes that are staged and not committed."""
+    """Uncommitted bytes."""
     transactions: int
     head: int
     """The last id of the stream."""
     trimmed: int
-    """The last id that may be deleted."""
+    """The id of the last trimmed row."""
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="begun"):
-    """The answer to `Begin` and `Prepare`, and instead of `Stored`: `wanted` is False for a batch that is committed."""
+    """The answer to `Begin` and `Prepare`, and instead of `Stored`. `wanted` is False if the batch is committed."""
 
     wanted: bool
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="stored"):
-    """The number of further blocks of this channel that are durable."""
+    """The number of blocks that have become durable since the last such answer on this channel."""
 
     blocks: int
 
@@ -277,7 +277,7 @@ class Aborted(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="a
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="failed"):
-    """The question is refused, with the reason; the channel ends."""
+    """The request failed, for this reason. The channel ends."""
 
     kind: str
     text: str
@@ -298,7 +298,7 @@ def encode(message: AnyQuestion | Answer) -> bytes:
 
 
 def question(message: bytes) -> AnyQuestion:
-    """Decode a question; raises `StagingRequestInvalid`."""
+    """Decode a request. Raises `StagingRequestInvalid`."""
     if message[:1] != JSON or len(message) > MOST_JSON:
         raise StagingRequestInvalid(f"a message of {len(message):,} bytes is no question (of at most {MOST_JSON:,})")
     try:
@@ -308,7 +308,7 @@ def question(message: bytes) -> AnyQuestion:
 
 
 def answer(message: bytes) -> Answer:
-    """Decode an answer; raises `StagingRequestInvalid`, and for `Failed` the error that it carries."""
+    """Decode an answer. Raises `StagingRequestInvalid`, or for `Failed` the error that it describes."""
     try:
         if message[:1] != JSON:
             raise StagingRequestInvalid(f"the server sent {len(message):,} bytes that are no answer")
@@ -329,7 +329,7 @@ def is_block(message: bytes) -> bool:
 
 
 def decode_block(message: bytes, limits: StagingLimits) -> Block:
-    """Decode and check a block; raises `StagingRequestInvalid`."""
+    """Decode and check a block. Raises `StagingRequestInvalid`."""
     if len(message) < START:
         raise StagingRequestInvalid(f"{len(message)} bytes are no block of rows")
     first, rows, crc = HEAD.unpack_from(message, 1)

@@ -1,6 +1,6 @@
-"""The rows of a staging store: its tables and statements, the same for SQLite and PostgreSQL.
+"""The rows of a staging store: its tables and statements, which are the same for SQLite and PostgreSQL.
 
-Each row carries a checksum as a seal, which is compared when the row is read.
+Each row has a checksum, its seal, which is verified when the row is read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ RunMany = Callable[[str, Sequence[Sequence[Value]]], object]
 
 RecordT = TypeVar("RecordT", Application, Transaction, Stream)
 
-PURGED_AT_ONCE = 64  # blocks
-STEP = 16  # blocks that are fetched at once, as the size of a block is not known before it is read
+PURGED_AT_ONCE = 64  # blocks to delete per unit of work
+STEP = 16  # blocks to fetch per query, because the size of a block isn't known before it is read
 
 
-# The n-th entry makes version n of the tables from version n - 1, with the names that SQLite has for types.
+# Entry n, counted from 1, upgrades the tables from version n - 1 to version n. The type names are SQLite's.
 MIGRATIONS = (
     (
         "CREATE TABLE staging_applications (stream TEXT NOT NULL, app TEXT NOT NULL, "
@@ -52,7 +52,7 @@ POSTGRES_TYPES = {" TEXT": ' TEXT COLLATE "C"', " INTEGER": " BIGINT", " REAL": 
 
 
 def postgres_migrations() -> tuple[tuple[str, ...], ...]:
-    """Return the same with the names that PostgreSQL has."""
+    """Return the migrations with PostgreSQL's type names."""
     kinds = re.compile("|".join(POSTGRES_TYPES))
     return tuple(
         tuple(kinds.sub(lambda found: POSTGRES_TYPES[found[0]], statement) for statement in statements)
@@ -62,11 +62,11 @@ def postgres_migrations() -> tuple[tuple[str, ...], ...]:
 
 @attrs.frozen
 class Table:
-    """A table whose rows are records of one kind; its columns are the fields in their order, the key first."""
+    """A table whose rows are records of one kind. Its columns are the fields of the record, starting with the key."""
 
     name: str
     noun: str
-    """For errors: `an application`."""
+    """The name of a record in error texts, such as `an application`."""
     kind: type[attrs.AttrsInstance]
     key_size: int
     columns: tuple[str, ...] = attrs.field(init=False)
@@ -74,11 +74,11 @@ class Table:
     @columns.default
     def _columns_of_kind(self) -> tuple[str, ...]:
         names = (field.name for field in attrs.fields(self.kind))
-        return tuple("row_count" if name == "rows" else name for name in names)  # SQL has a meaning for ROWS
+        return tuple("row_count" if name == "rows" else name for name in names)  # ROWS is a keyword of SQL
 
     @property
     def is_key(self) -> str:
-        """The condition that a row has this key."""
+        """The SQL condition for a row with a given key."""
         return " AND ".join(f"{name} = ?" for name in self.columns[: self.key_size])
 
 
@@ -91,29 +91,29 @@ TABLES: dict[type, Table] = {
 
 @attrs.define(eq=False, slots=False)
 class Rows:
-    """The rows behind one connection, during one unit of work. The store writes only after all its checks.
+    """The rows behind one connection, during one unit of work. The store makes all its checks before it writes.
 
-    `lock` follows a SELECT whose rows are to be locked until the end of the transaction.
+    `lock` is appended to a SELECT whose rows must stay locked until the end of the transaction.
     """
 
     _run: Run
     _run_many: RunMany
     _lock: str = attrs.field(default="", kw_only=True)
     shrink: Callable[[], bool] = attrs.field(default=lambda: False, kw_only=True)
-    """Return some unused space to the disk; True if there is more."""
-    _known: set[tuple[Value, ...]] = attrs.field(factory=set, init=False)  # tables and keys that this unit found
+    """Returns some unused space to the disk. The result is True if there may be more."""
+    _known: set[tuple[Value, ...]] = attrs.field(factory=set, init=False)  # tables and keys that this unit has read
     _changed: dict[str, None] = attrs.field(factory=dict, init=False)
 
     def begin(self) -> None:
-        """Start another unit of work."""
+        """Prepare for another unit of work."""
         self._known.clear()
 
     def changed(self, stream: str) -> None:
-        """Wake the tasks that wait for this stream when the work is durable."""
+        """Wake the tasks that wait for this stream once the work is durable."""
         self._changed[stream] = None
 
     def take_changed(self) -> list[str]:
-        """Return the streams whose waiters are to be woken, and forget them."""
+        """Return the streams whose waiters must be woken, and forget them."""
         changed = list(self._changed)
         self._changed.clear()
         return changed
@@ -121,7 +121,7 @@ class Rows:
     # ------------------------------------------------------------------------ records
 
     def find(self, kind: type[RecordT], condition: str, *values: Value) -> list[RecordT]:
-        """Return the records of this kind that meet a condition in SQL."""
+        """Return the records of this kind for which an SQL condition holds. Raises `StoreCorrupt` for a damaged row."""
         table: Table = TABLES[kind]
         records = []
         columns = ", ".join(table.columns)
@@ -129,12 +129,12 @@ class Rows:
             if seal != _seal(row):
                 raise StoreCorrupt(f"{table.noun} is not what was written")
             self._known.add((table.name, *row[: table.key_size]))
-            of_its_types: list[Any] = row  # since the seal fits
+            of_its_types: list[Any] = row  # the seal is right, so the types are
             records.append(kind(*of_its_types))
         return records
 
     def get(self, kind: type[RecordT], *key: Value, locked: bool = False) -> RecordT | None:
-        """Return the record with this key; with `locked` no other server changes it until the unit of work is over."""
+        """Return the record with this key. With `locked`, no other server can change it during this unit of work."""
         return next(iter(self.find(kind, TABLES[kind].is_key + self._lock * locked, *key)), None)
 
     def save(self, record: Application | Transaction | Stream) -> None:
@@ -145,7 +145,7 @@ class Rows:
             changes = ", ".join(f"{name} = ?" for name in (*table.columns[table.key_size :], "seal"))
             self._run(f"UPDATE {table.name} SET {changes} WHERE {table.is_key}", (*values, _seal(row), *key))
         else:
-            # If another server has made it meanwhile, this fails and the unit of work is repeated.
+            # If another server has inserted it in the meantime, this fails, and the unit of work is repeated.
             marks = ", ".join("?" * (len(row) + 1))
             self._run(f"INSERT INTO {table.name} VALUES ({marks})", (*row, _seal(row)))
             self._known.add((table.name, *key))
@@ -160,19 +160,19 @@ class Rows:
         return _int(self._run("SELECT count(*) FROM staging_applications", ())[0][0])
 
     def remove_transaction(self, id: str) -> None:
-        """Delete the transaction. There may be many blocks: `purge` deletes them, so that a commit does not wait."""
+        """Delete a transaction. `purge` deletes its blocks later, since there may be many and a commit mustn't wait."""
         self.remove(Transaction, id)
         self._run("INSERT INTO staging_garbage (id) VALUES (?) ON CONFLICT DO NOTHING", (id,))
 
     def reclaim(self, id: str) -> None:
-        """Delete what is left of a transaction of this name, before another one gets the name."""
-        # Locked, as in `purge`, which must not delete the blocks of the next transaction.
+        """Delete the remaining blocks of a transaction with this name, before another one gets the name."""
+        # Locked as in `purge`, which must not delete the blocks of the next transaction.
         if self._run(f"SELECT id FROM staging_garbage WHERE id = ?{self._lock}", (id,)):
             self._run("DELETE FROM staging_blocks WHERE id = ?", (id,))
             self._run("DELETE FROM staging_garbage WHERE id = ?", (id,))
 
     def purge(self) -> bool:
-        """Delete a portion of the blocks of deleted transactions; True if there may be more."""
+        """Delete some blocks of deleted transactions. Return True if there may be more."""
         found = self._run(f"SELECT id FROM staging_garbage LIMIT 1{self._lock}", ())
         if not found:
             return False
@@ -189,14 +189,14 @@ class Rows:
     # ------------------------------------------------------------------------ blocks
 
     def add(self, id: str, blocks: Sequence[Block]) -> None:
-        """Add new blocks of a transaction."""
+        """Add new blocks to a transaction."""
         self._run_many(
             "INSERT INTO staging_blocks (id, first_row, row_count, crc, body) VALUES (?, ?, ?, ?, ?)",
             [(id, *block) for block in blocks],
         )
 
     def spans(self, id: str, first: int, last: int) -> list[tuple[int, int, int]]:
-        """Return the blocks of a transaction that begin at one of these rows, in order, without their bodies."""
+        """Return the blocks of a transaction that start in this range of rows, in order and without their bodies."""
         found = self._run(
             "SELECT first_row, row_count, crc FROM staging_blocks WHERE id = ? AND first_row BETWEEN ? AND ? "
             "ORDER BY first_row",
@@ -205,7 +205,7 @@ class Rows:
         return [(_int(at), _int(rows), _int(crc)) for at, rows, crc in found]
 
     def blocks(self, id: str, row: int, most_bytes: int) -> list[Block]:
-        """Return the block that holds this row and as many of the next ones as fit; at least one."""
+        """Return the block with this row, and as many of the following ones as fit into `most_bytes`; at least one."""
         at = self._run("SELECT max(first_row) FROM staging_blocks WHERE id = ? AND first_row <= ?", (id, row))[0][0]
         after = -1 if at is None else _int(at) - 1
         found: list[Block] = []
@@ -230,7 +230,7 @@ class Rows:
 
 
 def _plain(value: object) -> Value:
-    """Return the value of a field as the database keeps it."""
+    """Return the value of a field in the form in which the database stores it."""
     match value:
         case bool():
             return int(value)

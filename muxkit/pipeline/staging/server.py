@@ -1,4 +1,4 @@
-"""The staging server: each channel of a session asks questions about the store."""
+"""The staging server: it answers the requests that arrive on the channels of a session."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _log = logging.getLogger("muxkit")
 
 @attrs.frozen(kw_only=True)
 class Claim:
-    """A request to be authorised: the client, and what it asks."""
+    """A request to be authorized: the client, and what it wants to do."""
 
     peer: str
-    """The other end as the transport describes it; it may be empty."""
+    """The name of the other end, as the transport reports it. May be empty."""
     token: str
-    """The client's option `token`; it may be empty."""
+    """The client's option `token`. May be empty."""
     stream: str
     app: str
     asks: str
@@ -40,14 +40,18 @@ Authorize = Callable[[Claim], Awaitable[bool]]
 
 
 def tokens(*allowed: str) -> Authorize:
-    """Make an `authorize` for `serve_staging`: a client with one of these tokens may do everything."""
+    """Return an `authorize` function for `serve_staging`. A client with one of these tokens may do everything.
+
+    Raises:
+        ValueError: if there is no token that isn't empty.
+    """
     known = [each.encode() for each in allowed if each]
     if not known:
         raise ValueError("tokens() needs at least one token that is not empty")
 
     async def authorize(claim: Claim) -> bool:
         given = claim.token.encode()
-        # Every token is compared in constant time, so that the time tells nothing.
+        # Compare all tokens in constant time, so that the duration reveals nothing about them.
         return sum(hmac.compare_digest(given, each) for each in known) > 0
 
     return authorize
@@ -63,10 +67,22 @@ async def serve_staging(
     task_status: trio.TaskStatus[muxkit.Server] = trio.TASK_STATUS_IGNORED,
     **options: Any,
 ) -> None:
-    """Serve staging over any protocol with channels; `served = await nursery.start(serve_staging, url, store)`.
+    """Serve staging over any protocol with channels, until cancelled. Also sweeps the store regularly.
 
-    `authorize` is called for each request and returns whether it is allowed; without it every client may do
-    everything. Other keyword arguments are those of `muxkit.serve`.
+    Start it with `server = await nursery.start(serve_staging, url, store)`.
+
+    Args:
+        url: where to serve.
+        store: the staging store.
+        authorize: called with each request, and returns whether it is allowed. Without it, clients may do everything.
+        limits: the limits of connections and channels.
+        observer: receives notifications about the connections.
+        task_status: gets the server.
+        options: other keywords of `muxkit.serve`.
+
+    Raises:
+        ValueError: if the URL is invalid.
+        OSError: if the address can't be served.
     """
     service = StagingService(store, authorize=authorize)
     async with background() as nursery:
@@ -75,19 +91,19 @@ async def serve_staging(
             await muxkit.serve(
                 service.handle, url, limits=limits, observer=observer, task_status=task_status, **options
             )
-        except ExceptionGroup as group:  # with one error, about the address
+        except ExceptionGroup as group:  # contains one error, about the address
             raise errors.first_error(group) from None
 
 
 class StagingService:
-    """A staging server without its listener: give each session to `handle`, and keep `sweep` running."""
+    """A staging server without a listener. Pass each session to `handle`, and keep `sweep` running in a task."""
 
     def __init__(self, store: Staging, *, authorize: Authorize | None = None) -> None:
         self._store = store
         self._authorize = authorize
 
     async def handle(self, session: muxkit.Session) -> None:
-        """Serve one session to its end."""
+        """Serve one session until it ends."""
 
         async def serve_channel(channel: muxkit.Channel) -> None:
             try:
@@ -95,13 +111,13 @@ class StagingService:
             except (errors.StagingError, StoreError) as error:
                 # log: A client sent an invalid staging request.
                 _log.debug("staging: %s refused: %s", session.info.peer or "a peer", error)
-                # The end of this handler closes the channel: a client that is still sending is stopped, and reads this.
+                # The end of this handler closes the channel. A client that is still sending is stopped, and reads this.
                 await channel.send(records.encode(_failed(error)))
 
         await muxkit.each_channel(serve_channel)(session)
 
     async def sweep(self) -> None:
-        """Drop transactions whose time is over, every few seconds until cancelled."""
+        """Drop expired transactions every few seconds, until cancelled."""
         while True:
             await trio.sleep(SWEEP_INTERVAL)
             try:
@@ -157,7 +173,7 @@ class StagingService:
                 assert_never(asked)
 
     async def _take_rows(self, asked: records.Begin, channel: muxkit.Channel) -> None:
-        """Store blocks as they come. The channel's window bounds those that wait."""
+        """Store blocks as they arrive. The channel's window limits how many wait."""
         limits = self._store.limits
         wanted = await self._store.begin(asked.txn, asked.key, asked.batch, asked.encoding, asked.ttl, once=asked.once)
         await channel.send(records.encode(records.Begun(wanted=wanted)))
@@ -185,7 +201,7 @@ def _failed(error: errors.StagingError | StoreError) -> records.Failed:
             return records.Failed(kind=error.kind, text=str(error))
         case StoreFull(passes=False):
             return records.Failed(kind=errors.StagingFull.kind, text=error.for_client)
-        case _:  # a full disk too: a client repeats its call for as long as its option `patience` says
+        case _:  # including a full disk: a client repeats its request for as long as its option `patience` allows
             # log: The staging store failed. The client repeats the batch.
             _log.warning("staging: %s", error)
             return records.Failed(kind=errors.StagingUnavailable.kind, text=error.for_client)

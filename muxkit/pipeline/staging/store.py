@@ -1,7 +1,7 @@
-"""A staging store over any backend: transactions until they are committed, and the streams that they become.
+"""A staging store over any backend: it holds transactions until they are committed, and the streams of committed rows.
 
-Each operation is a unit of work: it checks everything, then changes the rows. A unit may be repeated, so a caller that
-does not know whether it was done calls it again.
+Each operation is a unit of work, which makes all checks first and then changes the rows. Repeating a unit is harmless.
+So a caller that doesn't know whether an operation was done can call it again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from muxkit.pipeline.staging import records
 from muxkit.pipeline.staging.rows import RecordT, Rows
 from muxkit.storage import StoreCorrupt, Waiters
 
-Now = Callable[[], float]  # seconds since 1970, like `time.time`; called in any thread
+Now = Callable[[], float]  # seconds since 1970, as `time.time`; called in any thread
 
 
 P = ParamSpec("P")
@@ -27,35 +27,35 @@ T = TypeVar("T")
 SWEPT_AT_ONCE = 100
 READ_BYTES = 1 << 20
 
-# Of the transactions of an application that are not committed, those of batches up to one.
+# The uncommitted transactions of an application, in batches up to a certain one.
 STAGED = "base IS NULL AND stream = ? AND app = ? AND batch <= ?"
-# Of the committed ones of a stream, the one that holds a row; and some whose rows all have ids up to one.
+# In a stream, the committed transaction that contains a certain row; and those whose rows all have ids up to a bound.
 PUBLISHED = "base IS NOT NULL AND stream = ? AND base < ? AND row_count > 0 ORDER BY base DESC LIMIT 1"
-# The second bound ends the walk over the index, which knows nothing of the sum, at the first transaction that is kept.
+# The index doesn't contain the sum. The second bound ends the index scan at the first transaction that is kept.
 PASSED = "base IS NOT NULL AND stream = ? AND base + row_count <= ? AND base <= ? ORDER BY base LIMIT ?"
 
 
 class Backend(Protocol):
-    """What holds the rows and runs units of work on them."""
+    """Holds the rows and runs units of work on them."""
 
     async def work(self, key: str, act: Callable[[Rows], T], *, grows: bool = False) -> T:
-        """Run a unit of work; return when it is durable. No backend uses the key.
+        """Run a unit of work, and return when it is durable. Backends ignore the key.
 
-        `grows` marks work that adds rows. All other work has to succeed on a full disk, because it makes room.
+        `grows` marks work that adds rows. All other work must succeed even on a full disk, because it makes room.
         """
 
 
 def unit_of_work(
     act: Callable[Concatenate[Staging, Rows, P], T],
 ) -> Callable[Concatenate[Staging, P], Coroutine[Any, Any, T]]:
-    """Turn a method that is given the rows, and runs where they are, into one that a task calls without them."""
+    """Turn a method that takes the rows into one that tasks call without them. The method runs in the backend."""
     return _method(act, grows=False)
 
 
 def growing_unit_of_work(
     act: Callable[Concatenate[Staging, Rows, P], T],
 ) -> Callable[Concatenate[Staging, P], Coroutine[Any, Any, T]]:
-    """Do the same for a method that adds rows, which a full disk refuses."""
+    """Do the same for a method that adds rows, which fails when the disk is full."""
     return _method(act, grows=True)
 
 
@@ -71,12 +71,13 @@ def _method(
 
 @attrs.define(eq=False, slots=False)
 class Staging:
-    """A staging store. Several tasks may use it at once.
+    """A staging store. Several tasks may use it simultaneously.
 
-    Every method is a checkpoint. When one returns, its effect is durable (as durable as the store is). A call that is
-    cancelled may have taken effect or not, but never half of it; each may be repeated.
+    Every method is a checkpoint. When a method returns, its effect is as durable as the store. A cancelled call has
+    either taken effect completely or not at all. Every call may be repeated.
 
-    `poll_interval`: seconds between two looks for the commits of other servers; None: there can be no other server.
+    With `poll_interval`, the store looks for commits of other servers every so many seconds. None means that there
+    are no other servers.
     """
 
     _backend: Backend
@@ -99,9 +100,23 @@ class Staging:
         *,
         once: bool = False,
     ) -> bool:
-        """Begin a transaction, or continue it. False: the batch is committed, and there is nothing to write.
+        """Begin a transaction, or continue it.
 
-        `once`: the application has this one batch only, and is deleted `ttl` seconds after it.
+        Args:
+            rows: passed by the backend. Callers leave it out, here and in the other methods.
+            id: the name of the transaction.
+            key: the stream and the application.
+            batch: the number of the batch.
+            encoding: the encoding of the rows.
+            ttl: the seconds without a change after which the transaction is deleted.
+            once: True if the application has only this batch. It is then deleted `ttl` seconds after the commit.
+
+        Returns:
+            False if the batch is already committed, so that there is nothing to write.
+
+        Raises:
+            TransactionConflict: if a transaction with this name was begun for something else.
+            StagingFull: if a limit is reached.
         """
         application = self._application(rows, key)
         if batch <= application.batch:
@@ -135,9 +150,16 @@ class Staging:
 
     @growing_unit_of_work
     def put(self, rows: Rows, id: str, key: records.Key, batch: int, blocks: Sequence[records.Block]) -> bool:
-        """Add the blocks that a transaction does not have yet; those that it has stay as they are.
+        """Add blocks to a transaction. Blocks that it already has are left unchanged.
 
-        False: its batch is committed. Raises `TransactionGone`, `TransactionConflict` and `StagingFull`.
+        Returns:
+            False if the batch is already committed.
+
+        Raises:
+            TransactionGone: if the transaction isn't staged.
+            TransactionConflict: if it was begun for something else, if it is prepared, or if a block differs from
+                the one that it already has.
+            StagingFull: if a limit is reached.
         """
         application = self._application(rows, key)
         if batch <= application.batch:
@@ -164,7 +186,16 @@ class Staging:
 
     @unit_of_work
     def prepare(self, rows: Rows, id: str, key: records.Key, batch: int, count: int) -> bool:
-        """Check that a transaction has exactly `count` rows, and promise them. False: its batch is committed."""
+        """Check that a transaction has exactly `count` rows, and guarantee that it can be committed.
+
+        Returns:
+            False if the batch is already committed.
+
+        Raises:
+            NotCommitted: if it has another number of rows.
+            TransactionGone: if the transaction isn't staged.
+            TransactionConflict: if it was begun for something else.
+        """
         application = self._application(rows, key)
         if batch <= application.batch:
             return False
@@ -188,10 +219,19 @@ class Staging:
 
     @unit_of_work
     def commit(self, rows: Rows, key: records.Key, batch: int, parts: Mapping[str, int]) -> records.Committed:
-        """Add these transactions to the stream, in this order, all or none; `parts`: the number of rows of each.
+        """Add these transactions to the stream: either all of them, in this order, or none.
 
-        Raises `NotCommitted` when one is not staged, prepared and as long as it should be. A batch that is not above
-        the last one is a duplicate, which is no error.
+        Args:
+            rows: passed by the backend.
+            key: the stream and the application.
+            batch: the number of the batch.
+            parts: the number of rows of each transaction, by its name.
+
+        Returns:
+            The result. A batch that isn't above the last committed one is a duplicate, and changes nothing.
+
+        Raises:
+            NotCommitted: if a transaction isn't staged and prepared, or has another number of rows.
         """
         application = self._application(rows, key)
         if batch <= application.batch:
@@ -200,7 +240,7 @@ class Staging:
             return records.Committed(duplicate=True, rows=count, head=stream.head)
         found = [self._committable(rows, id, key, batch, count) for id, count in parts.items()]
         stream = rows.get(records.Stream, key.stream, locked=True) or records.Stream(key.stream)
-        if application.due is not None:  # long enough for a client that missed the answer to ask again
+        if application.due is not None:  # keep it long enough for a client that missed the answer to repeat its request
             application.due = self._now() + max((each.ttl for each in found), default=0.0)
         for each in found:
             each.base, each.due = stream.head, None
@@ -210,7 +250,7 @@ class Staging:
             rows.save(each)
         application.batch = batch
         application.rows = sum(each.rows for each in found)
-        # The transactions of failed attempts can never be committed.
+        # Drop the transactions of failed attempts, because they can never be committed.
         for each in rows.find(records.Transaction, STAGED, *key, batch):
             if each.id not in parts:
                 _drop(rows, application, each)
@@ -220,7 +260,7 @@ class Staging:
         return records.Committed(duplicate=False, rows=application.rows, head=stream.head)
 
     async def abort(self, key: records.Key, batch: int, ids: Iterable[str]) -> int:
-        """Delete these transactions of a batch; return how many there were. Once it is committed nothing happens."""
+        """Delete these transactions of a batch, and return how many there were. A committed batch isn't changed."""
         return await self._abort(key, batch, tuple(ids))
 
     @unit_of_work
@@ -236,10 +276,13 @@ class Staging:
             rows.save(application)
         return dropped
 
-    # ------------------------------------------------------------------------ what is over
+    # ------------------------------------------------------------------------ cleaning up
 
     async def sweep(self) -> int:
-        """Delete expired transactions, whose number it returns, and applications; call it every few seconds."""
+        """Delete expired transactions and applications, and return the number of transactions.
+
+        Call this every few seconds. `StagingService.sweep` does so.
+        """
 
         async def overdue(kind: type[RecordT], also: str = "") -> list[RecordT]:
             condition = f"due IS NOT NULL AND due <= ?{also} LIMIT ?"
@@ -252,7 +295,7 @@ class Staging:
         while applications := await overdue(records.Application, " AND transactions = 0"):
             for application in applications:
                 await self._forget(application.key)
-        # In small portions, so that a commit does not wait for long.
+        # The portions are small, so that a commit doesn't have to wait for long.
         while await self._backend.work("", lambda rows: rows.purge()):
             pass
         while await self._backend.work("", lambda rows: rows.shrink()):
@@ -261,7 +304,7 @@ class Staging:
 
     @unit_of_work
     def _sweep(self, rows: Rows, id: str, key: records.Key) -> bool:
-        """Delete a transaction if it is expired; return True if it was."""
+        """Delete a transaction if it has expired. Return True if it had."""
         application = self._application(rows, key)
         found = rows.get(records.Transaction, id)
         if found is None or not self._is_over(found):
@@ -272,7 +315,7 @@ class Staging:
 
     @unit_of_work
     def _forget(self, rows: Rows, key: records.Key) -> None:
-        """Delete an application that was for one batch only, if it is still expired."""
+        """Delete an application for a single batch if it is still expired."""
         found = rows.get(records.Application, *key, locked=True)
         if found is not None and found.due is not None and not found.transactions and found.due <= self._now():
             rows.remove(records.Application, *key)
@@ -281,9 +324,12 @@ class Staging:
 
     @unit_of_work
     def read(self, rows: Rows, stream: str, after: int, *, most_bytes: int = READ_BYTES) -> records.Published | None:
-        """Return rows after the id `after` (0: from the beginning), or None if there are none yet.
+        """Return rows after the id `after`, or None if there are none yet. 0 starts at the first row.
 
-        It returns at least one row if there is one. Raises `RowsGone` below what was trimmed and above the end.
+        The result has at least one row, and about `most_bytes` at most.
+
+        Raises:
+            RowsGone: if `after` is below the trimmed rows or beyond the end of the stream.
         """
         known = rows.get(records.Stream, stream) or records.Stream(stream)
         if not known.trimmed <= after <= known.head:
@@ -308,7 +354,7 @@ class Staging:
         return records.Published(after + 1, found.encoding, got)
 
     async def wait(self, stream: str, after: int) -> None:
-        """Sleep until there may be a row after `after`."""
+        """Sleep until there is a row after `after`."""
         while True:
             with self._waiters.watching(stream) as changed:
                 if await self.head(stream) > after:
@@ -317,13 +363,17 @@ class Staging:
                     await changed.wait()
 
     async def trim(self, stream: str, upto: int) -> None:
-        """Delete the rows up to this id. Space is freed by whole transactions, in `sweep`."""
+        """Delete the rows up to this id. Space becomes free by whole transactions, during `sweep`.
+
+        Raises:
+            RowsGone: if the stream is shorter.
+        """
         while await self._trim(stream, upto):
             pass
 
     @unit_of_work
     def _trim(self, rows: Rows, name: str, upto: int) -> bool:
-        """Delete some of the rows up to this id; return True if there are more to delete."""
+        """Delete some of the rows up to this id. Return True if there are more to delete."""
         stream = rows.get(records.Stream, name, locked=True) or records.Stream(name)
         if upto > stream.head:
             raise RowsGone(f"stream {name!a}: rows up to {upto} were to go, and it ends with {stream.head}")
@@ -338,7 +388,7 @@ class Staging:
 
     @unit_of_work
     def head(self, rows: Rows, stream: str) -> int:
-        """Return the last id of a stream; 0 before the first row."""
+        """Return the last id of a stream, or 0 before the first row."""
         found = rows.get(records.Stream, stream)
         return 0 if found is None else found.head
 

@@ -1,7 +1,7 @@
-"""Decoding of raw captures: by hand, as Arrow batches without Spark, or on Spark, a connection to a task.
+"""Decoding of raw captures: directly with a decoder, as Arrow batches without Spark, or on Spark.
 
-A decoder is fed with what one connection sent and received, in that order. It gives the rows that an observer would
-have been told, with more in them: the numbers of messages, and those that acknowledgements name.
+A decoder gets the bytes that one connection sent and received, in that order. It returns the rows that an observer
+would have recorded, with more information: the numbers of messages, and those that acknowledgements name.
 """
 
 from muxkit.pipeline.capture.decoding.aqueduct import AqueductDecoder

@@ -1,7 +1,7 @@
-"""Decoding of Aqueduct over a byte stream: the frames of the carrier, and in its streams those of the channels.
+"""Decoding of Aqueduct over a byte stream: the frames of the carrier, and the frames of channels in its streams.
 
-Over QUIC the bytes of all streams lie one behind the other in a capture, without the streams that they belong to, and
-cannot be decoded; `frames` of a capture have what was said.
+A capture of QUIC has the bytes of all streams in sequence, but not the streams that they belong to, so it can't be
+decoded. The `frames` of such a capture have the information.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class Stream:
     """One stream of one direction."""
 
     held: bytes = b""
-    """The beginning of a frame whose rest has not come."""
+    """The beginning of an incomplete frame."""
     wanted: int = 0
-    """Parsing waits until so many bytes are held."""
+    """Parsing waits until this many bytes are held."""
     channel: int | None = None
-    """The channel that it was routed to."""
+    """The channel to which the stream was routed."""
 
 
 @attrs.define
 class CarrierHalf:
-    """What one direction of the carrier has said so far."""
+    """The state of one direction of the carrier."""
 
     began: bool = False
-    """The eight bytes that it begins with have come."""
+    """The eight bytes at the start have arrived."""
     left: int = 0
-    """Bytes of the current chunk that have not come."""
+    """Missing bytes of the current chunk."""
     index: int = 0
     """The stream of that chunk."""
     is_last: bool = False
@@ -54,9 +54,9 @@ def _both_carriers() -> dict[str, CarrierHalf]:
 
 @attrs.define
 class AqueductDecoder(Decoder):
-    """Decodes both directions of one connection over a byte stream; it finds only what cannot be parsed.
+    """Decodes both directions of one connection over a byte stream. It only finds frames that can't be parsed.
 
-    Nothing is found again behind a gap: the bytes of a message may look like a frame of the carrier.
+    After a gap, decoding doesn't continue, because the bytes of a message may look like a frame of the carrier.
     """
 
     carriers: dict[str, CarrierHalf] = attrs.field(factory=_both_carriers)
@@ -66,7 +66,7 @@ class AqueductDecoder(Decoder):
         self.carriers = _both_carriers()
 
     def parse(self, direction: Direction, found: list[Found], cursor: Cursor) -> None:
-        """Parse one frame of the carrier, or what there is of a chunk."""
+        """Parse one frame of the carrier, or the available part of a chunk."""
         half = self.carriers[direction]
         if not half.began:
             self._begin(direction, found, cursor)
@@ -83,7 +83,7 @@ class AqueductDecoder(Decoder):
             cursor.exact(len(carrier.HELLO))
             self.carriers[direction].began = True
             return
-        # No fault of a peer: it may be a recording of QUIC, or one that does not begin with its connection.
+        # This isn't the peer's fault. The recording may be of QUIC, or it may not start with the connection.
         text = f"the recording begins with {bytes(hello)!r}; only what Aqueduct sends over a byte stream can be decoded"
         found.append(row("unverified", direction, id=0, text=text))
         self.halves[direction].lost = True

@@ -1,4 +1,4 @@
-"""Decoding of bpmux: chunks by themselves, or with a real engine that repeats what was recorded and finds faults."""
+"""Decoding of bpmux: chunk by chunk, or with a real engine that repeats the recording and finds violations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from muxkit.pipeline.capture.decoding.decoder import LARGEST, SEARCHED, Decoder
 from muxkit.pipeline.capture.files import Found, row
 from muxkit.protocols import bpmux
 
-# The recorder's name for what the peer names: the peer's sink is a stream here.
+# The recorder's name for an entity that the peer names from its own side: the peer's sink is a stream here.
 OURS: Final = {
     bpmux.Type.OUT_REQUEST: bpmux.Type.IN_REQUEST.label,
     bpmux.Type.IN_REQUEST: bpmux.Type.OUT_REQUEST.label,
@@ -35,16 +35,16 @@ TOP: Final = {
 }
 
 
-ENOUGH: Final = 4  # chunks of known channels, one after the other, that are no coincidence
+ENOUGH: Final = 4  # consecutive chunks of known channels that can't be a coincidence
 LONGEST_HEAD: Final = 10  # bytes of a tag and an id
-MOST_SEEN: Final = 4096  # channels that are known again
+MOST_SEEN: Final = 4096  # channels to remember, so that they can be recognized after a gap
 
 
 @attrs.define
 class BpmuxDecoder(Decoder):
-    """Decodes both directions of one connection; it finds only chunks that cannot be parsed.
+    """Decodes both directions of one connection. The only violations that it finds are chunks that can't be parsed.
 
-    Behind a gap it goes on where it finds four chunks, one after the other, of channels that it saw before the gap.
+    After a gap, it continues where it finds four consecutive chunks of channels that it saw before the gap.
     """
 
     def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
@@ -68,7 +68,7 @@ class BpmuxDecoder(Decoder):
             self.on_chunk(chunk, total, direction, found)
 
     def on_chunk(self, chunk: bpmux.Chunk, total: int, direction: Direction, found: list[Found]) -> None:
-        """Add a row for each part of a chunk; `total` is the size of the message whose first part it is, or 0."""
+        """Add a row for each part of a chunk. `total` is the size of the message that starts with it, or 0."""
         if chunk.id == 0 and chunk.type in (bpmux.Type.IN_SINK, bpmux.Type.IN_STREAM):
             channel = TOP[direction, chunk.type]
         else:
@@ -93,7 +93,10 @@ class BpmuxDecoder(Decoder):
 
 
 def _find_chunks(data: bytes, seen: set[int]) -> tuple[int, bool]:
-    """Return where chunks of known channels begin, and True; or where they may once there are more bytes, and False."""
+    """Find chunks of known channels.
+
+    Return their position and True, or the position where they may start once there are more bytes, and False.
+    """
     if not seen:
         return len(data), False
     heads = [
@@ -114,11 +117,11 @@ def _find_chunks(data: bytes, seen: set[int]) -> tuple[int, bool]:
                 return start, False
         except RemoteProtocolError:
             pass
-    # The head of a chunk may have been cut at the end.
+    # The head of a chunk may be cut off at the end.
     return max(0, len(data) - LONGEST_HEAD), False
 
 
-# The recorder's limits are not known, so nothing is a violation of them.
+# The recorder's limits aren't known, so the engine must not report violations of limits.
 GENEROUS = Limits(
     message=LARGEST, reassembly=LARGEST, channels=2**30, channel_memory=2**50, backlog=2**30, pongs=2**30,
     tombstones=2**30, resets_per_second=2**30, resets_burst=2**30, connection_bytes=LARGEST,
@@ -126,17 +129,17 @@ GENEROUS = Limits(
 
 
 class EngineDecoder(BpmuxDecoder):
-    """Decodes one connection with a real engine; it must have been recorded from its first byte on."""
+    """Decodes one connection with a real engine. The recording must start with the first byte of the connection."""
 
     def __init__(self) -> None:
         super().__init__()
         self._found: list[Found] = []
-        # Grants and pongs follow the recording, so the engine sends none by itself.
+        # Grants and pongs are in the recording, so the engine must not send its own.
         self._engine = bpmux.Engine(
             bpmux.Config(grants=False, pongs=False, keepalive=None), limits=GENEROUS, observer=self
         )
-        self._parts: dict[tuple[bpmux.Type, int], int] = {}  # bytes that are left of messages written in parts
-        self._follows = True  # until the engine cannot repeat what was recorded
+        self._parts: dict[tuple[bpmux.Type, int], int] = {}  # remaining bytes of messages that were sent in parts
+        self._follows = True  # until the engine can't repeat what was recorded
 
     def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
         if not self._follows:
@@ -156,7 +159,7 @@ class EngineDecoder(BpmuxDecoder):
     # --- received
 
     def _settle(self, events: Sequence[bpmux.Event]) -> None:
-        """Consume everything at once, with what follows from that."""
+        """Consume all received data immediately, and handle the events that this causes."""
         engine = self._engine
         while events := [*events, *engine.events()]:
             for event in events:
@@ -181,7 +184,7 @@ class EngineDecoder(BpmuxDecoder):
     # --- sent
 
     def on_chunk(self, chunk: bpmux.Chunk, total: int, direction: Direction, found: list[Found]) -> None:
-        """Report a chunk of the recorder, and make the engine do the same."""
+        """Report a chunk that the recorder sent, and make the engine send the same."""
         super().on_chunk(chunk, total, direction, found)
         if self._engine.over or not self._follows:
             return
@@ -198,7 +201,7 @@ class EngineDecoder(BpmuxDecoder):
         if entity is not None and chunk.credit and not (chunk.ack_end or entity.gone):
             entity.give_credit(chunk.credit)
             self._drain()
-        if key in self._parts:  # the rest of a message that the engine has sent as a whole, or something in between
+        if key in self._parts:  # part of a message that the engine has already sent as a whole, or credit in between
             self._parts[key] -= size
             if self._parts[key] <= 0:
                 del self._parts[key]
@@ -243,9 +246,9 @@ class EngineDecoder(BpmuxDecoder):
                 raise LocalProtocolError(f"{chunk.type.label} {id} is not open")
 
     def _give_up(self, error: LocalProtocolError) -> None:
-        """The recording does not begin with the connection, or its end broke the rules itself.
+        """Continue without the engine, because the recording starts too late or its own side broke the rules.
 
-        Where the next chunk of the peer begins is known to the engine alone, so only our side is cut from here on.
+        Only the engine knows where the peer's next chunk starts, so only the sent bytes are decoded from here on.
         """
         half = self.halves["out"]
         self.halves["in"].lost = True
@@ -253,7 +256,7 @@ class EngineDecoder(BpmuxDecoder):
         self._found.append(row("unverified", "out", id=half.offset, text=text))
         self._follows = False
 
-    # --- what the engine tells its observer
+    # --- notifications of the engine to its observer
 
     def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
         if direction == "in":

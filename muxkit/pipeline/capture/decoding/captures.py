@@ -1,4 +1,4 @@
-"""Decoding of whole captures: as Arrow batches without Spark, or on Spark, a connection to a task."""
+"""Decoding of whole captures, as Arrow batches without Spark, or on Spark, where each connection stays in one task."""
 
 from __future__ import annotations
 
@@ -36,10 +36,17 @@ DECODERS: Final[dict[str, type[Decoder]]] = {
 
 
 def decoder(protocol: str, *, engine: bool = False, **end: Unpack[RelinkEnd]) -> Decoder:
-    """Make a decoder for a protocol; `end` says of Relink which end of the link recorded.
+    """Return a decoder for a protocol.
 
-    With `engine` (bpmux only) a real engine repeats what the recording end did and reads what it received: violations
-    of the peer come with their clause, and states are reported. Such a decoder cannot be dumped.
+    Args:
+        protocol: `aqueduct`, `bpmux`, `e3x`, `relink` or `yamux`.
+        engine: decode with a real engine (bpmux only). It repeats the actions of the recording side and reads the
+            received bytes. The rows then include states, and violations of the peer with their clause. Such a decoder
+            can't be dumped.
+        end: for Relink, which end of the link recorded, as in `RelinkEnd`.
+
+    Raises:
+        ValueError: if the protocol can't be decoded, or not with an engine.
     """
     if engine and protocol != "bpmux":
         raise ValueError(f"engine=True goes with 'bpmux', not with {protocol!r}")
@@ -53,16 +60,22 @@ def decoder(protocol: str, *, engine: bool = False, **end: Unpack[RelinkEnd]) ->
 
 
 def restore(protocol: str, dumped: bytes) -> Decoder:
-    """Make a decoder that continues from a dump."""
+    """Return a decoder that continues from a dump."""
     return msgspec.msgpack.decode(dumped, type=DECODERS[protocol])
 
 
 def decode_batches(
     batches: Iterable[pa.RecordBatch], protocol: str, *, engine: bool = False, **end: Unpack[RelinkEnd]
 ) -> Iterator[pa.RecordBatch]:
-    """Decode raw rows into rows of frames; all rows of a connection must be adjacent and in order.
+    """Decode raw rows into rows of frames.
 
-    Memory holds one decoder and one batch of output, however long the connections are.
+    Memory holds one decoder and one batch of output, no matter how long the connections are.
+
+    Args:
+        batches: the raw rows. The rows of a connection must be adjacent and in order, as `read_raw` returns them.
+        protocol: as in `decoder`.
+        engine: as in `decoder`.
+        end: as in `decoder`.
     """
     rows: list[FramesRow] = []
     current: tuple[str, str] | None = None
@@ -87,9 +100,9 @@ def decode_batches(
 
 
 def read_raw(folder: str | Path, selection: Selection | None = None) -> Iterator[pa.RecordBatch]:
-    """Read the raw rows below a capture's folder, in the order that `decode_batches` needs.
+    """Read the raw rows below the directory of a capture, in the order that `decode_batches` needs.
 
-    DuckDB sorts them, on the disk if they do not fit into memory.
+    DuckDB sorts them, on the disk if they don't fit into memory.
     """
     wanted = selection or Selection()
     with database() as connection:
@@ -101,10 +114,14 @@ def read_raw(folder: str | Path, selection: Selection | None = None) -> Iterator
 def decode(
     raw: DataFrame, protocol: str, *, engine: bool = False, partitions: int | None = None, **end: Unpack[RelinkEnd]
 ) -> DataFrame:
-    """Decode raw captures, read from their `raw` folders with `spark.read.parquet`.
+    """Decode raw captures on Spark.
 
-    With `engine` (bpmux only) real engines find the rules that peers broke. `partitions` is how many tasks share
-    the connections; one connection is never split.
+    Args:
+        raw: the raw rows, read from the `raw` directories with `read_captures` or `spark.read.parquet`.
+        protocol: as in `decoder`.
+        engine: as in `decoder`.
+        partitions: how many tasks share the connections. A connection is never split.
+        end: as in `decoder`.
     """
     by_connection = raw.repartition(partitions, *KEYS) if partitions is not None else raw.repartition(*KEYS)
     function = partial(decode_batches, protocol=protocol, engine=engine, **end)
@@ -112,10 +129,11 @@ def decode(
 
 
 def decode_stream(raw: DataFrame, protocol: str, **end: Unpack[RelinkEnd]) -> DataFrame:
-    """Decode a stream of raw captures (`spark.readStream.schema(…).parquet(…)`), without real engines.
+    """Decode a stream of raw captures (`spark.readStream.schema(…).parquet(…)`). This doesn't support engines.
 
-    A frame that a micro-batch ends within waits in Spark's state for the rest. Files must arrive in the order in which
-    their capture closed them; otherwise a `gap` is reported and the connection is decoded no further.
+    If a micro-batch ends inside a frame, the beginning of the frame waits in Spark's state. Files must arrive in the
+    order in which their capture closed them. Otherwise a `gap` is reported, and the connection isn't decoded any
+    further.
     """
     function = partial(_go_on, protocol=protocol, **end)
     return raw.groupBy(*KEYS).applyInPandasWithState(

@@ -1,4 +1,4 @@
-"""What all decoders share: incomplete frames are held back, gaps of the recording and broken rules are reported."""
+"""The common part of all decoders: it holds back incomplete frames, and reports gaps and violations."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from muxkit._observer import Direction
 from muxkit.core import Cursor, NeedMore
 from muxkit.pipeline.capture.files import Found, row
 
-LARGEST: Final = 2**40  # bytes of a message; the recorder's own limits already held
-SEARCHED: Final = 1 << 20  # bytes behind a gap in which frames have to be found again
+LARGEST: Final = 2**40  # bytes of a message; the recorder has already enforced its own limits
+SEARCHED: Final = 1 << 20  # bytes after a gap in which frames have to be found again
 OTHER: Final[dict[Direction, Direction]] = {"in": "out", "out": "in"}
 
 
 @attrs.define
 class Half:
-    """The state of one direction. All of it is plain data, so that it can be stored and another process can go on."""
+    """The state of one direction. It is plain data, so that it can be stored and continued in another process."""
 
     held: list[bytes] = attrs.field(factory=list)
-    """The beginning of a frame whose rest has not come."""
+    """The beginning of an incomplete frame."""
     size: int = 0
-    """Bytes that are held."""
+    """The number of bytes in `held`."""
     wanted: int = 0
-    """Parsing waits until so many bytes are held."""
+    """Parsing waits until this many bytes are held."""
     offset: int = 0
-    """Of the next byte that comes."""
+    """The position of the next byte."""
     announced: int = 0
-    """Bytes of a message in parts whose first part comes next."""
+    """The size of a message whose first part comes next, if the message has several parts."""
     lost: bool = False
-    """A frame could not be parsed or was not recorded, so nothing after it can be parsed, unless it is found again."""
+    """A frame was invalid or wasn't recorded, so later bytes can't be parsed unless frames are found again."""
     gap_end: int | None = None
-    """Where the bytes after a gap begin, in which frames are looked for; None: there was none, or they were found."""
+    """The position after a gap from which frames are searched. None if there was no gap or frames were found."""
     found_again: bool = False
-    """Frames were found behind a gap: what cannot be parsed is then a wrong find, and no fault of a peer."""
+    """Frames were found after a gap. If they can't be parsed, the find was wrong, and the peer isn't at fault."""
     seen: set[int] = attrs.field(factory=set)
-    """Channels of this direction (bpmux): eight times the id, and the type."""
+    """The channels of this direction (bpmux): eight times the id, plus the type."""
 
 
 def _both_halves() -> dict[str, Half]:
@@ -49,13 +49,22 @@ def _both_halves() -> dict[str, Half]:
 
 @attrs.define
 class Decoder(ABC):
-    """Turns the bytes of one connection into rows: holds back incomplete frames, and reports gaps and violations."""
+    """Turns the bytes of one connection into rows. Holds back incomplete frames, and reports gaps and violations."""
 
     halves: dict[str, Half] = attrs.field(factory=_both_halves)
     segment: int = 0
 
     def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
-        """Decode the next bytes; `offset` shows whether any are missing before them. Never raises for their content."""
+        """Decode the next bytes and return their rows.
+
+        Never raises because of the content.
+
+        Args:
+            direction: `in` for received bytes, and `out` for sent ones.
+            data: the bytes.
+            segment: the number of the transport. A new number starts a new transport.
+            offset: the position of the bytes in this direction of the segment, which shows whether bytes are missing.
+        """
         found: list[Found] = []
         if self.begin(direction, data, segment, offset, found):
             self.cut(direction, data, found)
@@ -66,11 +75,11 @@ class Decoder(ABC):
         """Parse one frame and add its rows. Raises `NeedMore` and `RemoteProtocolError`."""
 
     def dump(self) -> bytes:
-        """Serialise the state for `restore`."""
+        """Serialize the state for `restore`."""
         return msgspec.msgpack.encode(self)
 
     def begin(self, direction: Direction, data: bytes, segment: int, offset: int | None, found: list[Found]) -> bool:
-        """Note the position of the next bytes; return False if they cannot be parsed."""
+        """Record the position of the next bytes. Return False if they can't be parsed."""
         if segment != self.segment:
             self.segment = segment
             self.restart()
@@ -85,11 +94,11 @@ class Decoder(ABC):
         return not half.lost
 
     def restart(self) -> None:
-        """Begin a new transport: unfinished frames of the old one are dropped."""
+        """Start a new transport, and drop incomplete frames of the old one."""
         self.halves = _both_halves()
 
     def cut(self, direction: Direction, data: bytes, found: list[Found]) -> None:
-        """Parse each complete frame in the held bytes and `data`."""
+        """Parse all complete frames in the held bytes and `data`."""
         half = self.halves[direction]
         if half.size:
             half.held.append(data)
@@ -127,9 +136,10 @@ class Decoder(ABC):
         what: str,
         find: Callable[[bytes], tuple[int, bool]],
     ) -> None:
-        """Look behind a gap for what can be parsed again, and go on with it.
+        """Search for frames after a gap, and continue with them.
 
-        `find` returns where that begins in the bytes, and True; or where it may once there are more, and False.
+        `find` returns their position in the bytes and True, or the position where they may start once there are more
+        bytes, and False.
         """
         half = self.halves[direction]
         half.held.append(data)

@@ -1,7 +1,7 @@
-"""Decoding of e3x: each datagram is a packet; over a byte stream packets come in chunks.
+"""Decoding of e3x. A datagram is a packet. Over a byte stream, packets consist of chunks.
 
-Which of both was recorded is told by the first bytes: a packet has the size of its head in two bytes before the head's
-first brace, a chunk has its own size before that.
+The first bytes show which of them was recorded. A packet starts with the size of its head in two bytes, followed by the
+head's first brace. A chunk has its own size in front of that.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from muxkit.pipeline.capture.decoding.decoder import OTHER, SEARCHED, Decoder
 from muxkit.pipeline.capture.files import Found, row
 from muxkit.protocols.e3x.packets import name_of, parse_packet
 
-TELLING: Final = 64  # bytes of a connection without a brace at its place, which are no chunk
-# Behind the empty chunk that ends a packet, or where bytes go on: the size of a chunk, that of a head, and its brace.
+TELLING: Final = 64  # bytes without a brace in the expected place, after which the recording can't consist of chunks
+# After the empty chunk that ends a packet, or at the start: the sizes of a chunk and of a head, and the first brace.
 FIRST_CHUNK: Final = re.compile(rb"(?:\A|\x00)(?=[\x01-\xff]..\{)", re.DOTALL)
-LONGEST_BEGINNING: Final = 5  # bytes that this looks at
+LONGEST_BEGINNING: Final = 5  # bytes that the expression looks at
 
 
 @attrs.define
 class E3xDecoder(Decoder):
-    """Decodes both directions of one connection. Packets are told as they stand; of rules it finds only broken packets.
+    """Decodes both directions of one connection. The only violations that it finds are malformed packets.
 
-    A datagram that is missing is a gap, no more; behind a gap in a byte stream it goes on with the next whole packet.
+    A missing datagram is just a gap. After a gap in a byte stream, decoding continues with the next complete packet.
     """
 
     in_chunks: bool | None = None
-    """Whether packets come in the chunks of a byte stream; None until enough bytes came to see it."""
+    """Whether packets consist of chunks, or None while that isn't known."""
 
     def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
         found: list[Found] = []
@@ -59,7 +59,7 @@ class E3xDecoder(Decoder):
         self.in_chunks = None
 
     def parse(self, direction: Direction, found: list[Found], cursor: Cursor) -> None:
-        """Parse one packet in chunks."""
+        """Parse one packet that consists of chunks."""
         offset = self.halves[direction].offset - cursor.remaining
         packet = bytearray()
         while size := cursor.byte():
@@ -68,7 +68,7 @@ class E3xDecoder(Decoder):
             self._packet(direction, bytes(packet), offset, found)
 
     def _begin_again(self, direction: Direction, found: list[Found]) -> None:
-        """Parse what was held until it was clear what it is."""
+        """Parse the bytes that were held until the format was known."""
         half = self.halves[direction]
         held, half.held, half.size = half.held, [], 0
         if self.in_chunks and half.lost:
@@ -84,11 +84,11 @@ class E3xDecoder(Decoder):
                 offset += len(packet)
 
     def _packet(self, direction: Direction, data: bytes, offset: int, found: list[Found]) -> None:
-        if not data:  # the end of a gap
+        if not data:  # marks the end of a gap
             return
         try:
             packet = parse_packet(data)
-        except RemoteProtocolError as error:  # the peer drops it and goes on
+        except RemoteProtocolError as error:  # the peer drops such a packet and continues
             kind = type(error).__name__
             found.append(row("error", direction, None, kind, id=offset, rule=error.rule, text=str(error)))
             return
@@ -98,7 +98,7 @@ class E3xDecoder(Decoder):
 
 
 def _comes_in_chunks(pieces: list[bytes]) -> bool | None:
-    """Return whether these first pieces are of a byte stream, or a packet each; None if that cannot be seen yet."""
+    """Return whether these first pieces are parts of a byte stream or packets. Return None if that isn't clear yet."""
     beginning = b"".join(pieces)
     if beginning[3:4] == b"{":
         return True
@@ -107,7 +107,10 @@ def _comes_in_chunks(pieces: list[bytes]) -> bool | None:
 
 
 def _find_packet(data: bytes) -> tuple[int, bool]:
-    """Return where a whole packet begins, and True; or where one may once there are more bytes, and False."""
+    """Find a complete packet.
+
+    Return its position and True, or the position where one may start once there are more bytes, and False.
+    """
     for match in FIRST_CHUNK.finditer(data):
         start = match.end()
         cursor, packet = Cursor(data, start), bytearray()
@@ -122,5 +125,5 @@ def _find_packet(data: bytes) -> tuple[int, bool]:
             pass
         else:
             return start, True
-    # The beginning of a packet may have been cut at the end.
+    # The beginning of a packet may be cut off at the end.
     return max(0, len(data) - LONGEST_BEGINNING), False

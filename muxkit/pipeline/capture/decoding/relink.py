@@ -1,4 +1,4 @@
-"""Decoding of Relink: packets, with the numbers of messages, which the wire does not carry."""
+"""Decoding of Relink packets. The decoder also computes the numbers of messages, which the packets don't contain."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ HALF_WAY: Final = 2**31
 
 @attrs.define
 class Numbers:
-    """Message numbers in one direction; they begin at 0 in each channel."""
+    """The message numbers of one direction. In each channel they start at 0."""
 
     following: dict[int, int] = attrs.field(factory=dict)
-    """By channel: the number of its next message."""
+    """The number of the next message, by channel."""
     again: set[int] = attrs.field(factory=set)
-    """Channels without a message on this transport yet; their next one follows what the receiver has."""
+    """Channels without a message on this transport yet. Their next message follows the last one that was received."""
     told: dict[int, int] = attrs.field(factory=dict)
-    """By channel: the last number that the receiver reported on this transport."""
+    """The last number that the receiver reported on this transport, by channel."""
     acknowledged: dict[str, int] = attrs.field(factory=dict)
-    """By channel and kind of acknowledgement: the last number."""
+    """The last acknowledged number, by channel and kind of acknowledgement."""
 
     def next(self, channel: int) -> int:
         if channel in self.again:
@@ -40,11 +40,11 @@ class Numbers:
         return number
 
     def restart(self) -> None:
-        """Begin a new transport."""
+        """Start a new transport."""
         self.again, self.told = {*self.following}, {}
 
     def forget(self, channel: int) -> None:
-        """Drop a closed channel; a new one of this id counts from 0."""
+        """Forget a closed channel. A new channel with this id counts from 0."""
         self.following.pop(channel, None)
         self.told.pop(channel, None)
         self.again.discard(channel)
@@ -52,7 +52,7 @@ class Numbers:
             self.acknowledged.pop(f"{channel} {kind}", None)
 
     def acknowledged_number(self, channel: int, ack: Ack, sequence: int | None) -> int:
-        """Return the number that an acknowledgement names; without a sequence number it is the next one."""
+        """Return the number that an acknowledgement names. Without a sequence number, it is the next one."""
         key = f"{channel} {Ack.COMMITTED if ack is Ack.UNCOMMITTED else ack}"
         last = self.acknowledged.get(key, -1)
         number = last + 1 if sequence is None else self.unwrapped(channel, sequence)
@@ -72,9 +72,9 @@ class Numbers:
 
 
 class RelinkEnd(TypedDict, total=False):
-    """What the bytes of a Relink link do not say: the end that recorded them, and the options of its endpoint.
+    """Information that the bytes of a Relink link don't contain: which end recorded them, and options of its endpoint.
 
-    What is not given is as in `RelinkDecoder`.
+    The defaults are those of `RelinkDecoder`.
     """
 
     side: Literal["connector", "listener"]
@@ -100,7 +100,8 @@ class RelinkDecoder(Decoder):
         bounds = _bounds(self.side, direction, self.connector_id_size, self.listener_id_size)
         packet = relink.frames.parse_packet(cursor, bounds)
         ours = self.numbers[direction]
-        # A channel is named by the direction of its messages: `out 5` goes out, and its acknowledgements come in.
+        # A channel is named by the direction of its messages: the messages of `out 5` go out, and its acknowledgements
+        # come in.
         about = direction if not isinstance(packet, AckPacket) else OTHER[direction]
 
         def say(channel: str, name: str, size: int = 0, number: int | None = None) -> None:
@@ -132,7 +133,7 @@ class RelinkDecoder(Decoder):
 
 @lru_cache
 def _bounds(side: str, direction: Direction, connector_id_size: int, listener_id_size: int) -> relink.frames.Bounds:
-    """Return the bounds of packets in this direction, as the end of this side recorded them."""
+    """Return the limits for packets in this direction, given the side that recorded them."""
     config = relink.Config(connector_id_size=connector_id_size, listener_id_size=listener_id_size)
     comes_to_connector = (side == "connector") == (direction == "in")
     bounds = relink.frames.bounds_of(config, is_connector=comes_to_connector, message=Limits().message)

@@ -1,4 +1,4 @@
-"""Decoding of yamux: a row for each frame, and one for the credit of each window update."""
+"""Decoding of yamux. Each frame gives a row, and each window update another one with its credit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from muxkit.protocols.yamux.frames import FLAG_NAMES, HEADER, HEADER_SIZE, TYPE_
 
 @attrs.define
 class YamuxDecoder(Decoder):
-    """Decodes both directions of one connection, until bytes are missing: a frame has no mark by which to find it."""
+    """Decodes both directions of one connection, up to a gap. After a gap, yamux frames can't be recognized."""
 
     def parse(self, direction: Direction, found: list[Found], cursor: Cursor) -> None:
         version, type, flags, stream, length = HEADER.unpack(cursor.exact(HEADER_SIZE))
