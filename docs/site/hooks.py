@@ -55,6 +55,7 @@ WEIGHTS: Final = {
     "reference/api/": 0.5,
     "reference/what-the-peer-reads": 0.5,
     "explanation/performance-log": 0.2,
+    "explanation/performance-targets": 0.2,
     "explanation/decisions/": 0.2,
     "project/": 0.5,
     "examples/": 0.5,
