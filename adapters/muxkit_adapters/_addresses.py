@@ -71,6 +71,7 @@ class Transport(Generic[LinkT]):
                 await exposed(self.scheme, host, port, insecure=False, secure=self.secure)
 
     def connect(self, address: str, **options: Any) -> AbstractAsyncContextManager[LinkT]:
+        """Return a context manager that connects to an address. Raises ValueError for an invalid address or option."""
         check_options(self.scheme, options, self.options("client") | NOT_OPTIONS)
         return self._connect(**self.client(address), **options)
 
@@ -83,6 +84,7 @@ class Transport(Generic[LinkT]):
         task_status: trio.TaskStatus[list[str]],
         **options: Any,
     ) -> None:
+        """Serve an address until cancelled. Raises ValueError for an invalid address or option."""
         check_options(self.scheme, options, self.options("server"))
         if self.needed and all(options.get(name) is None for name in self.needed):
             raise ValueError(f"{self.scheme}://{address}: {CERTIFICATE_NEEDED}")

@@ -13,7 +13,7 @@ from wsproto.frame_protocol import LOCAL_ONLY_CLOSE_REASONS, MAX_CLOSE_REASON, M
 
 PIECE_SIZE = 65_536  # bytes; the largest message that we send
 FRAGMENTS_MOST = 1024  # frames per message
-FRAMES_AT_ONCE = 128  # frames to read per call; a frame of a few bytes takes a thousand times its size in time
+FRAMES_AT_ONCE = 128  # frames to read per call, because parsing a tiny frame takes far longer than its size suggests
 CONTROL_MOST = 125  # bytes of a control frame's payload
 CLOSE_TEXT_MOST = CONTROL_MOST - 2
 BRIEF = 512  # bytes up to which masking with big integers is faster than with translation tables

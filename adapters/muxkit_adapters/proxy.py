@@ -241,6 +241,7 @@ def _numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 async def send_all(sock: trio.socket.SocketType, data: bytes) -> None:
+    """Send all of these bytes."""
     while data:
         data = data[await sock.send(data) :]
 

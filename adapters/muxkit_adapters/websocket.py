@@ -409,6 +409,7 @@ def is_ours(name: str) -> bool:
 
 
 def check_subprotocols(names: Sequence[str]) -> None:
+    """Raise ValueError if a name of a subprotocol is invalid."""
     if isinstance(names, str) or not all(TOKEN.fullmatch(name) for name in names):
         raise ValueError(f"subprotocols={names!r}: expected names without spaces, such as ['chat.v2', 'chat.v1']")
 

@@ -63,6 +63,7 @@ class GivenOptions:
             raise OptionError(min(unknown), f"there is no such option; there are {', '.join(sorted(known))}")
 
     def text(self, name: str) -> str | None:
+        """Return the text of an option, or None if it is missing or empty."""
         return self._values.get(name.lower()) or None
 
     def read(self, kind: type[OptionsT], **others: object) -> OptionsT:
@@ -90,6 +91,7 @@ MOST_CHANNELS: Final = 64
 
 
 def text(value: str, name: str) -> str:
+    """Return the text of an option unchanged."""
     return value
 
 
@@ -136,6 +138,7 @@ def _measured(value: str, units: Mapping[str, float]) -> float:
 
 
 def yes_or_no(value: str, name: str) -> bool:
+    """Parse `true` or `false`."""
     try:
         return _YES_NO[value.lower()]
     except KeyError:
@@ -155,6 +158,7 @@ def choice(of: type[ChoiceT]) -> Callable[[str, str], ChoiceT]:
 
 
 def parse_channels(value: str, name: str) -> int:
+    """Parse a number of channels, up to `MOST_CHANNELS`."""
     number = count(value, name)
     if number > MOST_CHANNELS:
         raise OptionError(name, f"{number} is above {MOST_CHANNELS}")
@@ -162,6 +166,7 @@ def parse_channels(value: str, name: str) -> int:
 
 
 def parse_window(value: str, name: str) -> int:
+    """Parse a size of at least `LEAST_WINDOW` bytes."""
     found = size(value, name)
     if found < LEAST_WINDOW:
         raise OptionError(name, f"{found} bytes are less than {LEAST_WINDOW}")
@@ -257,6 +262,7 @@ Ending = dict[str, int] | None
 
 
 def parse_starting(value: str, name: str) -> Starting:
+    """Parse `earliest`, `latest`, or a JSON object with the number of messages to skip in each stream."""
     for each in Start:
         if value.lower() == each.value:
             return each
@@ -264,6 +270,7 @@ def parse_starting(value: str, name: str) -> Starting:
 
 
 def parse_ending(value: str, name: str) -> Ending:
+    """Parse `latest`, or a JSON object with the last message of each stream."""
     return None if value.lower() == "latest" else _ids(value, name, "latest or ")
 
 

@@ -57,6 +57,7 @@ class Schema:
 
     @property
     def version(self) -> int:
+        """The newest version of the tables."""
         return len(self.migrations)
 
     @property

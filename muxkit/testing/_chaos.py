@@ -211,6 +211,7 @@ class ChaosStats:
 
     @property
     def cuts(self) -> int:
+        """The number of connections that were cut, in any way."""
         return self.ends + self.resets + self.stalls
 
 
@@ -252,6 +253,7 @@ class Passage:
         self._is_orderly = False
 
     async def run(self) -> None:
+        """Relay bytes until the connection ends or is cut. Both streams are closed afterwards."""
         client, target = self.there.source, self.there.target
         try:
             with self._life:
@@ -445,6 +447,7 @@ class Chaos:
 
     @property
     def is_refusing(self) -> bool:
+        """True while new connections are refused."""
         return trio.current_time() < self._refusing_until
 
     def _next_fate(self) -> Fate:

@@ -323,10 +323,12 @@ async def _receive_waiting(link: WaitableLink) -> bytes:
 
 
 def noise(size: int, *, seed: int = 0) -> bytes:
+    """Return `size` random bytes, the same for the same size and seed."""
     return random.Random(size + seed).randbytes(size)
 
 
 async def receive(stream: trio.abc.ReceiveStream, size: int) -> bytes:
+    """Receive exactly `size` bytes. Raises AssertionError if the stream ends earlier."""
     got = bytearray()
     while len(got) < size:
         piece = await stream.receive_some(size - len(got))

@@ -175,6 +175,7 @@ class Path:
         return []
 
     def arrived(self, journey: Journey, now: float) -> None:
+        """Count a packet that arrived."""
         if not journey.arrived_at:
             journey.fate = Fate.ARRIVED
             self.fates[Fate.ARRIVED] += 1

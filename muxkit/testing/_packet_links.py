@@ -27,7 +27,7 @@ Check = Callable[[Link, Link], Awaitable[None]]
 SIZES = (1, 2, 3, 100, 576, 1000)  # bytes; the link's own limit is tried as well
 FLOOD, FLOOD_SIZE = 20_000, 1000  # packets that no task receives, and their size: together more than a link may keep
 KEPT_MOST = 16 * 1024 * 1024  # bytes of the flood that may be kept, including the kernel's buffers
-QUIET = 0.05  # s without an arrival, after which the first last packet of a flood is sent
+QUIET = 0.05  # s without an arrival, after which the sender marks the end of the flood with a last packet
 
 
 async def check_packet_link(make_pair: MakePair, *, goodbye: bool) -> None:

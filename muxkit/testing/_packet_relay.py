@@ -125,6 +125,7 @@ class ChaosPacketRelay:
 
     @property
     def port(self) -> int:
+        """The port number in `address`."""
         return int(self.address.rpartition(":")[2])
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:

@@ -54,11 +54,13 @@ class ChaosRelay(Chaos):
         return int(self.address.rpartition(":")[2])
 
     def refuse(self, seconds: float = math.inf) -> None:
+        """Refuse new connections for this many seconds, or until `admit`. Meanwhile nothing listens at the address."""
         super().refuse(seconds)
         self._turn.cancel()
         self._door.shut()
 
     def admit(self) -> None:
+        """Accept connections again."""
         super().admit()
         self._turn.cancel()
         with suppress(OSError):  # the task that accepts tries again

@@ -745,6 +745,8 @@ class two_ends:
 
 
 async def echo_each(session: Session) -> None:
+    """Send every message on every channel that the peer opens back to it, until the session ends."""
+
     async def echo(channel: Channel) -> None:
         with suppress(trio.BrokenResourceError):
             async for message in channel:
@@ -757,6 +759,7 @@ async def echo_each(session: Session) -> None:
 
 
 async def talk(session: Session, message: bytes) -> None:
+    """Open a channel and check that five messages come back unchanged."""
     async with session.open() as channel:
         for _ in range(5):
             await channel.send(message)
@@ -764,20 +767,24 @@ async def talk(session: Session, message: bytes) -> None:
 
 
 async def send_on(channel: Channel, message: bytes) -> None:
+    """Send the same message repeatedly, until an error or a cancellation."""
     while True:
         await channel.send(message)
 
 
 async def receive_on(channel: Channel) -> None:
+    """Receive messages until the end of the channel, which raises, or a cancellation."""
     while True:
         await channel.receive()
 
 
 async def use_new(session: Session) -> None:
+    """Open a channel, send a message and receive one."""
     async with session.open() as channel:
         await channel.send(b"x")
         await channel.receive()
 
 
 async def at_rest() -> None:
+    """Wait until no task has run for `QUIET` seconds."""
     await trio.testing.wait_all_tasks_blocked(QUIET)

@@ -95,10 +95,12 @@ class SimRoute:
 
     @property
     def delay(self) -> float:
+        """The delay in seconds, including an additional delay that `SimNetwork.delay` set."""
         return self.weather.delay + self.extra_delay
 
     @property
     def rate(self) -> float | None:
+        """The lowest limit in bytes per second that applies to each connection, or None."""
         rates = [rate for rate in (self.weather.rate, self.throttled) if rate is not None]
         return min(rates, default=None)
 
@@ -324,7 +326,7 @@ class SimNetwork:
         finally:
             _host.reset(token)
 
-    # --- what can be done to it
+    # --- network conditions and faults
 
     def set_weather(self, weather: SimWeather, source: str = ANY, target: str = ANY) -> None:
         """Change the network conditions from one host to another, in this direction only."""
@@ -371,7 +373,7 @@ class SimNetwork:
                 cut += 1
         return cut
 
-    # --- what it tells
+    # --- reports
 
     def now(self) -> float:
         """Return the seconds since the network began."""
@@ -571,6 +573,7 @@ class SimTransport:
         return frozenset({"connect_timeout"} if side == "client" else ())
 
     def connect(self, address: str, **options: Any) -> AbstractAsyncContextManager[SimLink]:
+        """Return a context manager that opens a connection, for `muxkit.connect`."""
         check_options("sim", options, self.options("client"))
         return _connect(address, self.link, **options)
 
@@ -583,6 +586,7 @@ class SimTransport:
         task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
         **options: Any,
     ) -> None:
+        """Run `handler` with each connection until cancelled, for `muxkit.serve`."""
         check_options("sim", options, self.options("server"))
         most = (limits or Limits()).connections
         await _needed(address).serve(handler, address, self.link, most, task_status)

@@ -113,9 +113,11 @@ class StreamWay(Line):
 
     @property
     def is_reset(self) -> bool:
+        """True once the bytes before a planned reset were received."""
         return self.reset_at is not None and self.given >= self.reset_at
 
     def next_arrival(self) -> float | None:
+        """Return when there will be something to receive, or None while nothing will arrive."""
         if self.is_reset:
             return 0.0  # the reset, which `receive_nowait` causes
         if self.clogged or (self.stall_after is not None and self.given >= self.stall_after):
@@ -153,6 +155,7 @@ class WeatherStream(trio.abc.HalfCloseableStream):
         self._outgoing.clogged = True
 
     def unclog(self) -> None:
+        """Deliver the data that `clog` has held back, and continue normally."""
         self._outgoing.clogged = False
         self._outgoing.changed.unpark_all()
 
@@ -371,6 +374,7 @@ class PacketWay:
         self.changed: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
 
     def put(self, packet: bytes) -> None:
+        """Send a packet. It may be lost, duplicated or delayed."""
         journey = Journey(next(self._count), "", len(packet), trio.current_time())
         for arrives, copy in self.path.send(packet, journey):
             if len(self.under_way) < self._queue:

@@ -77,11 +77,13 @@ class Context(SSL.Context):
         self.set_cipher_list(CIPHERS)
 
     def set_options(self, options: int) -> int:
+        """Set options as in pyOpenSSL, unless they are set already. Return all options."""
         if options & ~self._options_set:
             self._options_set = super().set_options(options)
         return self._options_set
 
     def set_cookie_verify_callback(self, callback: Callable[[SSL.Connection, bytes], bool]) -> None:
+        """Set the callback as in pyOpenSSL. Only the first call has an effect."""
         if not self._has_cookie_callback:
             super().set_cookie_verify_callback(callback)
             self._has_cookie_callback = True
@@ -166,6 +168,7 @@ class Renewed:
 
 
 def check_context(context: object) -> None:
+    """Raise TypeError if this is another kind of context, such as one of the `ssl` module."""
     if not isinstance(context, Context):
         raise TypeError(
             f"ssl_context is a {type(context).__module__}.{type(context).__name__}: a dtls.Context is needed, "
@@ -174,6 +177,7 @@ def check_context(context: object) -> None:
 
 
 def verifies(context: SSL.Context) -> bool:
+    """Return True if a context verifies the peer."""
     return bool(context.get_verify_mode() & SSL.VERIFY_PEER)
 
 
@@ -196,6 +200,7 @@ class Verdict:
             connection.set_tlsext_host_name(name.encode("idna"))
 
     def heard(self, packet: bytes) -> None:
+        """Look for a fatal alert in a packet of the handshake."""
         if len(packet) == 15 and packet[0] == ALERT and packet[3:5] == b"\0\0" and packet[13] == FATAL:
             self.alert = packet[14]
 

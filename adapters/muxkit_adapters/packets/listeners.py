@@ -65,16 +65,19 @@ class PeerPlace(Place):
     peers: Peers | None = None
 
     def establish(self) -> None:
+        """Mark the place as established, but only if the address is proved."""
         if self.is_proved:
             super().establish()
 
     def give_way(self, why: str) -> None:
+        """Leave the place to a newer peer. An unproved peer is forgotten immediately."""
         if self.peer is not None and self.peers is not None and not self.is_proved:
             self.peers.evicted(self.peer)
             self.occupant: Occupant | None = None  # no reason is sent to an unproved address
         super().give_way(why)
 
     def moved(self) -> None:
+        """Update the counters after the place has changed its state."""
         if self.peers is not None:
             self.peers.count()
 

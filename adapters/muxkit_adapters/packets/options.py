@@ -175,6 +175,7 @@ class Refusals:
     total: int = 0
 
     def heard(self) -> None:
+        """Record that a packet was received, which resets the count of reports in a row."""
         self.was_heard = True
         self.in_a_row = 0
 

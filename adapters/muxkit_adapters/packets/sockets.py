@@ -66,6 +66,7 @@ class PacketSocket:
 
     @property
     def is_closed(self) -> bool:
+        """True once the socket is closed."""
         return self.socket.fileno() == -1
 
     @property
@@ -74,6 +75,7 @@ class PacketSocket:
         return cast("Address", self.socket.getsockname())
 
     def close(self) -> None:
+        """Close the socket, and wake the tasks that wait for it. Calling this again does nothing."""
         if not self.is_closed:
             trio.lowlevel.notify_closing(self.socket)
             self.socket.close()
@@ -92,6 +94,7 @@ class PacketSocket:
     # Receiving
 
     async def wait_readable(self) -> None:
+        """Sleep until a packet or a report may have arrived. Raises `trio.ClosedResourceError` once closed."""
         if self.is_closed:
             await trio.lowlevel.checkpoint()
             raise trio.ClosedResourceError(CLOSED)

@@ -109,10 +109,12 @@ class LimitedConnection(QuicConnection):
 
     @property
     def is_ended_by_peer(self) -> bool:
+        """True if the peer closed the connection."""
         return self._is_ended_by_us is False
 
     @property
     def is_timed_out(self) -> bool:
+        """True if the connection ended because nothing arrived within the idle timeout."""
         return self.is_terminated and self._is_ended_by_us is None
 
     @property
@@ -127,6 +129,7 @@ class LimitedConnection(QuicConnection):
 
     @property
     def round_trip(self) -> float | None:
+        """The smoothed round-trip time in seconds, or None before the first measurement."""
         return self._loss._rtt_smoothed if self._loss._rtt_initialized else None
 
     @property
@@ -143,6 +146,7 @@ class LimitedConnection(QuicConnection):
 
     @property
     def waiting_datagrams(self) -> int:
+        """The number of datagrams that aioquic has not sent yet."""
         return len(self._datagrams_pending)
 
     def has_output(self, now: float) -> bool:
@@ -168,9 +172,11 @@ class LimitedConnection(QuicConnection):
 
     @property
     def may_open(self) -> bool:
+        """True if the peer allows another stream."""
         return self._local_next_stream_id_uni // 4 < self._remote_max_streams_uni
 
     def open(self) -> int:
+        """Open a unidirectional stream and return its id."""
         stream_id = self.get_next_available_stream_id(is_unidirectional=True)
         self.send_stream_data(stream_id, b"")
         return stream_id
@@ -189,6 +195,7 @@ class LimitedConnection(QuicConnection):
         return max(0, min(mine, self._remote_max_data - self._committed))
 
     def write(self, stream_id: int, data: bytes, is_last: bool) -> None:
+        """Queue data of a stream. The caller has checked `credit`."""
         self.send_stream_data(stream_id, data, is_last)
         stream = self._streams[stream_id]
         self._unacked[stream_id] = stream
@@ -235,6 +242,7 @@ class LimitedConnection(QuicConnection):
 
     @property
     def is_all_delivered(self) -> bool:
+        """True if all data was acknowledged and all datagrams were sent."""
         return not self._unacked and not self._datagrams_pending
 
     # --- streams that the peer writes
@@ -286,6 +294,7 @@ class LimitedConnection(QuicConnection):
         self._queue = StreamQueue(filter(_has_work, streams)) if streams else StreamQueue()
 
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, Any]]:
+        """Return packets to send, as in aioquic. Also skips packet numbers and sends acknowledgements along."""
         if self._handshake_confirmed and self._packet_number >= self._skip_at:
             self._skipped = self._packet_number
             self._packet_number += 1

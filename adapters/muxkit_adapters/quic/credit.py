@@ -1,7 +1,7 @@
 """Credit for a QUIC peer: how much the peer may send. We raise it when data is consumed, and not when it arrives.
 
-The windows of streams follow the path, as in all protocols (`muxkit.core.receive_windows`). QUIC measures the round trip
-itself. In addition to each stream, QUIC limits the connection: the bytes that arrived on any stream and were not
+The windows of streams follow the path, as in all protocols (`muxkit.core.receive_windows`). QUIC measures the round
+trip itself. In addition to each stream, QUIC limits the connection: the bytes that arrived on any stream and were not
 consumed, including lost bytes. Streams could use up this limit and block streams that are read. Therefore the windows
 that have grown share `GROWN_SHARE` of it, and the rest remains for the window that each stream has from its start.
 """

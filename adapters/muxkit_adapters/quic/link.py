@@ -139,6 +139,7 @@ class QuicLink(MultistreamLink):
 
     @property
     def is_over(self) -> bool:
+        """True once the connection has ended, or was closed on this side."""
         return self._is_closed or self._quic.ending is not None
 
     @property
@@ -488,7 +489,7 @@ class QuicLink(MultistreamLink):
             self.established.set()
 
 
-# --- what was received
+# --- the queue of arrivals
 
 
 class ArrivalQueue:
@@ -517,6 +518,7 @@ class ArrivalQueue:
         return waiting
 
     def add_data(self, stream: int, data: bytes, is_last: bool) -> None:
+        """Add data of a stream, joined with the last piece if that is small."""
         tail = self._tails.get(stream)
         if tail is not None and tail.size < JOIN_BELOW:
             tail.add(data, is_last)
@@ -528,14 +530,17 @@ class ArrivalQueue:
         self._tails[stream] = _Tail(arrival)
 
     def add_reset(self, stream: int) -> None:
+        """Add the reset of a stream."""
         if (tail := self._tails.pop(stream, None)) is not None:
             tail.close()
         self._waiting.append(StreamReset(stream))
 
     def add_stop(self, stream: int) -> None:
+        """Add the request of the peer to stop sending on a stream."""
         self._waiting.append(StreamStopped(stream))
 
     def add_datagram(self, data: bytes) -> None:
+        """Add a datagram, or drop it if the queue is full."""
         if self._datagrams >= DATAGRAMS_MOST or self._datagram_bytes + len(data) > DATAGRAM_BYTES_MOST:
             self.dropped += 1
             return
@@ -564,7 +569,7 @@ class _Tail:
             self._arrival.data = b"".join(self._pieces)
 
 
-# --- what is sent
+# --- output
 
 
 class PacketWriter:
@@ -578,6 +583,7 @@ class PacketWriter:
 
     @property
     def has_said_goodbye(self) -> bool:
+        """True once a close frame was sent."""
         return bool(self._goodbye)
 
     def send(self, packets: list[Packet], *, is_goodbye: bool = False) -> None:

@@ -68,10 +68,12 @@ class QuicOptions:
 
     @property
     def most_streams(self) -> int:
+        """The number of the peer's streams that may be open simultaneously."""
         channels = self.limits.at_price(2 * STREAM_PRICE).channels
         return 2 * channels + 256 if self.streams is None else self.streams
 
     def configuration(self, *, is_client: bool) -> QuicConfiguration:
+        """Return aioquic's configuration for one side. Raises ValueError if `alpn` is empty."""
         if not self.alpn:
             raise ValueError("alpn=(): both sides have to agree on a protocol")
         limits = self.limits
@@ -188,9 +190,11 @@ class IssuedTickets:
         self._tickets: OrderedDict[bytes, SessionTicket] = OrderedDict()
 
     def keep(self, ticket: SessionTicket) -> None:
+        """Store a ticket, and drop the oldest one above the limit."""
         self._tickets[ticket.ticket] = ticket
         if len(self._tickets) > self._most:
             self._tickets.popitem(last=False)
 
     def take(self, ticket: bytes) -> SessionTicket | None:
+        """Return and remove a ticket, or return None if it is unknown or was used."""
         return self._tickets.pop(ticket, None)

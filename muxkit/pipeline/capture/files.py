@@ -147,6 +147,7 @@ class Selection:
     """A file system of pyarrow or fsspec. By default the URL decides, or the local file system is used."""
 
     def open(self, folder: str | Path) -> Place:
+        """Return the directory of captures, in the file system of this selection."""
         return open_place(folder, self.filesystem)
 
     @property

@@ -34,6 +34,7 @@ class Bar:
 
     @property
     def reach(self) -> float:
+        """The largest value that the row shows."""
         return max(sum(self.parts), self.most or 0.0, *self.marks, 0.0)
 
 

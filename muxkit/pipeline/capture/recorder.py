@@ -88,7 +88,7 @@ class Capture:
         """The observer of the capture's own connection, for events that the capture itself receives."""
         return self.connection()
 
-    # --- what was recorded
+    # --- results
 
     @property
     def dropped(self) -> int:

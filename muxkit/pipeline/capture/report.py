@@ -101,6 +101,7 @@ class Names:
             self._captures = {capture: capture for capture in captures}
 
     def capture(self, name: str) -> str:
+        """Return the short name of a capture."""
         return self._captures.get(name, name)
 
     def connection(self, connection: str) -> str:
@@ -229,6 +230,7 @@ def _figure(value: Value) -> str:
 
 
 def moment(us: int) -> str:
+    """Format microseconds since 1970 as a date and time in UTC."""
     return f"{datetime.fromtimestamp(us / 1e6, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + " UTC"
 
 

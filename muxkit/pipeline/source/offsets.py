@@ -92,6 +92,7 @@ class Span:
 
     @property
     def count(self) -> int:
+        """The number of messages in the range."""
         return self.end - self.begin
 
 

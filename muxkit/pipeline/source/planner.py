@@ -314,6 +314,7 @@ class StreamStatus:
 
     @property
     def lag(self) -> int:
+        """The number of messages after `begin`."""
         return max(0, self.head - self.begin)
 
     @property

@@ -38,6 +38,7 @@ class Rows:
         self._makers = [self._maker(field) for field in schema]
 
     def batch(self, stream: str, messages: Sequence[EncodedMessage]) -> pa.RecordBatch:
+        """Return a record batch of these messages of one stream."""
         return pa.RecordBatch.from_arrays([make(stream, messages) for make in self._makers], schema=self._schema)
 
     def _maker(self, field: pa.Field) -> Callable[[str, Sequence[EncodedMessage]], pa.Array]:

@@ -24,6 +24,7 @@ def schema(options: Mapping[str, str]) -> str:
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
+    """Return the reader of a streaming query. Raises `OptionError` for an invalid option or column."""
     parsed = SourceOptions.parse(options)
     if parsed.ending is not None:
         raise OptionError("endingOffsets", "it is for batch queries; a streaming query ends with its trigger")
@@ -51,6 +52,7 @@ def reader_class() -> type[StreamReader]:
 
 
 def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
+    """Return the reader of a batch query. Raises `OptionError` for an invalid option or column."""
     return BatchReader(SourceOptions.parse(options), checked(schema))
 
 

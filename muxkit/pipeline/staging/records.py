@@ -72,6 +72,7 @@ class Application:
 
     @property
     def key(self) -> Key:
+        """The stream and the application."""
         return Key(self.stream, self.app)
 
 
@@ -95,6 +96,7 @@ class Transaction:
 
     @property
     def key(self) -> Key:
+        """The stream and the application."""
         return Key(self.stream, self.app)
 
     def __str__(self) -> str:
@@ -192,6 +194,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, tag_field="ask"):
 
     @property
     def key(self) -> Key:
+        """The stream and the application."""
         return Key(self.stream, self.app)
 
 
@@ -273,6 +276,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="st
 
 
 class Aborted(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="aborted"):
+    """The answer to `Abort`, with the number of dropped transactions."""
+
     dropped: int
 
 
@@ -294,6 +299,7 @@ _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
 def encode(message: AnyQuestion | Answer) -> bytes:
+    """Encode a request or an answer."""
     return JSON + _encoder.encode(message)
 
 
@@ -321,10 +327,12 @@ def answer(message: bytes) -> Answer:
 
 
 def encode_block(block: Block) -> bytes:
+    """Encode a block of rows."""
     return b"".join((ROWS, HEAD.pack(block.first, block.rows, block.crc), block.body))
 
 
 def is_block(message: bytes) -> bool:
+    """Return True if a message is a block of rows."""
     return message[:1] == ROWS
 
 

@@ -138,6 +138,7 @@ class Rows:
         return next(iter(self.find(kind, TABLES[kind].is_key + self._lock * locked, *key)), None)
 
     def save(self, record: Application | Transaction | Stream) -> None:
+        """Insert or update a record."""
         table = TABLES[type(record)]
         row = [_plain(getattr(record, field.name)) for field in attrs.fields(type(record))]
         key, values = row[: table.key_size], row[table.key_size :]
@@ -151,6 +152,7 @@ class Rows:
             self._known.add((table.name, *key))
 
     def remove(self, kind: type[RecordT], *key: Value) -> None:
+        """Delete the record with this key."""
         table = TABLES[kind]
         self._run(f"DELETE FROM {table.name} WHERE {table.is_key}", key)
         self._known.discard((table.name, *key))

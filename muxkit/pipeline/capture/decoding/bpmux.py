@@ -154,6 +154,7 @@ class EngineDecoder(BpmuxDecoder):
         return found
 
     def dump(self) -> bytes:
+        """Raise TypeError, because an engine can't be serialized."""
         raise TypeError("an engine cannot be kept as bytes: decode streams without one")
 
     # --- received

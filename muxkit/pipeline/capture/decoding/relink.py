@@ -32,6 +32,7 @@ class Numbers:
     """The last acknowledged number, by channel and kind of acknowledgement."""
 
     def next(self, channel: int) -> int:
+        """Return the number of the next message of a channel."""
         if channel in self.again:
             self.again.discard(channel)
             self.following[channel] = self.told.get(channel, -1) + 1
