@@ -1,4 +1,8 @@
-"""Addresses: parsing `host:port`, finding transports by a URL, and checking whether plaintext leaves this machine."""
+"""Addresses: parsing `host:port`, finding transports by a URL, and checking whether plaintext leaves this machine.
+
+Every transport module has a `Transport`, through which `muxkit.connect` and `muxkit.serve` call it. `exposed`
+guarantees that no transport sends plaintext beyond loopback unless the caller passes `insecure=True`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The identity of the peer, from a verified certificate or from the kernel's credentials of a Unix socket."""
+"""The identity of the peer, from a verified certificate or from the kernel's credentials of a Unix socket.
+
+The links of the transports use these functions for their `identity`. They don't verify anything. The caller passes only
+a certificate that was verified.
+"""
 
 from __future__ import annotations
 

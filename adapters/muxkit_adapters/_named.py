@@ -1,4 +1,7 @@
-"""Listeners that are found by a name inside the process, for transports without network addresses."""
+"""Listeners that are found by a name inside the process, for the transports `mem` and `asgi`.
+
+The names belong to one Trio run. They are released when their server ends.
+"""
 
 from __future__ import annotations
 

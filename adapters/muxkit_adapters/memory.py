@@ -1,4 +1,8 @@
-"""Streams between tasks of one process: two bounded buffers, and listeners that are found by name."""
+"""Streams between tasks of one process: two bounded buffers, and listeners that are found by name.
+
+This is the transport `mem`. It needs neither sockets nor threads, so tests with it run on a virtual clock. A sender
+waits while its buffer is full, as with a socket.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Running Trio work from threads without Trio, and for several items simultaneously."""
+"""Running Trio work from threads without Trio, and for several items simultaneously.
+
+Spark calls sources and sinks in ordinary threads, and shows only the text of an exception. So these functions run Trio
+for one call, and raise single exceptions instead of groups.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Runs a seeded simulation with many seeds: in this process, in several processes, or on Spark. Each seed is a row."""
+"""Runs a seeded simulation with many seeds: in this process, in several processes, or on Spark. Each seed is a row.
+
+A simulation is a function of a seed, which an installed package declares as an entry point. Every outcome has a command
+that runs its seed again.
+"""
 
 from __future__ import annotations
 

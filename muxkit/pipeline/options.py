@@ -1,4 +1,8 @@
-"""The options of the source and of the sink, which are parsed from text. Errors name the option."""
+"""The options of the source and of the sink, which are parsed from text. Errors name the option.
+
+Spark passes options as strings. `SourceOptions` and `SinkOptions` declare each option once, with its parser and its
+default. They are parsed before a query starts. Unknown names are errors.
+"""
 
 from __future__ import annotations
 

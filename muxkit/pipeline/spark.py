@@ -1,4 +1,8 @@
-"""Local Spark sessions, on loopback only, with this Python and an installed Java."""
+"""Local Spark sessions, on loopback only, with this Python and an installed Java.
+
+Programs, tests and the command line use `spark_session`. On a cluster, the session exists already, and only
+`check_version` matters.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""PostgreSQL as a store: the connection, its errors, and a thread that listens for changes by other servers."""
+"""PostgreSQL as a store: the connection, its errors, and a thread that listens for changes by other servers.
+
+The session store of restream and the staging store use this module. Several servers may share one database. A
+`Database` belongs to one thread and reconnects when it is used after a loss. A `Listener` has its own connection and
+its own thread, and notifies Trio tasks. It may miss changes while it is disconnected, so it reports every reconnection.
+"""
 
 from __future__ import annotations
 

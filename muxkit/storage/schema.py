@@ -1,4 +1,8 @@
-"""The address of a store, and the versioned tables of a store."""
+"""The address of a store, and the versioned tables of a store.
+
+`kind_of` parses addresses such as `sqlite:PATH`. A `Schema` has the migrations that the backends apply when they open a
+store. They refuse a store of a newer version and leave it unchanged.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Runs the checks of the conformance suites, each with a fresh pair, and cancels operations step by step."""
+"""Runs the checks of the conformance suites, and cancels operations step by step.
+
+Each check runs with a fresh pair of links or sessions and within a time limit. Its failure becomes an AssertionError
+that names the check, so that the suites work under any test runner. `cancel_sweep` is public and also useful on its
+own.
+"""
 
 from __future__ import annotations
 

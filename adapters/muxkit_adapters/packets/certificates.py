@@ -1,4 +1,8 @@
-"""Certificates for DTLS: contexts that verify them, the check of host names and addresses, and the texts of errors."""
+"""Certificates for DTLS: contexts that verify them, the check of host names and addresses, and the texts of errors.
+
+`dtls` uses pyOpenSSL because Python's `ssl` module doesn't support DTLS. The server's certificate is verified by
+default, including its name, and clients' certificates if the server has a `client_ca`.
+"""
 
 from __future__ import annotations
 

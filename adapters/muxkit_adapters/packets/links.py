@@ -1,4 +1,8 @@
-"""Packet links: the parts that UDP and DTLS share, and the UDP link of a client."""
+"""Packet links: the parts that UDP and DTLS share, and the UDP link of a client.
+
+A link never splits or joins packets, and sending never waits for the peer to read. Links adapt their largest packet to
+the path MTU that the kernel reports, and count packets that they lose.
+"""
 
 from __future__ import annotations
 

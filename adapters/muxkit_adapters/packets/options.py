@@ -1,4 +1,8 @@
-"""Options, counters and errors of the packet transports."""
+"""Options, counters and errors of the packet transports.
+
+UDP, DTLS and partly QUIC use them. The constants are the defaults of the options, and the limits of the work that a
+task does before others run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Non-blocking UDP sockets: bursts of packets in few system calls, and the network's error reports about packets."""
+"""Non-blocking UDP sockets: bursts of packets in few system calls, and the network's error reports about packets.
+
+UDP, DTLS and QUIC send and receive through `PacketSocket`. On Linux it sends and receives runs of packets of one size
+with a single call, and attributes each error report to the address that it concerns. On other systems it makes one call
+per packet.
+"""
 
 from __future__ import annotations
 

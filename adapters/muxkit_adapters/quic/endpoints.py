@@ -1,4 +1,8 @@
-"""Connecting and serving with QUIC."""
+"""Connecting and serving with QUIC.
+
+`connect` and `serve` are the public functions of the transport `quic`. They check the options, prepare aioquic's
+configuration, do the handshake, and turn failures into errors that name their reason.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The QUIC link: it runs one aioquic connection on Trio, and queues its input and output."""
+"""The QUIC link: it runs one aioquic connection on Trio, and queues its input and output.
+
+`QuicLink` implements `muxkit.runtime.MultistreamLink`, which Aqueduct speaks over. aioquic does no I/O. One task runs
+the connection's timers and writes packets, and another one reads the socket and feeds packets to the connection. Both
+memory and work are bounded: stream data by granted credit, datagrams by a queue, and resets by a rate.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Options of QUIC connections, and their translation for aioquic: limits, trust, certificates and tickets."""
+"""Options of QUIC connections, and their translation for aioquic: limits, trust, certificates and tickets.
+
+Both `connect` and `serve` use this module. `QuicOptions` describes the options that they share.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The QUIC server: it routes packets by connection id, proves addresses, and limits new connections."""
+"""The QUIC server: it routes packets by connection id, proves addresses, and limits new connections.
+
+Packets with a known connection id go to their link, even if the client's address has changed. With `retry`, the server
+keeps no state for a client until it has proved its address. `muxkit.runtime.Admission` limits connections and
+handshakes.
+"""
 
 from __future__ import annotations
 

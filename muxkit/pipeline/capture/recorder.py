@@ -1,4 +1,8 @@
-"""Recording of traffic: an observer that writes frames, events and bytes to Parquet files, in bounded memory."""
+"""Recording of traffic: an observer that writes frames, events and bytes to Parquet files, in bounded memory.
+
+A `Capture` is given to `muxkit.connect` or `muxkit.serve` as an observer. It never delays the program that it records.
+If the disk is too slow, it drops rows and records how many.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The report about captures, a self-contained HTML page."""
+"""The report about captures, a self-contained HTML page.
+
+`report` analyzes captures and renders the answers as charts and tables. The page loads nothing else and runs no
+scripts, so it can be mailed or archived.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Turns messages into record batches with the requested columns."""
+"""Turns messages into record batches with the requested columns.
+
+The tasks of a query use `read`. The rows of a stream stay in order, and memory holds only a few batches.
+"""
 
 from __future__ import annotations
 

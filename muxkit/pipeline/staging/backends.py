@@ -1,4 +1,8 @@
-"""The backends of a staging store: memory, a SQLite file, or a PostgreSQL database that several servers share."""
+"""The backends of a staging store: memory, a SQLite file, or a PostgreSQL database that several servers share.
+
+`open_staging` opens a store by its address. All backends run the same units of work on the same tables. They differ in
+durability, and in how they wait for other servers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The staging server: it answers the requests that arrive on the channels of a session."""
+"""The staging server: it answers the requests that arrive on the channels of a session.
+
+It works over any protocol with channels. The store makes all decisions, and this module checks and authorizes requests,
+passes them to the store, and reports failures of the store to clients without internal details.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Decoding of whole captures, as Arrow batches without Spark, or on Spark, where each connection stays in one task."""
+"""Decoding of whole captures, as Arrow batches without Spark, or on Spark, where each connection stays in one task.
+
+The result has the same columns as the `frames` of a capture, so the analysis and the report accept both.
+"""
 
 from __future__ import annotations
 

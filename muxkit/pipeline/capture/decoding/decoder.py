@@ -1,4 +1,9 @@
-"""The common part of all decoders: it holds back incomplete frames, and reports gaps and violations."""
+"""The common part of all decoders: it holds back incomplete frames, and reports gaps and violations.
+
+A protocol's decoder implements `parse` for one frame. A decoder never raises because of the
+recorded bytes. If a violation hides where the next frame starts, decoding of that direction stops. The state of a
+decoder is plain data, so that Spark can store it between micro-batches.
+"""
 
 from __future__ import annotations
 
