@@ -66,7 +66,7 @@ async def connect(
     """Open an encrypted link to a peer whose certificate is valid for `server_hostname`.
 
     Args:
-        host: the host. Its first address is used.
+        host: the host. Its first address is used. `muxkit.connect` races all addresses.
         port: the port.
         tls: the certificates to trust and to present.
         ssl_context: a context made by `client_context`, instead of `tls`. Its verify callback isn't called.

@@ -1,16 +1,16 @@
-"""SRV records: a URL such as `bpmux+tls+srv://example.org` names a domain, whose DNS says where its servers are.
+"""SRV records: a URL such as `bpmux+tls+srv://example.org` names a domain, and the DNS names its servers.
 
 The suffix `+srv` belongs to the transport, because it replaces `host:port` by a domain and leaves everything else as it
 is. (An option would leave a URL that only works together with it.) For `bpmux+tls+srv://example.org`, the client looks
 up `_bpmux._tcp.example.org`; transports over UDP look up `_udp`. A domain that begins with an underscore is looked up
 as it is.
 
-RFC 2782 orders the records: servers with a lower priority come first, and the others are tried only after all of these
-have failed. Among the servers of one priority, the weights decide by chance which comes first. `muxkit.connect` races
-these, each with a head start of 250 ms.
+RFC 2782 orders the records. Servers with a lower priority number come first, and the others are tried only after all of
+these have failed. The order of the servers of one priority is random, and their weights are the probabilities.
+`muxkit.connect` races them, each with a head start of 250 ms.
 
-The certificate of the server has to be valid for the domain in the URL, and not for the host in the record: DNS isn't
-authenticated, so whoever can forge its answer could otherwise name a host of their own.
+The certificate of the server has to be valid for the domain in the URL, and not for the host in the record. DNS isn't
+authenticated, so an attacker who can forge its answers could otherwise name another host.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ except ImportError as error:
 __all__ = ["SrvTransport", "by_weight"]
 
 FORM: Final = "expected a domain without a port, such as bpmux+tls+srv://example.org"
-NO_SERVICE: Final = "."  # the target by which a domain says that it doesn't have the service
+NO_SERVICE: Final = "."  # the target with which a domain declares that it doesn't have the service
 
 
 @attrs.frozen
 class Record:
-    """Where one server is, and when to try it."""
+    """The address of one server, and its place in the order of attempts."""
 
     priority: int
     weight: int
@@ -56,14 +56,14 @@ _ONLY_CLIENTS = "+srv is for clients: serve at an address such as bpmux+tls://0.
 
 
 class SrvTransport:
-    """Another transport, whose servers are looked up in the DNS."""
+    """Wraps another transport and looks its servers up in the DNS."""
 
     def __init__(self, inner: Transport, link: LinkKind) -> None:
         self.link: LinkKind = link
         self._inner = inner
 
     def options(self, side: Literal["client", "server"]) -> frozenset[str]:
-        """Return the names of the options that one side takes: those of the transport, and `resolver`."""
+        """Return the names of the options that one side accepts: those of the transport, and `resolver`."""
         declared: Callable[[str], frozenset[str]] | None = getattr(self._inner, "options", None)
         return frozenset({"resolver"}).union(declared(side) if declared is not None else ())
 
@@ -78,9 +78,13 @@ class SrvTransport:
     async def candidates(
         self, address: str, *, protocol: str, options: Mapping[str, Any]
     ) -> Sequence[Sequence[Candidate]]:
-        """Look up the servers of a domain, by priority, and in each priority in the order in which to try them.
+        """Look up the servers of a domain. Return them by priority, in the order in which to try them.
 
         `options["resolver"]` is a `dns.asyncresolver.Resolver` to use instead of the system's settings.
+
+        Raises:
+            ValueError: if the address isn't a domain.
+            OSError: if the domain has no SRV records for the protocol.
         """
         domain, slash, path = address.partition("/")
         if not domain or set(domain) & set(":@?#[], "):
@@ -108,12 +112,12 @@ class SrvTransport:
         try:
             found = await self._inner.candidates(candidate.address, protocol=protocol, options=options)
         except OSError:
-            return [candidate]  # the attempt fails with the same error, and the others go on
+            return [candidate]  # the attempt will fail with the same error, and the others continue
         return [attrs.evolve(each, options={**each.options, **candidate.options}) for group in found for each in group]
 
 
 async def look_up(name: str, resolver: dns.asyncresolver.Resolver | None = None) -> list[Record]:
-    """Return the SRV records of a name; raises OSError if there are none."""
+    """Return the SRV records of a name. Raises OSError if there are none, or TimeoutError."""
     asking = resolver or dns.asyncresolver.Resolver()
     try:
         answer = await asking.resolve(name, dns.rdatatype.SRV, backend=dns.asyncbackend.get_backend("trio"))
@@ -135,7 +139,7 @@ async def look_up(name: str, resolver: dns.asyncresolver.Resolver | None = None)
 
 
 def in_order(records: Iterable[Record], dice: random.Random | None = None) -> list[list[Record]]:
-    """Sort records into their priorities, the lowest number first, and each priority by weight."""
+    """Group records by priority, starting with the lowest number, and order each group with `by_weight`."""
     groups: dict[int, list[Record]] = {}
     for record in records:
         groups.setdefault(record.priority, []).append(record)
@@ -143,9 +147,10 @@ def in_order(records: Iterable[Record], dice: random.Random | None = None) -> li
 
 
 def by_weight(records: Iterable[Record], dice: random.Random | None = None) -> list[Record]:
-    """Order the records of one priority by chance, as RFC 2782 says: the share of the first places is the weight.
+    """Order the records of one priority randomly, as in RFC 2782.
 
-    Records of weight 0 come first among those that may be chosen, so that they have a very small chance.
+    The probability that a record comes first is proportional to its weight. Records of weight 0 are considered first in
+    each draw, which gives them a very small probability.
     """
     left = sorted(records, key=lambda record: record.weight)
     ordered: list[Record] = []

@@ -44,11 +44,23 @@ async def connect(
     proxy: str | None = None,
     insecure: bool = False,
 ) -> AsyncIterator[SocketStream]:
-    """Open a TCP connection to `host`, or to the first that answers of several `(host, port)`.
+    """Open a TCP connection to a host, or to the first of several hosts that answers.
 
-    The addresses of one host are raced as RFC 8305 says; each host gets `connect_timeout` seconds. `proxy` is the URL
-    of a proxy to connect through, or "environment". Raises OSError with every reason when none answers;
-    `HandshakeFailed` when the proxy refuses; ValueError for a host off loopback without `insecure=True`.
+    Several hosts are tried in order. The addresses of one host are raced as in RFC 8305.
+
+    Args:
+        host: a host, or a list of `(host, port)` to try in order.
+        port: the port of a single host.
+        connect_timeout: seconds to connect, for each host.
+        unsent: bytes of unsent data that the kernel may hold. A small value lets urgent data overtake bulk data that
+            hasn't reached the kernel.
+        proxy: the URL of a proxy to connect through, or "environment".
+        insecure: allow plaintext beyond loopback.
+
+    Raises:
+        OSError: if no host answers. The text has the reason for each host.
+        HandshakeFailed: if the proxy refuses.
+        ValueError: for a host beyond loopback without `insecure=True`.
     """
     places = each_host(host, port)
     open_to_others = [await exposed_through(proxy, "tcp", *place, insecure=insecure, secure="tls") for place in places]

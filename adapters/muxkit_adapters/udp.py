@@ -64,7 +64,7 @@ async def connect(
     can be forged.
 
     Args:
-        host: the host. Its first address is used.
+        host: the host. Its first address is used. `muxkit.connect` races all addresses.
         port: the port.
         connect_timeout: seconds to resolve the host.
         insecure: allow plaintext beyond loopback.

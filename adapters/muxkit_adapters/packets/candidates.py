@@ -1,7 +1,8 @@
-"""The addresses of a host that packets may be sent to, for transports whose connections `muxkit.connect` races.
+"""The addresses of a host, for packet transports whose sessions `muxkit.connect` races.
 
-UDP says of no address whether anybody is there. Therefore the race is one of sessions, and the first on which the peer
-answers wins. `tcp`, `tls`, `ws` and `wss` need none of this, because TCP races the addresses of a name on its own.
+Opening a UDP link doesn't show whether a peer exists at the address. Therefore `muxkit.connect` opens a session on each
+address, and keeps the first one on which the peer answers. `tcp`, `tls`, `ws` and `wss` don't need this, because they
+race the addresses of a host when they connect.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .._addresses import LinkT, Transport, hosts_and_ports, is_numeric, join_hos
 from .options import Address
 from .sockets import resolve
 
-LOOKUP_TIMEOUT: Final = 30.0  # s, for the name of a host
+LOOKUP_TIMEOUT: Final = 30.0  # s to resolve a host
 
 
 @attrs.frozen
@@ -29,7 +30,11 @@ class PacketTransport(Transport[LinkT]):
     async def candidates(
         self, address: str, *, protocol: str, options: Mapping[str, Any]
     ) -> Sequence[Sequence[Candidate]]:
-        """Look the hosts up. An address without a name, or with a single result, is returned as it is."""
+        """Resolve the hosts. An address without a name, or with a single result, is returned unchanged.
+
+        Raises:
+            OSError: if no host can be resolved.
+        """
         places = hosts_and_ports(address)
         if all(is_numeric(host) for host, _ in places):
             return [[Candidate(join_host_port(*place)) for place in places]]

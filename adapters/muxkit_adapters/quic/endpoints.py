@@ -63,6 +63,7 @@ async def connect(
 
     Args:
         host: a host, or a list of `(host, port)`. All their addresses are tried in order.
+            `muxkit.connect` races them.
         port: the port of a single host.
         tls: the certificates to trust and to present.
         ca: certificates to trust instead of the system's, as a PEM file or as PEM data. An alternative to `tls`.
