@@ -50,8 +50,8 @@ _current: trio.lowlevel.RunVar[SimNetwork] = trio.lowlevel.RunVar("muxkit simula
 class SimWeather(PacketWeather):
     """The network conditions from one host to another.
 
-    On packet links, all settings apply. On streams, `delay`, `jitter`, `loss`, `rate`, `buffer` and `splits` apply.
-    There, a lost segment delays the bytes after it until it is retransmitted.
+    On packet links, all settings apply except `buffer` and `splits`. On streams, `delay`, `jitter`, `loss`, `rate`,
+    `buffer` and `splits` apply, and a lost segment delays the bytes after it until it is retransmitted.
     """
 
     rate: float | None = None

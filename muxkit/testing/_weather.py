@@ -290,8 +290,8 @@ def weather_pair(
 ) -> tuple[WeatherStream, WeatherStream]:
     """Return two connected streams with the same latency and bandwidth in both directions.
 
-    The faults below happen on the direction from the first stream to the second, after that many bytes. `peer` of both
-    streams names the seed, so that errors do too.
+    The faults affect the direction from the first stream to the second, after that many bytes. `peer` of both streams
+    names the seed, so that errors do too.
 
     Args:
         seed: decides everything that is left to chance.
