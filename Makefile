@@ -60,6 +60,7 @@ conformance: ready-test
 	@.venv/bin/python tests/conformance.py
 	@.venv/bin/python tests/logs.py
 	@.venv/bin/python tests/troubleshooting.py
+	@.venv/bin/python docs/site/architecture.py
 
 lock:
 	@.ci/lock
