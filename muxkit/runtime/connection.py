@@ -235,7 +235,14 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
                 self.facts.limit(limit)
             return self.refusal_of_too_many
         refusal = None if backlog.is_claimed else self._unclaimed.refusal(backlog)
-        return refusal or opening_refusal(opening, self.limits.headers)
+        if refusal is None and (refusal := opening_refusal(opening, self.limits.headers)) is not None:
+            self.headers_refused()
+        return refusal
+
+    def headers_refused(self) -> None:
+        """Count a channel that is refused for its headers."""
+        if self.facts is not None:
+            self.facts.limit("headers")
 
     def full_limit(self) -> str | None:
         """Return the limit that what waits for the application has reached, None while there is room."""

@@ -195,6 +195,17 @@ async def test_a_refused_channel_counts_as_a_limit(
                 each.abort()
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_channels_that_are_refused_for_their_headers_are_counted(
+    protocol: str, network: SimNetwork, autojump_clock: MockClock
+) -> None:
+    async with watched(protocol, muxkit.each_channel(echo), limits=muxkit.Limits(headers=100)) as (session, _, theirs):
+        channel = await session.open("prices", headers={"key": "x" * 200})
+        with pytest.raises((muxkit.ChannelCancelled, muxkit.ChannelStopped)):
+            await channel.receive()
+        assert value(theirs, "limits_reached", "headers") >= 1  # e3x sends an opening again
+
+
 async def test_a_connection_that_a_listener_let_go_counts() -> None:
     class Waited(Metrics):
         def turned_away(self, limit: str, protocol: str, transport: str) -> None:

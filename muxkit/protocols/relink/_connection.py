@@ -529,6 +529,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             case common.ChannelOver():
                 self._handle_channel_over(event.channel)
             case common.OpeningRefused():
+                self.headers_refused()
                 if (channel := self.live.get(event.channel.id)) is not None:
                     self.decline(channel, event.reason)
                     self.drop_broken_off(event.channel)
