@@ -31,8 +31,8 @@ try:
     import anyio.abc
     import anyio.lowlevel
     from anyio.streams.tls import TLSAttribute
-except ImportError as error:
-    raise ExtraNeeded("muxkit.anyio", "anyio") from error
+except ImportError as _missing:
+    raise ExtraNeeded("muxkit.anyio", "anyio") from _missing
 
 __all__ = ["MuxAttribute", "byte_stream", "listener", "object_listener", "object_stream", "stream_listener"]
 

@@ -33,8 +33,8 @@ try:
     import dns.rdatatype
     import dns.resolver
     from dns.rdtypes.IN.SRV import SRV
-except ImportError as error:
-    raise ExtraNeeded("srv", "dns") from error
+except ImportError as _missing:
+    raise ExtraNeeded("srv", "dns") from _missing
 
 __all__ = ["SrvTransport", "by_weight"]
 

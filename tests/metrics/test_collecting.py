@@ -199,7 +199,7 @@ async def test_a_refused_channel_counts_as_a_limit(
 async def test_channels_that_are_refused_for_their_headers_are_counted(
     protocol: str, network: SimNetwork, autojump_clock: MockClock
 ) -> None:
-    async with watched(protocol, muxkit.each_channel(echo), limits=muxkit.Limits(headers=100)) as (session, _, theirs):
+    async with watched(protocol, limits=muxkit.Limits(headers=100)) as (session, _, theirs):
         channel = await session.open("prices", headers={"key": "x" * 200})
         with pytest.raises((muxkit.ChannelCancelled, muxkit.ChannelStopped)):
             await channel.receive()

@@ -254,7 +254,7 @@ class State(MuxState):
         """Begin a message in parts on an entity."""
         entity.parts = Parts(total, is_wanted=entity.is_wanted)
         if entity.is_wanted:
-            self.unfinished += 1
+            self.unfinished: int = self.unfinished + 1
             self.payer(entity).own_window().unfinished += total
         self.update_direct(entity)
 
