@@ -1,8 +1,12 @@
-"""The receiving half of a channel: what came and is not consumed, the answers to it, and what the peer is told.
+"""The receiving half of a channel, `ChannelReceiver`: it stores messages until they are consumed, and confirms them.
 
-A message arrives, is given to the application with an event, and stays here until it is consumed. Under transactions it
-is first kept apart until the peer has decided about it. A receiver that is opened anew gets the messages again that
-were not consumed (`rewind`).
+When a message arrives, an `Arrived` event delivers it to the application. The message also stays in the receiver until
+the application has consumed it. If the application closes its receiver and opens another one for the same channel,
+`rewind` delivers the unconsumed messages again.
+
+With transactions a message is held back until the peer has decided about it. A commit delivers the message, and the
+application has to answer with `committed` or `uncommitted`. A rollback drops the message. The receiver keeps each
+answer until the peer is known to have read it, because the answer may have to be repeated on another connection.
 """
 
 from __future__ import annotations
@@ -20,13 +24,15 @@ from muxkit.protocols.relink import events, frames
 from muxkit.protocols.relink.numbers import Run, advance, extend, resolve
 from muxkit.protocols.relink.state import ReceiveTable, State
 
-NO_SPANS: Final = Ranges(0)  # of channels without transactions; nothing is ever added
+# Shared placeholder for `ChannelReceiver.spans` of channels without transactions. Nothing is ever added to it.
+NO_SPANS: Final = Ranges(0)
 
 
 class ChannelReceiver(Receiver[Any]):
-    """One of the peer's channels, from its first message until the peer knows that its close is confirmed.
+    """One channel that the peer sends on, from its first message until we have confirmed its close with `closed`.
 
-    It stands in the table from the first message on. Before that the application may have asked for it.
+    The first message enters the receiver in `ReceiveTable.live`. If the application wants to receive from a channel
+    before the peer has opened it, the receiver is in `ReceiveTable.expected` until then.
     """
 
     __slots__ = (
@@ -67,36 +73,61 @@ class ChannelReceiver(Receiver[Any]):
         self.table: ReceiveTable = state.theirs
         self.channel: int = channel
         none = state.config.first_sequence - 1
-        # The highest number in each stage, and `first_sequence - 1` if there is none.
+        # Each of the following attributes is the highest message number that has reached a stage. It is
+        # `first_sequence - 1` while no message has.
         self.arrived: int = none
+        """Received from the peer."""
         self.decided: int = none
+        """Committed or rolled back by the peer."""
         self.consumed_through: int = none
+        """Consumed by the application, or rolled back."""
         self.told_received: int = none
+        """Named in our last `received`."""
         self.told_consumed: int = none
+        """Named in our last `consumed`."""
         self.told_answer: int = none
+        """Named in our last `committed` or `uncommitted`."""
+        # The kind of our last answer.
         self._told_last: frames.Operation | frames.Ack | None = None
-        self._again = False  # the next answer is told with its number
-        # Messages from `consumed` + 1 on: those that were given to the application, with the window bytes of one that
-        # was rolled back in its place, then those on which the peer has not decided.
+        # True if the next answer must be written with its number, because it follows a resume.
+        self._again = False
         self.kept: deque[frames.Parts | int] = deque()
+        """Delivered messages from number `consumed_through + 1` on.
+
+        For a message that was rolled back the entry is an integer: the bytes of the window that the message takes.
+        """
         self.undecided: deque[frames.Parts] = deque() if state.in_transactions else NO_QUEUE
+        """Messages that the peer has neither committed nor rolled back. They follow those in `kept`."""
         self.room: int = state.config.window
+        """How many more messages the peer may send."""
         self.bytes: int = 0
-        self.unacked: int = 0  # bytes consumed that the peer was not told of
-        # Committed messages that the application has not answered; the window bounds them.
+        """Bytes of the window that `kept` and `undecided` take."""
+        self.unacked: int = 0
+        """Bytes that were consumed since our last `consumed`."""
         self.spans: Ranges = Ranges(sys.maxsize) if state.in_transactions else NO_SPANS
-        self.answers: deque[Run] = deque() if state.in_transactions else NO_QUEUE  # to be told
-        # Told or not, and the peer may not know them.
+        """Numbers of the committed messages that the application hasn't answered. The window limits how many."""
+        self.answers: deque[Run] = deque() if state.in_transactions else NO_QUEUE
+        """Answers that are still to be written on this connection."""
         self.outcomes: deque[Run] = deque() if state.in_transactions else NO_QUEUE
-        self.direct: bool = True  # messages may be put here without another question
-        self.known: bool = True  # on this connection the peer was told what we have
-        self.replaying: bool = False  # the peer may repeat decisions
+        """All answers, written or not, that the peer isn't known to have read."""
+        self.direct: bool = True
+        """True if the fast paths of `Reader` may store messages here, as far as `room` allows."""
+        self.known: bool = True
+        """True if the peer may send on this channel and we may acknowledge. On a resumed link, our resume sets it."""
+        self.replaying: bool = False
+        """True if the peer may repeat decisions, because the link was resumed and no new decision has come since."""
         self.ended: bool = False
-        self.close_came: bool = False  # on this connection
-        self.done: bool = False  # the channel is over, and the peer is to be told so
-        self.due: bool = False  # acks that can be batched are to be written now
-        self.dirty: bool = False  # in line to write acks
-        self.owing: bool = False  # acks wait for the timer
+        """True once the peer has closed the channel, on any connection."""
+        self.close_came: bool = False
+        """True once the peer's close has arrived on this connection."""
+        self.done: bool = False
+        """True once the channel has ended, so that `closed` is to be written."""
+        self.due: bool = False
+        """True if `received` and `consumed` are to be written now. Otherwise they wait for more of them."""
+        self.dirty: bool = False
+        """True while the receiver is in `ReceiveTable.dirty`, the queue of receivers with something to write."""
+        self.owing: bool = False
+        """True while the receiver is in `ReceiveTable.owing`, the list of receivers whose acks wait for the timer."""
 
     @property
     def label(self) -> str:
@@ -108,27 +139,30 @@ class ChannelReceiver(Receiver[Any]):
 
     @property
     def is_open(self) -> bool:
-        """True from the first message on, until the channel is over."""
+        """True from the channel's first message until its end."""
         return self.table.live.get(self.channel) is self
 
     def consumed(self, items: Sequence[Any], size: int) -> bool:
-        """Do nothing: an application that uses channels of Relink says by itself what it has processed."""
+        """Do nothing. Applications that use Relink's own channels call `consume`, `committed` or `uncommitted`."""
         return False
 
     def stop(self, reason: Reason) -> None:
-        """Do nothing: the document has no word for it, and another receiver may go on."""
+        """Do nothing. Relink has no packet that asks the peer to stop, and another receiver may take the messages."""
 
     # --- arriving
 
     def enter(self) -> None:
-        """The first message came."""
+        """Open the channel when its first message arrives."""
         self.table.expected.pop(self.channel, None)
         self.table.live[self.channel] = self
         self.state.observe_state(f"in {self.channel}", "open")
         self.state.report(events.ChannelOpened(self))
 
     def came(self, messages: list[frames.Parts], weight: int) -> None:
-        """Store complete messages, which cost `weight` bytes of window together, and owe an acknowledgement."""
+        """Store complete messages and schedule an acknowledgement.
+
+        `weight` is how many bytes of the window the messages take together.
+        """
         table, state, count = self.table, self.state, len(messages)
         over = self.bytes + weight - table.floor
         if over > 0:
@@ -149,7 +183,10 @@ class ChannelReceiver(Receiver[Any]):
             table.owe(self)
 
     def give(self, first: int, messages: list[frames.Parts]) -> None:
-        """Report messages. They are added to the last event if that is about the messages in front of them."""
+        """Report messages, starting with number `first`.
+
+        If the last event reports the messages directly before `first`, these messages are added to that event.
+        """
         happened = self.state.events
         last = happened[-1] if happened else None
         if isinstance(last, events.Arrived) and last.receiver is self and last.first + len(last.messages) == first:
@@ -158,17 +195,29 @@ class ChannelReceiver(Receiver[Any]):
             happened.append(events.Arrived(self, first, messages))
 
     def rewind(self) -> None:
-        """Report everything again that is not consumed."""
+        """Report all unconsumed messages again, for a new receiver of the application."""
         happened = self.state.events
         happened[:] = [one for one in happened if not (isinstance(one, events.Arrived) and one.receiver is self)]
         for number, parts in enumerate(self.kept, self.consumed_through + 1):
             if not isinstance(parts, int):
                 self.give(number, [parts])
 
-    # --- what the sender decides: find out what is meant, which may raise, and later take it
+    # --- decisions and the close of the sender
+    #
+    # A packet is checked as a whole before any of it is applied. So `meant` and `check_close` check, and may raise, and
+    # `decide` and `close` apply the packet after its other channels were checked, too.
 
     def meant(self, operation: frames.Operation, sequence: int | None, count: int) -> int | None:
-        """Return the number that a decision stands for; None if it repeats a known one."""
+        """Return the message number up to which a decision applies, or None if it repeats the last decision.
+
+        Args:
+            operation: The commit or the rollback.
+            sequence: The number on the wire. None means that the decision applies to the next message.
+            count: How often the packet names this channel.
+
+        Raises:
+            RemoteProtocolError: The decision breaks a rule.
+        """
         what = f"{operation.name.lower()} on channel {self.channel}"
         if not self.state.in_transactions:
             raise RemoteProtocolError(f"{what}, which has no transactions", rule="relink-T06")
@@ -185,7 +234,7 @@ class ChannelReceiver(Receiver[Any]):
         return number
 
     def decide(self, operation: frames.Operation, through: int) -> None:
-        """Apply a decision through the number that `meant` gave: give held messages, or drop them."""
+        """Commit or roll back the undecided messages up to `through`, the number that `meant` returned."""
         first = self.decided + 1
         self.decided = through
         self.replaying = False
@@ -214,7 +263,7 @@ class ChannelReceiver(Receiver[Any]):
 
     def close(self) -> None:
         self.close_came = True
-        if not self.ended:  # it may have come before, on an earlier connection
+        if not self.ended:  # a peer may repeat on this connection a close that arrived on an earlier one
             self.ended = True
             self.direct = False
             self.state.report(events.Ended(self))
@@ -223,7 +272,7 @@ class ChannelReceiver(Receiver[Any]):
     # --- what the application does
 
     def weigh(self, parts: frames.Parts) -> int:
-        """Return the window bytes of a message, as its sender counts them."""
+        """Return how many bytes of the window a message takes. Its sender calculates the same number."""
         if len(parts) == 1:
             size = len(parts[0])
             return (self.table.small if size <= frames.SMALL_MOST else self.table.large) + (size + 7 & -8)
@@ -235,21 +284,21 @@ class ChannelReceiver(Receiver[Any]):
             raise LocalProtocolError(f"channel {self.channel}: message {through}; {last} is the last that was given")
 
     def consume(self, through: int, now: float) -> None:
-        """Acknowledge the messages through this one as consumed. Does nothing if they were consumed before."""
+        """Acknowledge the messages up to number `through` as consumed. Does nothing if they were consumed before."""
         self._check_live()
         self.state.now = now
         self._consume(through)
 
     def committed(self, through: int, now: float) -> None:
-        """Answer the messages through this one with `committed`. They count as consumed."""
+        """Answer the messages up to number `through` with `committed`, and consume them."""
         self._answer(frames.Ack.COMMITTED, through, now)
 
     def uncommitted(self, through: int, now: float) -> None:
-        """Answer the messages through this one with `uncommitted`. They count as consumed."""
+        """Answer the messages up to number `through` with `uncommitted`, and consume them."""
         self._answer(frames.Ack.UNCOMMITTED, through, now)
 
     def _consume(self, through: int) -> None:
-        """Remove given messages through this one from the window."""
+        """Remove the delivered messages up to number `through` from the window."""
         count = through - self.consumed_through
         if count <= 0:
             return
@@ -282,12 +331,12 @@ class ChannelReceiver(Receiver[Any]):
             self.confirm_end()
 
     def _pass_rolled_back(self) -> None:
-        """Consume rolled-back messages, once everything before them is."""
+        """Consume the rolled-back messages that directly follow the last consumed message."""
         count = next((index for index, parts in enumerate(self.kept) if not isinstance(parts, int)), len(self.kept))
         self._consume(self.consumed_through + count)
 
     def _answer(self, ack: frames.Ack, through: int, now: float) -> None:
-        """Answer the messages through this one."""
+        """Answer the messages up to number `through`, and consume them."""
         state = self.state
         self._check_live()
         if not state.in_transactions:
@@ -298,7 +347,9 @@ class ChannelReceiver(Receiver[Any]):
         state.now = now
         self.spans.discard_below(through + 1)
         self.table.unanswered -= not self.spans
-        oldest = self.arrived - state.config.window  # what came before it is known, or the window were full
+        # The peer has read all answers up to `oldest`. Without these answers its window would have been too full for
+        # the messages that have arrived since.
+        oldest = self.arrived - state.config.window
         self._forget_outcomes(oldest)
         extend(self.answers, ack, through)
         state.probes.outcomes += extend(self.outcomes, ack, through)
@@ -311,16 +362,17 @@ class ChannelReceiver(Receiver[Any]):
             raise LocalProtocolError(f"the peer has no channel {self.channel}")
 
     def _forget_outcomes(self, through: int) -> None:
-        """Forget the answers through this number, which the peer knows."""
+        """Drop the answers up to number `through`, because the peer has read them."""
         while self.outcomes and self.outcomes[0].through <= through:
             self.outcomes.popleft()
             self.state.probes.outcomes -= 1
 
     def confirm_end(self) -> None:
-        """End the channel once the peer has closed it, all is consumed, and the peer knows all answers.
+        """End the channel if the peer has closed it, all messages are consumed, and the peer has read all answers.
 
-        A peer that comes back before that repeats the close, and decisions before it: they are waited for. A resume
-        does not speak of a channel that is over, so it is not over while an answer could have to be repeated.
+        The answers matter because our resume leaves out a channel that has ended. So the channel must not end while an
+        answer may have to be repeated. The close must have arrived on this connection, because a peer that reconnects
+        repeats its decisions and its close.
         """
         if self.close_came and not self.done and self.consumed_through == self.arrived and not self.spans:
             self.done = not self.outcomes
@@ -332,10 +384,10 @@ class ChannelReceiver(Receiver[Any]):
             else:
                 self.state.probes.end_when_proven(self)
 
-    # --- telling
+    # --- writing
 
     def write_acks(self, out: list[Buffer]) -> int:
-        """Write the acks that are due."""
+        """Write the answers, the acknowledgements that are due, and `closed` if the channel has ended."""
         if not self.known:
             return 0
         written = 0
@@ -375,7 +427,7 @@ class ChannelReceiver(Receiver[Any]):
         return len(packet)
 
     def write_resumption(self, out: list[Buffer]) -> int:
-        """Write the channel's part of our resume: all acks, with numbers."""
+        """Write this channel's part of our resume: `received`, `consumed` and the kept answers, all with numbers."""
         written = self._write(frames.Ack.RECEIVED, self.arrived, out, is_next=False)
         written += self._write(frames.Ack.CONSUMED, self.consumed_through, out, is_next=False)
         self.told_received, self.told_consumed = self.arrived, self.consumed_through
@@ -387,7 +439,8 @@ class ChannelReceiver(Receiver[Any]):
             written += self._write(run.kind, run.through, out, is_next=False)
             self.told_answer, self._told_last = run.through, run.kind
         if self.outcomes:
-            # If it was closed, the pong may then come with the repeated close, and not a round trip later.
+            # If the peer has closed the channel, ping immediately: the pong can then arrive together with the repeated
+            # close. Otherwise the channel would end a round trip later.
             (self.state.probes.end_when_proven if self.ended else self.state.probes.prove)(self)
         self.known = True
         self.direct = not self.ended
@@ -401,11 +454,11 @@ class ChannelReceiver(Receiver[Any]):
 
     @property
     def proof(self) -> int:
-        """The last answer that the reply to a ping written now would prove read."""
+        """The number up to which the peer must have read all answers when it answers a ping that is written now."""
         return self.told_answer
 
     def proven(self, through: int) -> None:
-        """The peer has read all answers through this one."""
+        """Record that the peer has read all answers up to number `through`."""
         self.state.probes.ending.pop(self, None)
         self._forget_outcomes(through)
         if self.outcomes:

@@ -1,12 +1,15 @@
-"""The sending half of a channel: what is queued, written and kept of its messages, within its window.
+"""The sending half of a channel, `ChannelSender`: it queues messages, writes them, and enforces the channel's window.
 
-A message is queued, written, received by the peer, and consumed or answered there. Only then it leaves the window.
-Until the peer has received it, the message is kept, because another connection may have to carry it again.
+A message is queued, then written, then received by the peer, and finally consumed or answered by the peer's
+application. The message occupies the window until that last step. The sender keeps the message for as long, because
+the next connection has to repeat every message that the peer hasn't received.
 
-Relink has no grants: a sender bounds its own window. A short window is enough on a short path. On a long one the window
-grows as `core.receive_windows` says, by what the peer's acknowledgements say is consumed. The pong of a ping measures
-the round trip. Once windows have taken `LONG_SHARE` of the link's budget, they are all short, so that channels of which
-the peer reads nothing leave room for the others.
+In Relink the receiver grants no credit, so the sender limits its own window. The window starts with
+`Limits.short_window` bytes, which is enough on a path with a short round trip. On a longer path the window grows by the
+algorithm in `core.receive_windows`. The algorithm needs two inputs: the acknowledgements say how many bytes the peer
+has consumed, and pings measure the round trip. When the windows of a link hold `LONG_SHARE` of the link's byte budget,
+every channel goes back to a short window. Otherwise a few channels that the peer doesn't read could take the whole
+budget from the other channels.
 """
 
 from __future__ import annotations
@@ -25,10 +28,12 @@ from muxkit.protocols.relink import events, frames
 from muxkit.protocols.relink.numbers import Run, advance, extend, resolve
 from muxkit.protocols.relink.state import SendTable, State
 
-JOIN_MOST: Final = 2048  # bytes of payload up to which a packet is put together when it is queued
+# Up to this payload size in bytes, head, payload and padding are copied into one `bytes` object when a message is
+# queued. Larger payloads stay in a buffer of their own, which saves the copy.
+JOIN_MOST: Final = 2048
 
 
-# --- what is queued
+# --- queued messages
 
 
 @attrs.define(eq=False)
@@ -36,8 +41,10 @@ class Large:
     """A queued message with several parts, or with one part that is too large to copy."""
 
     buffers: list[Buffer]
-    size: int  # of all of them
-    cost: int  # in the window
+    size: int
+    """Total size of `buffers` in bytes."""
+    cost: int
+    """Bytes of the window that the message takes."""
 
     def __len__(self) -> int:
         return self.size
@@ -45,28 +52,48 @@ class Large:
 
 @attrs.define(eq=False)
 class Multicast:
-    """A message that is queued on several channels. It is written once it is the next one in all of them."""
+    """A message that is queued on several channels.
 
-    counts: dict[ChannelSender, int]  # how often it goes to each channel, which may be named twice
+    One packet carries the message to all of its channels, so the packet is written when the message has become the
+    next one in every channel.
+    """
+
+    counts: dict[ChannelSender, int]
+    """How often each channel gets the message. The caller may name a channel more than once."""
     parts: tuple[bytes, ...]
-    size: int  # as a packet to one channel
-    cost: int  # in the window of one
-    waiting: int  # channels in which something else is still before it
-    written: bool = False  # as one packet; again it is written to each channel that lacks it
+    size: int
+    """Size in bytes of a packet that carries the message to one channel."""
+    cost: int
+    """Bytes of the window that the message takes in each channel."""
+    waiting: int
+    """Number of channels in which other messages are still queued before this one."""
+    written: bool = False
+    """True once the packet to all channels was written.
+
+    After a reconnection the message is then repeated only on the channels whose receivers lack it, in a packet for each
+    channel.
+    """
 
     def __len__(self) -> int:
         return self.size
 
 
-Item = bytes | Large | Multicast  # bytes are a packet with one small part, and cost `OVERHEAD` beside it
+# An entry of a queue. `bytes` are a whole packet with one small part; its cost is its length plus `OVERHEAD`.
+Item = bytes | Large | Multicast
 
 
 class ChannelSender(Sender):
-    """One of our channels, from its first message until its close is confirmed; a source of the scheduler.
+    """One channel that this side sends on, from its first message until the peer has confirmed its close.
 
-    It stands in the table from the first message on. A command either does all of its work, or it raises
-    `LocalProtocolError` and changes nothing. Numbers of messages never wrap: the first one is
-    `Config.first_sequence`, and each further message has one more.
+    The first message opens the channel and enters the sender in `SendTable`. After the peer has confirmed the close,
+    the channel's number may be used again. Each such use of a number is called a life of the channel, and every life
+    has its own `ChannelSender`.
+
+    A command either does all of its work, or it raises `LocalProtocolError` and changes nothing. The sender numbers its
+    messages from `Config.first_sequence`. Inside the engine these numbers don't wrap, unlike those on the wire.
+
+    The scheduler decides in which order the senders of a link write. It uses `scheduled`, `deficit`, `is_ready` and
+    `write`.
     """
 
     __slots__ = (
@@ -118,38 +145,71 @@ class ChannelSender(Sender):
         first = state.config.first_sequence
         self.first: int = first
         self.next: int = first
-        # The highest number in each stage, and `first - 1` if there is none.
+        # Each of the following attributes is the highest message number that has reached a stage. It is `first - 1`
+        # while no message has.
         none = first - 1
-        self.sent: int = none  # written on this connection, or known to have arrived
+        self.sent: int = none
+        """Written on this connection, or acknowledged on an earlier one."""
         self.received: int = none
+        """Known to have been received by the peer. Any kind of acknowledgement shows that."""
         self.consumed: int = none
+        """Consumed by the peer's application."""
         self.answered: int = none
+        """Answered by the peer's application with `committed` or `uncommitted`."""
         self.released: int = none
-        self.decided: int = none  # committed or rolled back here
-        self.told: int = none  # the same, and told to the peer
-        self.received_told: int = none  # as named by the peer's acknowledgements of just this kind
+        """Removed from the window."""
+        self.decided: int = none
+        """Committed or rolled back by our application."""
+        self.told: int = none
+        """Committed or rolled back, and the decision was written."""
+        self.received_told: int = none
+        """Named by a `received` of the peer. The peer counts its next `received` without a number from here."""
         self.consumed_told: int = none
+        """Named by a `consumed` of the peer. The peer counts its next `consumed` without a number from here."""
         self.last_answer: frames.Ack | None = None
-        self.bytes: int = 0  # in the window
-        self.window: int = self.table.short_window  # bytes that may be in it
-        self._meter: ReceiveWindow | None = None  # says how large it should be, once the channel is busy
-        self._unmetered = 0  # bytes that left the window and that the meter was not told of
+        """The kind of the answer to message `answered`."""
+        self.bytes: int = 0
+        """Bytes that the window holds."""
+        self.window: int = self.table.short_window
+        """Bytes that the window may hold, as far as the link's budget allows."""
+        # Calculates `window`. Created when the peer has consumed enough bytes for the calculation to be worth it.
+        self._meter: ReceiveWindow | None = None
+        # Bytes that left the window since `_meter` was last updated.
+        self._unmetered = 0
         self.unsent: deque[Item] = deque()
-        self.kept: deque[Item] = deque()  # `released` + 1 to `sent`
-        self.grown: int = 0  # items in both that are more than a packet put together
-        # Not answered yet, and the rollbacks before.
+        """Messages that are still to be written on this connection."""
+        self.kept: deque[Item] = deque()
+        """Written messages that are still in the window: those from `released + 1` to `sent`."""
+        self.grown: int = 0
+        """Number of `Large` and `Multicast` items in `unsent` and `kept`. If it is 0, all items are `bytes`."""
         self.journal: deque[Run] = deque() if state.out_transactions else NO_QUEUE
-        self.decisions: deque[Run] = deque() if state.out_transactions else NO_QUEUE  # to be written
+        """Decisions that may have to be repeated on another connection, oldest first.
+
+        They are all decisions that are newer than the last commit that the peer has answered. The peer doesn't answer a
+        rollback, so a rollback stays here until a later commit is answered.
+        """
+        self.decisions: deque[Run] = deque() if state.out_transactions else NO_QUEUE
+        """Decisions that are still to be written on this connection."""
+        # The kind of the last decision that was written.
         self._told_last: frames.Operation | frames.Ack | None = None
-        self._again = False  # the next decision is told with its number, since the peer may have missed one
-        self.free: bool = False  # messages may go out on this connection; decided with the first one
-        self.heard: bool = False  # the peer spoke of it on this connection
-        self.confirmed: bool = False  # the peer is known to have had a message of this life
-        self.stalled: bool = False  # the next message is a multicast that waits for its other channels
+        # True if the next decision must be written with its number, because the peer may have missed earlier decisions.
+        self._again = False
+        self.free: bool = False
+        """True if messages may be written on this connection. On a resumed link that is after the peer's resume."""
+        self.heard: bool = False
+        """True if the peer has acknowledged anything on this channel since the connection was made."""
+        self.confirmed: bool = False
+        """True if the peer is known to have received a message of this life of the channel."""
+        self.stalled: bool = False
+        """True if the next message is a multicast that has to wait for its other channels."""
         self.closing: bool = False
-        self.close_written: bool = False  # on this connection
-        self.close_told: bool = False  # on any, and the peer may have it
-        self.head: bytes = b""  # of a message with one part of so many bytes
+        """True once the application has closed the channel."""
+        self.close_written: bool = False
+        """True if the close was written on this connection."""
+        self.close_told: bool = False
+        """True if the close was written on any connection and the peer may have received it."""
+        self.head: bytes = b""
+        """The encoded head of a message with one part of `head_size` bytes, to be used again."""
         self.head_size: int = -1
         self.deficit: int = 0
         self.scheduled: bool = False
@@ -168,28 +228,29 @@ class ChannelSender(Sender):
 
     @property
     def outstanding(self) -> int:
-        """Messages in the window."""
+        """Number of messages in the window."""
         return self.next - 1 - self.released
 
     # --- room
 
     @property
     def room(self) -> int:
-        """How many more messages the window takes by number. `admits` counts bytes as well."""
+        """How many more messages the window allows by their number alone. `admits` also checks the bytes."""
         return 0 if self.closing else self.state.config.window - self.outstanding
 
     def check_size(self, size: int) -> None:
-        """Do nothing: `State.check_parts` has checked the parts, and this size includes what they cost beside it."""
+        """Do nothing. `State.check_parts` compares the payload with the limit; `size` here would include overhead."""
 
     def has_room(self, size: int) -> bool:
         return self.admits(size)
 
     def admits(self, size: int, parts: int = 1) -> bool:
-        """Return True if a message with `size` bytes of payload in so many parts can be sent now.
+        """Return True if a message with `size` bytes of payload in `parts` parts can be sent now.
 
-        It can if the channel's window has room in messages and in bytes, or is empty, and the link's budget is not
-        spent. If the budget is spent, each channel still has its floor. A sender for the next life of a channel has no
-        room before the present life is over.
+        The window must have room for one more message and for its bytes. An empty window admits a message of any size.
+        In addition, the link must have budget left. Every channel may use its first `Limits.channel_floor` bytes even
+        if the link has none left. If this sender is for the channel's next life, it has no room until the current life
+        has ended.
         """
         is_mine = self.next > self.first or self.table.is_free_for(self)
         return is_mine and self.has_room_for(self._cost(size, parts))
@@ -198,12 +259,19 @@ class ChannelSender(Sender):
         self.watch(size)
 
     def watch(self, size: int = 1, parts: int = 1) -> None:
-        """Report `Writable` once such a message fits, or once it can be tried on a new link."""
+        """Report `Writable` once a message of this size fits, or once the link was replaced and has room again."""
         self.table.watchers[self.channel] = self, self._cost(size, parts)
         self.table.wake(self.channel)
 
     def has_room_for(self, cost: int, *, queued: int = 0, messages: int = 0, overdraw: bool = False) -> bool:
-        """Return True if there is room behind `queued` bytes over the floors, and `messages` more in this channel."""
+        """Return True if the window and the link's budget have room for a message that costs `cost` bytes.
+
+        Args:
+            cost: Bytes of the window that the message takes.
+            queued: Bytes of the link's budget to treat as used already, for a multicast to several channels.
+            messages: Number of messages of the same cost to treat as queued in this channel already.
+            overdraw: Ignore that the link's budget is used up.
+        """
         if self.closing:
             return False
         state, table = self.state, self.table
@@ -217,12 +285,12 @@ class ChannelSender(Sender):
         return kept + cost <= table.short_window or messages == 0 or self._fits_long_window(kept + cost, queued)
 
     def _fits_long_window(self, size: int, queued: int = 0) -> bool:
-        """Return True if the window is longer than a short one, and has room for so many bytes in all."""
+        """Return True if the window may hold `size` bytes in total and the link's budget still allows long windows."""
         table = self.table
         return size <= self.window and table.retained_over + queued <= table.long_bytes
 
     def _cost(self, size: int, parts: int) -> int:
-        """Return an upper bound of the window bytes that such a message takes."""
+        """Return how many bytes of the window a message takes at most, without knowing the size of each part."""
         if parts == 1:
             if size <= frames.SMALL_MOST:
                 return self.table.small + (size + 7 & -8)
@@ -230,7 +298,11 @@ class ChannelSender(Sender):
         return 32 + 16 * parts + size + frames.OVERHEAD + frames.PART_OVERHEAD * parts
 
     def over_floor(self, cost: int, before: int = 0) -> int:
-        """Return how many of `cost` bytes more, behind `before` others, count for the link's budget."""
+        """Return how many of `cost` additional bytes the link's budget is charged for.
+
+        The channel's first bytes, up to its floor, are not charged. `before` is the number of bytes to treat as queued
+        already.
+        """
         return max(0, min(self.bytes + before + cost - self.state.floor, cost))
 
     # --- commands
@@ -241,8 +313,14 @@ class ChannelSender(Sender):
     def send_parts(self, parts: Sequence[bytes], *, overdraw: bool = False) -> int:
         """Queue a message and return its number. The first message opens the channel.
 
-        `overdraw` admits a message over the link's budget, for a caller that was told of room which other channels have
-        used since. A peer with our limits accepts up to `Limits.outbox` of that.
+        Args:
+            parts: The parts of the message.
+            overdraw: Queue the message even if the link's budget is used up. This is for a caller that was notified of
+                room, but found that other channels had used that room in the meantime. A peer with the same limits
+                accepts up to `Limits.outbox` bytes beyond the budget.
+
+        Raises:
+            LocalProtocolError: The message can't be sent now, or can never be sent.
         """
         if self.next == self.first or self.closing or self.state.over:  # an open channel needs no further checks
             self.check_sending()
@@ -254,16 +332,17 @@ class ChannelSender(Sender):
         return self.push((item,), cost, grown=not isinstance(item, bytes))
 
     def try_push(self, payload: bytes, reserve: int = 0) -> int | None:
-        """Queue a message of one part if the channel is open, and if `reserve` bytes of the window stay free.
+        """Queue a message of one part if the channel is open and at least `reserve` bytes of the window remain.
 
-        Returns the number of the message. Returns None, having changed nothing, in any less usual case, which
-        `send_parts` decides.
+        This is the fast path of `send_parts`. Returns the number of the message. Returns None and changes nothing in
+        every other case; the caller then has to use `send_parts`.
         """
         size = len(payload)
         state, table = self.state, self.table
         if self.next == self.first or size > table.largest or self.closing or state.over:
             return None
-        # From here on `_pack`, `has_room_for` and `push` without their calls, because this runs for each message.
+        # The code below repeats `_pack`, `has_room_for` and `push` inline, because it runs for each message and the
+        # calls would take a considerable part of its time.
         if size != self.head_size:
             self._shape_head(size)
         item = self.head + payload + frames.PADDING[size & 7] if size <= JOIN_MOST else self._pack((payload,))
@@ -294,7 +373,11 @@ class ChannelSender(Sender):
         return number
 
     def try_push_all(self, payloads: Sequence[bytes], reserve: int = 0) -> int | None:
-        """Queue all of several short messages, or none, as `try_push` does. Returns the number of the last one."""
+        """Queue several short messages of one part each, or none of them.
+
+        Returns the number of the last message. Like `try_push`, returns None and changes nothing if the general path
+        has to decide.
+        """
         count = len(payloads)
         if self.next == self.first or self.closing or self.state.over or not count:
             return None
@@ -312,15 +395,21 @@ class ChannelSender(Sender):
         return self.push(items, cost, grown=False)
 
     def commit(self, through: int | None = None) -> None:
-        """Let the peer process the messages up to this one (None: all) that are not decided yet."""
+        """Commit the undecided messages up to number `through`, or all of them: the peer may now process them."""
         self._decide(frames.Operation.COMMIT, through)
 
     def rollback(self, through: int | None = None) -> None:
-        """Let the peer ignore the messages up to this one (None: all) that are not decided yet."""
+        """Roll back the undecided messages up to number `through`, or all of them: the peer drops them."""
         self._decide(frames.Operation.ROLLBACK, through)
 
     def close(self) -> None:
-        """Close the channel behind everything that was sent. `ChannelClosed` says that the peer has all of it."""
+        """Close the channel. The close is written after all queued messages.
+
+        `ChannelClosed` is reported when the peer has confirmed that its application has consumed every message.
+
+        Raises:
+            LocalProtocolError: The channel isn't open, or some of its messages are neither committed nor rolled back.
+        """
         self._check_open()
         undecided = self.next - 1 - self.decided
         if self.state.out_transactions and undecided:
@@ -333,14 +422,20 @@ class ChannelSender(Sender):
         self._confirm()
 
     def finish(self, payload: bytes = b"") -> None:
-        """Close the channel if anything was sent on it. What is not decided is rolled back."""
+        """Roll back undecided messages and close the channel. Does nothing if no message was sent.
+
+        `payload` is ignored, because a close of Relink has no payload.
+        """
         if self.has_sent:
             if self.state.out_transactions and self.decided < self.next - 1:
                 self.rollback()
             self.close()
 
     def cancel(self, reason: Reason) -> None:
-        """Do the same as `finish`: what was sent cannot be taken back, and the document has no place for a reason."""
+        """Do the same as `finish`.
+
+        Relink has no reset: messages that were sent can't be taken back, and no packet could carry `reason`.
+        """
         if not self.closing:
             self.finish()
 
@@ -352,7 +447,10 @@ class ChannelSender(Sender):
             raise LocalProtocolError(f"channel {self.channel} is {'closed' if self.closing else 'not open'}")
 
     def check_sending(self, new: int = 0) -> None:
-        """Raise `LocalProtocolError` if no message can be sent, or if no channel can be opened beside `new` others."""
+        """Raise `LocalProtocolError` if the channel is closed, or if it isn't open and can't be opened.
+
+        `new` is the number of other channels that the same multicast is going to open.
+        """
         state, channel = self.state, self.channel
         state.check_alive()
         if self.closing or not self.table.is_free_for(self):
@@ -370,7 +468,7 @@ class ChannelSender(Sender):
             raise LocalProtocolError(f"{live} channels are open; raise Limits({name}=…) on both sides")
 
     def full(self, parts: Sequence[bytes], cost: int, messages: int = 0) -> LocalProtocolError:
-        """Return the error for a message without room, behind so many others of the same cost."""
+        """Return the error for a message that doesn't fit in the window after `messages` others of the same cost."""
         size, limits = sum(map(len, parts)), self.state.limits
         return LocalProtocolError(
             f"channel {self.channel}: {size} bytes beside {self.outstanding + messages} messages of "
@@ -381,11 +479,11 @@ class ChannelSender(Sender):
     # --- queueing
 
     def _shape_head(self, size: int) -> None:
-        """Encode the head of a message of this size. It is kept, because most messages are as long as the last one."""
+        """Encode and cache the head of a message of `size` bytes. Most messages are as long as the one before."""
         self.head_size, self.head = size, frames.message_head((self.channel,), (size,), self.state.out_id_size)
 
     def _pack(self, parts: Sequence[bytes]) -> Item:
-        """Encode a message for the queue, copying only small payloads."""
+        """Encode a message for the queue. Only small payloads are copied."""
         if len(parts) != 1:
             buffers = frames.message_buffers((self.channel,), parts, self.state.out_id_size)
             size = sum(map(len, buffers))
@@ -402,9 +500,12 @@ class ChannelSender(Sender):
         return Large([self.head, payload, padding] if padding else [self.head, payload], size, size + frames.OVERHEAD)
 
     def push(self, items: Sequence[Item], cost: int, *, grown: bool) -> int:
-        """Queue messages that have room, and that cost so much together. Return the number of the last one.
+        """Queue messages and return the number of the last one. The caller has checked that the window has room.
 
-        `grown` says that they are more than packets put together.
+        Args:
+            items: The encoded messages.
+            cost: Bytes of the window that all of them take together.
+            grown: True if the items are `Large` or `Multicast`, False if they are `bytes`.
         """
         table = self.table
         if self.next == self.first:
@@ -441,7 +542,7 @@ class ChannelSender(Sender):
     # --- writing
 
     def schedule(self) -> None:
-        """Get in line to write, if there is something."""
+        """Add this sender to the scheduler's queue if it has anything to write now."""
         if not self.scheduled and self.is_ready():
             self.table.scheduler.add(self)
 
@@ -452,22 +553,23 @@ class ChannelSender(Sender):
             return True
         if self.unsent:
             return not self.stalled
-        # A peer forgets a closed channel at once, and its next resume is silent about it, as about a channel of which
-        # it never had a message. The two could not be told apart.
+        # The close must wait until `confirmed`. A peer forgets a closed channel immediately, so its next resume leaves
+        # the channel out. A resume also leaves out a channel of which the peer never received a message. Without the
+        # wait we couldn't tell whether the messages were consumed or lost.
         return self.closing and not self.close_written and not self.decisions and self.confirmed
 
     def _confirm(self) -> None:
-        """Ping if a close waits only for proof that the peer has read the channel's first message."""
+        """Ask for a ping if the close waits only for proof that the peer has received the channel's first message."""
         if self.closing and not self.confirmed and self.free and not self.unsent and not self.decisions:
             self.state.probes.prove(self, at_once=True)
 
     @property
     def proof(self) -> int:
-        """The last message that the answer to a ping written now would prove received."""
+        """The last message that the peer must have received when it answers a ping that is written now."""
         return self.sent
 
     def proven(self, through: int) -> None:
-        """The peer has read everything through this message."""
+        """Record that the peer has received all messages up to number `through`."""
         if through >= self.first:
             self.confirmed = True
         self.schedule()
@@ -477,7 +579,8 @@ class ChannelSender(Sender):
         if unsent and not (self.grown or self.decisions) and self.free:
             size = sum(map(len, cast("deque[bytes]", unsent)))
             if size <= budget and not self.closing and self.sent >= self.first:
-                # What most queues are, all at once.
+                # Fast path for the usual queue, which has only `bytes` items and no decisions: write all items without
+                # a loop. The first message of a channel and a closing channel need the bookkeeping in `_wrote`.
                 out.extend(cast("deque[bytes]", unsent))
                 self.kept.extend(unsent)
                 self.sent += len(unsent)
@@ -500,7 +603,7 @@ class ChannelSender(Sender):
         return written
 
     def _write_messages(self, budget: int, out: list[Buffer]) -> int:
-        """Write messages within the budget, up to the next decision or a multicast that must wait."""
+        """Write messages within the budget, but none after the next decision or after a multicast that must wait."""
         unsent = self.unsent
         most = self.decisions[0].through - self.sent if self.decisions else self.next
         written = count = 0
@@ -528,7 +631,9 @@ class ChannelSender(Sender):
         self.sent += count
         self.table.outbox.used -= size
         if self.closing:
-            self._confirm()  # here, since it may have been another channel's turn, or the last bytes of our own
+            # `write` doesn't check this itself: another channel's turn may have written our multicast, and a budget
+            # that is used up ends `write` directly after the last message.
+            self._confirm()
 
     def _write_multicast(self, item: Multicast, out: list[Buffer]) -> int:
         if not self.stalled:
@@ -570,7 +675,7 @@ class ChannelSender(Sender):
     # --- connections
 
     def connect(self) -> None:
-        """Prepare for a new connection, and wait for the peer's resume."""
+        """Prepare for a new connection. On a resumed link nothing is written before the peer's resume."""
         self.free = self.state.is_resumed
         self.heard = self.stalled = self.scheduled = self.close_written = False
         self.deficit = 0
@@ -586,15 +691,22 @@ class ChannelSender(Sender):
         return any(run.kind is frames.Operation.COMMIT for run in self.journal)
 
     def release_to_write(self) -> None:
-        """Queue again what the peer lacks behind `received`, with the decisions that it may have missed."""
+        """Allow writing after the peer's resume.
+
+        The messages after `received` were lost with the last connection, so they are queued again. All decisions in
+        `journal` are queued again as well, because the peer may have missed them.
+        """
         if self.sent > self.received:
-            self.close_told = False  # it lacks messages, so it cannot have the close behind them
+            # The close was written after the messages that the peer lacks, so the peer lacks the close, too.
+            self.close_told = False
         if self.state.observer is not None and self.sent > self.received:
-            # What an earlier connection was to repeat, and could not, comes before what that connection wrote first.
+            # The observer is told which messages are repetitions. If an earlier connection was lost before it had
+            # repeated all of them, the remaining repetitions are still queued, after the messages queued here.
             left = self.state.repeats.get(self.channel, 0)
             self.state.repeats[self.channel] = left + self.sent - self.received
         if self.received < self.first:
-            self.confirmed = False  # whatever was known before: it has nothing of this life now
+            # The peer has no message of this life, even if `confirmed` was set on an earlier connection.
+            self.confirmed = False
         for _ in range(self.sent - self.received):
             item = self.kept.pop()
             self.unsent.appendleft(item)
@@ -607,10 +719,24 @@ class ChannelSender(Sender):
         self.schedule()
         self._confirm()
 
-    # --- what the peer acknowledges: `meant` finds out what that is, and may raise; `take` applies it later
+    # --- acknowledgements of the peer
+    #
+    # A packet is checked as a whole before any of it is applied. So `meant` checks an acknowledgement, and may raise,
+    # and `take` applies it after the packet's other channels were checked, too.
 
     def meant(self, ack: frames.Ack, sequence: int | None, count: int) -> int | None:
-        """Return the number that an acknowledgement stands for, or None if it repeats known facts, as in a resume."""
+        """Return the message number up to which an acknowledgement applies.
+
+        Returns None if the acknowledgement repeats an earlier one, which is allowed in a resume.
+
+        Args:
+            ack: The kind of the acknowledgement.
+            sequence: The number on the wire. None means that the acknowledgement applies to the next message.
+            count: How often the packet names this channel.
+
+        Raises:
+            RemoteProtocolError: The acknowledgement breaks a rule.
+        """
         state = self.state
         what = f"{ack.name.lower()} on channel {self.channel}"
         if ack is frames.Ack.RECEIVED or ack is frames.Ack.CONSUMED:
@@ -643,7 +769,7 @@ class ChannelSender(Sender):
         return number
 
     def take(self, ack: frames.Ack, number: int) -> None:
-        """Apply an acknowledgement of all messages through this number."""
+        """Apply an acknowledgement of all messages up to `number`."""
         if number >= self.first:
             self.confirmed = True
         self.table.unannounced.pop(self, None)
@@ -672,14 +798,14 @@ class ChannelSender(Sender):
         self.schedule()
 
     def _resolved(self) -> int:
-        """Return the last message that was answered, or rolled back and consumed."""
+        """Return the number up to which every message was answered, or was rolled back and then consumed."""
         resolved = max(self.answered, self.released)
         if self.journal and self.journal[0].kind is frames.Operation.ROLLBACK:
             resolved = max(resolved, min(self.journal[0].through, self.consumed))
         return resolved
 
     def _release(self, through: int) -> None:
-        """Remove the messages through this number from the window."""
+        """Remove the messages up to number `through` from the window."""
         count = through - self.released
         if count <= 0:
             return
@@ -703,7 +829,10 @@ class ChannelSender(Sender):
         self.table.freed(self, size, over)
 
     def _size_window(self) -> None:
-        """Let the window follow the path, each time that a part of a short window was consumed."""
+        """Adapt the window to the round trip and the peer's speed.
+
+        `_release` calls this each time the peer has consumed `SendTable.metered_bytes`.
+        """
         table, state = self.table, self.state
         meter = self._meter
         if meter is None:
@@ -717,7 +846,14 @@ class ChannelSender(Sender):
         state.probes.measure(table.budget.round_trip, state.now)
 
     def check_closed(self) -> bool:
-        """Return True if `closed` ends the channel, and False if it repeats, in a resume, an earlier end."""
+        """Check a `closed` of the peer.
+
+        Returns True if it ends this channel. Returns False if it is part of a resume and ends an earlier life of the
+        channel.
+
+        Raises:
+            RemoteProtocolError: We didn't close the channel, or some of its messages aren't acknowledged.
+        """
         what = f"closed on channel {self.channel}"
         if not self.close_told:
             if self.state.is_resuming and not self.heard:
@@ -729,7 +865,7 @@ class ChannelSender(Sender):
         return True
 
     def closed(self) -> None:
-        """Finish the channel after `closed`, which stands for all acknowledgements that are missing."""
+        """Finish the channel after the peer's `closed`, which implies all acknowledgements that haven't arrived."""
         if self.consumed < self.next - 1:
             self.consumed = self.next - 1
             self.state.report(events.Consumed(self, self.consumed))
