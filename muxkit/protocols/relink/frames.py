@@ -1,6 +1,8 @@
-"""Packets: their values, layout, encoder and parser.
+"""Encoding and parsing of Relink's packets. These functions know nothing about the state of a link.
 
-Bit 0 is the least significant; numbers are little-endian; alignment counts from the packet's first byte.
+A packet starts with a byte that has the packet's format in its bits; bit 0 is the least significant. A packet is either
+general (`General`), or it concerns one channel, or with `MULTICAST` several channels. All numbers are little-endian.
+Fields are aligned relative to the first byte of the packet, and each packet is padded to a multiple of 8 bytes.
 """
 
 from __future__ import annotations
@@ -19,17 +21,28 @@ from muxkit.protocols.relink.config import U32_MAX, Config
 
 Parts = tuple[bytes, ...]
 
-CHANNEL: Final = 0x01  # in the first byte: the packet concerns channels
+# Flags in the first byte of a packet.
+CHANNEL: Final = 0x01
+"""The packet concerns channels."""
 MULTICAST: Final = 0x02
-LONG: Final = 0x20  # in a message: the number of parts has 4 bytes
-LARGE: Final = 0x40  # in a message: sizes have 8 bytes
-SHORT_MOST: Final = 255  # parts
-SMALL_MOST: Final = 65_535  # bytes of a part
+"""The packet names several channels."""
+LONG: Final = 0x20
+"""The packet is a message whose number of parts takes 4 bytes instead of 1."""
+LARGE: Final = 0x40
+"""The packet is a message whose part sizes take 8 bytes each instead of 2."""
+SHORT_MOST: Final = 255
+"""The highest number of parts that a message without `LONG` can have."""
+SMALL_MOST: Final = 65_535
+"""The largest part in bytes that a message without `LARGE` can have."""
 
-OVERHEAD: Final = 56  # bytes that a kept message costs beside its packet
-PART_OVERHEAD: Final = 40  # and each of its parts behind the first
+# A window counts the memory that a stored message takes, so it adds these bytes to the size of the packet.
+OVERHEAD: Final = 56
+"""Overhead in bytes of a message with at most one part."""
+PART_OVERHEAD: Final = 40
+"""Additional overhead in bytes of each part after the first."""
 
-PADDING: Final = tuple(bytes(-size % 8) for size in range(8))  # behind so many bytes
+# `PADDING[size & 7]` is the padding after `size` bytes.
+PADDING: Final = tuple(bytes(-size % 8) for size in range(8))
 
 
 class Format(IntEnum):
@@ -43,7 +56,7 @@ class Format(IntEnum):
 
 
 class General(IntEnum):
-    """The packets that concern no channel."""
+    """The types of general packets, which don't concern a channel."""
 
     NOP = 0
     PING = 1
@@ -53,7 +66,7 @@ class General(IntEnum):
 
 
 class Operation(IntEnum):
-    """What a sender tells about its channel; `CLOSE` names no message."""
+    """Operations of a channel's sender. `COMMIT` and `ROLLBACK` apply to messages, `CLOSE` to the channel."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -61,7 +74,7 @@ class Operation(IntEnum):
 
 
 class Ack(IntEnum):
-    """What a receiver tells about a channel; `CLOSED` names no message."""
+    """Acknowledgements of a channel's receiver. All but `CLOSED` apply to messages; `CLOSED` applies to the channel."""
 
     RECEIVED = 0
     CONSUMED = 1
@@ -72,27 +85,29 @@ class Ack(IntEnum):
 
 @attrs.define
 class OperationPacket:
-    """An operation on channels of its sender; without a sequence number it concerns each one's next message."""
+    """An operation on channels of the side that sends the packet."""
 
     operation: Operation
     channels: tuple[int, ...]
     sequence: int | None = None
+    """The operation applies to all messages up to this number. None means the next message of each channel."""
     multicast: bool = False
 
 
 @attrs.define
 class AckPacket:
-    """An acknowledgement to channels of its receiver."""
+    """An acknowledgement for channels of the side that receives the packet."""
 
     ack: Ack
     channels: tuple[int, ...]
     sequence: int | None = None
+    """The acknowledgement applies to all messages up to this number. None means the next message of each channel."""
     multicast: bool = False
 
 
 @attrs.define
 class MessagePacket:
-    """A message to channels of its sender."""
+    """A message on channels of the side that sends the packet."""
 
     channels: tuple[int, ...]
     parts: Parts
@@ -103,7 +118,10 @@ Packet = General | OperationPacket | AckPacket | MessagePacket
 
 
 def encode_packet(packet: Packet, id_size: int) -> bytes:
-    """Any packet, in its shortest form. `id_size` is that of the direction to which the channels belong."""
+    """Encode any packet in its shortest form.
+
+    `id_size` is the size of channel ids in bytes, for channels of the side that the packet's channels belong to.
+    """
     match packet:
         case General():
             return encode_general(packet)
@@ -124,7 +142,11 @@ def encode_general(type: General) -> bytes:
 def encode_notice(
     kind: Operation | Ack, channels: Sequence[int], id_size: int, sequence: int | None = None, multicast: bool = False
 ) -> bytes:
-    """Encode an operation or an acknowledgement."""
+    """Encode an operation or an acknowledgement.
+
+    Raises:
+        LocalProtocolError: `sequence` is given for a close or a closed, or a channel doesn't fit in `id_size` bytes.
+    """
     is_ack = isinstance(kind, Ack)
     if sequence is not None and kind is (Ack.CLOSED if is_ack else Operation.CLOSE):
         raise LocalProtocolError(f"{kind.name.lower()} names no message, and {sequence} is one")
@@ -138,7 +160,7 @@ def encode_notice(
 
 
 def encode_ids(channels: Sequence[int], id_size: int, *, multicast: bool) -> bytes:
-    """Encode what follows the header: an id, or padding, a count and the ids."""
+    """Encode the field after the header: one id, or for a multicast two bytes of padding, a count and the ids."""
     if not multicast:
         (channel,) = channels
         return encode_id(channel, id_size)
@@ -156,7 +178,7 @@ def encode_id(channel: int, id_size: int) -> bytes:
 
 
 def message_head(channels: Sequence[int], sizes: Sequence[int], id_size: int, *, multicast: bool = False) -> bytes:
-    """Encode a message up to its payloads, in the shortest form that its parts allow."""
+    """Encode the head of a message, which is everything before the payloads, in the shortest form for these sizes."""
     count = len(sizes)
     is_long = count > SHORT_MOST
     is_large = any(size > SMALL_MOST for size in sizes)
@@ -186,7 +208,10 @@ def message_buffers(
 
 
 def message_size(sizes: Sequence[int], id_size: int, padding: int | None = None) -> int:
-    """Bytes of the shortest packet with such parts to one channel; `padding` is that of all parts, if it is known."""
+    """Return the size of the shortest packet that carries a message with parts of these sizes to one channel.
+
+    `padding` is the padding after all parts together, if the caller knows it.
+    """
     count, payload = len(sizes), sum(sizes)
     if padding is None:
         padding = sum(-part & 7 for part in sizes)
@@ -202,14 +227,17 @@ def message_size(sizes: Sequence[int], id_size: int, padding: int | None = None)
 
 
 def message_cost(sizes: Sequence[int], id_size: int, padding: int | None = None) -> int:
-    """Return the window bytes of a message: its packet and the overhead of keeping it."""
+    """Return how many bytes of a window a message takes: the size of its packet, and the overhead of storing it."""
     return message_size(sizes, id_size, padding) + OVERHEAD + PART_OVERHEAD * max(0, len(sizes) - 1)
 
 
-PADDING_BEHIND: Final = bytes(-low & 7 for low in range(256))  # a part, by the lowest byte of its size
+# The number of padding bytes after a part, indexed by the lowest byte of the part's size.
+PADDING_BEHIND: Final = bytes(-low & 7 for low in range(256))
+# Format characters of `struct` for the channel ids of each size.
 ID_CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
-# How many values each format's detail has, and the clause about the unused ones.
+# For each format: how many values of its detail bits are in use, the rule about the unused values, and a name for
+# errors.
 DETAILS: Final = {
     Format.CHANNEL_OPERATION: (3, "relink-O04", "channel operation"),
     Format.CHANNEL_ACK: (5, "relink-O10", "channel acknowledgement"),
@@ -220,27 +248,29 @@ DETAILS: Final = {
 
 @attrs.define
 class MessageHead:
-    """A message up to its payloads."""
+    """The parsed head of a message: everything before the payloads."""
 
     channels: tuple[int, ...]
     multicast: bool
     sizes: tuple[int, ...]
     padding: int
-    """Bytes behind all parts together."""
+    """Bytes of padding after all parts together."""
 
 
 @attrs.define
 class Bounds:
-    """Parser settings: the id sizes, and the limits of a packet."""
+    """Settings of the parser: the sizes of channel ids, and limits for each packet."""
 
     id_size: int
-    """Of the channels of the side that sent the packets."""
+    """Bytes of a channel id of the side that sent the packets. Messages and operations have such ids."""
     ack_id_size: int
-    """Of the channels of the side that receives them."""
+    """Bytes of a channel id of the side that receives the packets. Acknowledgements have such ids."""
     targets: int
+    """The highest number of channels that a packet may name."""
     parts: int
+    """The highest number of parts in a message."""
     message: int
-    """Bytes of all payloads of a message."""
+    """The highest number of bytes in all payloads of a message together."""
 
 
 def bounds_of(config: Config, *, is_connector: bool, message: int) -> Bounds:
@@ -251,7 +281,12 @@ def bounds_of(config: Config, *, is_connector: bool, message: int) -> Bounds:
 
 
 def parse_packet(cursor: Cursor, bounds: Bounds) -> Packet:
-    """Parse a whole packet; raises NeedMore or RemoteProtocolError and leaves the cursor where it was."""
+    """Parse a packet including its payloads, and move the cursor to the end of the packet.
+
+    Raises:
+        NeedMore: The packet is incomplete. The cursor has not moved.
+        RemoteProtocolError: The packet is malformed or exceeds a limit.
+    """
     start = cursor.position
     try:
         head = parse_head(cursor, bounds)
@@ -268,7 +303,12 @@ def parse_packet(cursor: Cursor, bounds: Bounds) -> Packet:
 
 
 def parse_head(cursor: Cursor, bounds: Bounds) -> General | OperationPacket | AckPacket | MessageHead:
-    """Parse a packet without payloads, or the head of a message; leaves the cursor on the 8-byte boundary behind it."""
+    """Parse a packet without payloads, or the head of a message. The cursor moves to the next 8-byte boundary.
+
+    Raises:
+        NeedMore: The packet or head is incomplete. The cursor has not moved.
+        RemoteProtocolError: The packet is malformed or exceeds a limit.
+    """
     start, data = cursor.position, cursor.data
     if len(data) - start < 8:
         raise NeedMore(8 - (len(data) - start))
@@ -323,7 +363,10 @@ def _parse_ids(cursor: Cursor, id_size: int, bounds: Bounds) -> tuple[int, ...]:
 
 
 def _parse_sizes(cursor: Cursor, start: int, bounds: Bounds) -> tuple[tuple[int, ...], int]:
-    """The sizes, and the padding behind all parts; without a loop of our own, since there may be very many."""
+    """Return the sizes of a message's parts, and how many bytes of padding follow the parts together.
+
+    A message may have very many parts, so this function uses built-in functions instead of a Python loop.
+    """
     first = cursor.data[start]
     cursor.align(2, start)
     count = cursor.uint(4, "little") if first & LONG else cursor.data[start + 1]
@@ -346,10 +389,16 @@ def _parse_sizes(cursor: Cursor, start: int, bounds: Bounds) -> tuple[tuple[int,
 
 
 def observe_written(observer: Observer, buffers: Sequence[Buffer], bounds: Bounds, repeats: dict[int, int]) -> None:
-    """Report packets that are about to be written. They are parsed again, so writing costs nothing without an observer.
+    """Report packets that are about to be written to an observer.
 
-    `bounds` are those of what comes in; `repeats` counts the messages by channel that an earlier connection carried,
-    which are the next ones of their channels.
+    The packets are parsed again for that, so that writing costs nothing extra without an observer.
+
+    Args:
+        observer: The observer.
+        buffers: Whole packets.
+        bounds: The parser settings for received packets. The id sizes are swapped here.
+        repeats: For each channel, how many of its next messages were already written on an earlier connection. The
+            function updates the counts.
     """
     turned = Bounds(bounds.ack_id_size, bounds.id_size, 2**32, 2**32, 2**64)
     cursor = Cursor(b"".join(buffers))
