@@ -1,8 +1,10 @@
-"""Split received bytes into packets, and apply each of them to the state of the link.
+"""Split received bytes into packets, and apply each packet to the state of the link.
 
-A packet is checked as a whole before any of it is applied, so a packet that breaks a rule changes nothing. There are
-two fast paths beside the general way: runs of messages with one small part on a channel that has room for them, and the
-beginning of a message with one large part. Both leave whatever is unusual to the general way.
+A packet is checked as a whole before any of it is applied, so a packet that breaks a rule changes nothing. `Reader`
+parses most packets with the functions in `frames`; we call that the general path. There are two fast paths in addition.
+`_parse_messages` handles runs of messages with one small part on a channel that has room for them. `_begin_large`
+handles the head of a message with one large part. If anything is unusual, both leave the packet to the general path,
+which also raises all errors.
 """
 
 from __future__ import annotations
@@ -24,16 +26,19 @@ from muxkit.protocols.relink.receive import ChannelReceiver
 from muxkit.protocols.relink.send import ChannelSender
 from muxkit.protocols.relink.state import State
 
-# The head of a message of one small part to one channel: the header as a number, the id, the size.
+# For each size of channel ids, the `struct` format of the head of a message with one small part on one channel. Its
+# fields are the header as a number, the channel id, and the size of the part.
 HEADS: Final = {0: "<HH", 1: "<HBxH", 2: "<HHH", 4: "<HIH", 8: "<HQH"}
 ONE_PART: Final = frames.CHANNEL | frames.Format.MESSAGE << 2 | 1 << 8
 LARGE_PART: Final = ONE_PART | frames.LARGE
-PARTS_A_FRAME: Final = 16  # so many parts of a message take as long as one packet
-MOST_WEIGHT: Final = (8 + frames.OVERHEAD) // 8  # of a message for each byte of its packet; the smallest has 8
+# Parsing this many parts of a message takes about as long as parsing a packet, so they count as one packet.
+PARTS_A_FRAME: Final = 16
+# The highest cost of a message per byte of its packet. The smallest packet, with 8 bytes, has the highest.
+MOST_WEIGHT: Final = (8 + frames.OVERHEAD) // 8
 
 
 class Body:
-    """The payloads of a message whose head was parsed. They are collected as they come."""
+    """Collects the payloads of a message whose head was parsed, as the payloads arrive."""
 
     __slots__ = ("_filled", "_left", "_parts", "_pieces", "_skip", "head", "weight")
 
@@ -41,15 +46,17 @@ class Body:
         self.head: frames.MessageHead = head
         self.weight: int = weight
         self._parts: list[bytes] = []
-        # Which parts have bytes; a loop of our own over those without would take milliseconds for a large head.
+        # Iterates over the indices of the parts that aren't empty. A message may have tens of thousands of empty parts,
+        # and a Python loop over them would take milliseconds.
         self._filled = compress(range(len(head.sizes)), head.sizes)
         self._pieces = Pieces()
-        self._left = 0  # bytes of the present part that are to come
-        self._skip = 0  # padding bytes behind it that are to come
+        # How many bytes of the current part are still to arrive, and how many bytes of padding after it.
+        self._left = 0
+        self._skip = 0
         self._begin_part()
 
     def _begin_part(self) -> None:
-        """Go to the next part that has bytes."""
+        """Move on to the next part that isn't empty."""
         sizes, parts = self.head.sizes, self._parts
         following = next(self._filled, len(sizes))
         if following > len(parts):
@@ -58,7 +65,7 @@ class Body:
 
     @property
     def count(self) -> int:
-        """Complete parts."""
+        """Number of complete parts."""
         return len(self._parts)
 
     @property
@@ -70,7 +77,10 @@ class Body:
         return tuple(self._parts)
 
     def feed(self, data: bytes, position: int, most: int) -> int:
-        """Take payload bytes until `most` parts are complete, and return the position behind them."""
+        """Consume payload bytes of `data` from `position` on, until `most` parts are complete in total.
+
+        Returns the position after the consumed bytes.
+        """
         size = len(data)
         while position < size and (self._left or self._skip) and len(self._parts) < most:
             if self._skip:
@@ -83,7 +93,8 @@ class Body:
             step = min(self._left, size - position)
             if step == self._left and not self._pieces.size:
                 part = data[position : position + step]
-            else:  # copied when the rest is there
+            else:
+                # The part is incomplete. `Pieces` copies its bytes once, when the rest has arrived.
                 self._pieces.append(memoryview(data)[position : position + step])
                 part = b""
             position += step
@@ -100,7 +111,7 @@ class Body:
 
 
 class Reader:
-    """Parses packets as they come, and buffers only the received bytes of an unfinished packet."""
+    """Parses packets as they arrive, and buffers the bytes of an incomplete packet."""
 
     def __init__(self, state: State, bounds: frames.Bounds) -> None:
         self._state = state
@@ -110,27 +121,36 @@ class Reader:
         code = HEADS.get(bounds.id_size) if bounds.message >= frames.SMALL_MOST else None
         self._head = struct.Struct(code) if code else None
         self._payload_at = 0 if self._head is None else (self._head.size + 7) // 8 * 8
-        self._left = 0  # packets that this call may still parse
+        # How many packets the current call of `feed` may still parse.
+        self._left = 0
         self.restart()
 
     def restart(self) -> None:
-        """Start with an empty buffer, on a new connection."""
+        """Start again with an empty buffer, on a new connection."""
+        # The bytes of a packet whose head is incomplete, and the size that they must reach before parsing can go on.
         self._held = Pieces()
-        self._wanted = 0  # size of the held bytes with which parsing may get on
+        self._wanted = 0
+        # The message whose head was parsed and whose payloads are arriving.
         self._body: Body | None = None
-        self._data = b""  # what came and waits for the next call, from `_at` on
+        # Received bytes that the last call of `feed` left unparsed because of its limit: those from `_at` on.
+        self._data = b""
         self._at = 0
-        self._undelivered: tuple[tuple[int, ...], Body] | None = None  # a multicast, and the channels without it
+        # A complete multicast, and the channels that it is still to be delivered to.
+        self._undelivered: tuple[tuple[int, ...], Body] | None = None
         self.offset: int = 0
         """Bytes parsed on this connection."""
         self.unparsed: int = 0
-        """Received bytes that the last call left, and 1 for a multicast that not all of its channels have."""
+        """How many received bytes the last call of `feed` left unparsed.
+
+        A multicast that is still to be delivered to some of its channels counts as one more byte.
+        """
         self.is_mid_packet: bool = False
+        """True if the last packet is incomplete, or not delivered to all of its channels."""
 
     def feed(self, data: bytes, most: int) -> RemoteProtocolError | None:
-        """Parse up to so many packets more.
+        """Parse the bytes that the last call left and those in `data`, up to `most` packets.
 
-        Returns the violation, if there is one. After a violation no more may be fed.
+        Returns an error if the peer has broken a rule. After that the reader can't be used on this connection.
         """
         if self._state.observer is not None and data:
             self._state.observer.transport("in", data)
@@ -138,7 +158,9 @@ class Reader:
         if self._data:
             if data:
                 data = self._data[self._at :] + data
-            else:  # a position is kept, or each step of a turn would copy what is left
+            else:
+                # The caller only wants to continue. Slicing here would copy all remaining bytes with each call, so we
+                # start at a position instead.
                 data, start = self._data, self._at
             self._data = b""
         self._left = most
@@ -175,7 +197,7 @@ class Reader:
         return None
 
     def _go_on(self, data: bytes, position: int) -> int:
-        """Feed the unfinished message, if there is one, and return the position behind it."""
+        """Feed `data` to the incomplete message, if there is one, and return the position after the consumed bytes."""
         body = self._body
         if body is None:
             return position
@@ -189,16 +211,21 @@ class Reader:
         return position
 
     def _deliver(self, channels: tuple[int, ...], body: Body) -> None:
-        """Deliver to each channel, counted as a packet each; those over the limit of this call wait for the next."""
+        """Deliver a complete message to its channels.
+
+        Each channel counts as one packet. If that exceeds the limit of this call, the next call delivers to the
+        remaining channels.
+        """
         now = channels[: max(1, self._left + 1)]
         self._left -= max(0, len(now) - 1)
         self._deliver_to(now, body.parts, body.weight)
         self._undelivered = (channels[len(now) :], body) if len(now) < len(channels) else None
 
     def _parse(self, data: bytes, position: int, base: int) -> int:
-        """Parse packets from `position` on; buffers an incomplete one. `base` is the stream offset of `data`.
+        """Parse packets from `position` on, and buffer an incomplete packet at the end.
 
-        Returns the position reached: the end, unless the limit of packets a call came first.
+        `base` is the offset of `data` in the received stream. Returns the position that was reached. It is the end of
+        `data`, unless the call's limit of packets was reached before.
         """
         size = len(data)
         while position < size and self._left > 0:
@@ -231,9 +258,12 @@ class Reader:
         return position
 
     def _begin_large(self, data: bytes, position: int) -> bool:
-        """Begin a message of one large part on a known channel. False means that the general way has to decide."""
+        """Fast path for the head of a message with one large part on a known channel.
+
+        Returns False and changes nothing if the general path has to decide.
+        """
         state, head = self._state, self._head
-        at = position + self._payload_at  # where its size stands
+        at = position + self._payload_at  # the position of the part's size
         if head is None or len(data) < at + 8 or self._theirs.held_over + self._bounds.message > state.held_most:
             return False
         header, channel, _ = (
@@ -250,9 +280,9 @@ class Reader:
         return True
 
     def _parse_messages(self, data: bytes, position: int, head: struct.Struct) -> int:
-        """Fast path for messages of one small part on a known channel with room.
+        """Fast path for messages with one small part on a known channel with room.
 
-        It stops in front of the first packet of any other kind, for the general way.
+        Returns the position of the first packet that the general path has to parse.
         """
         state, theirs = self._state, self._theirs
         size = len(data)
@@ -290,7 +320,11 @@ class Reader:
     # --- messages
 
     def _check_message(self, head: frames.MessageHead) -> int:
-        """Check the head of a message, and return its cost in each of its channels."""
+        """Check the head of a message, and return how many bytes of the window it takes in each of its channels.
+
+        Raises:
+            RemoteProtocolError: The peer may not send this message now.
+        """
         state, theirs = self._state, self._theirs
         weight = frames.message_cost(head.sizes, state.in_id_size, head.padding)
         new = 0
@@ -335,7 +369,7 @@ class Reader:
             raise RemoteProtocolError(f"{what} beside {live} live ones", limit=state.limits.bound_of_channels)
 
     def _deliver_to(self, channels: Sequence[int], parts: frames.Parts, weight: int) -> None:
-        """Store a complete message that `_check_message` admitted."""
+        """Store a complete message in its channels. `_check_message` has accepted it before."""
         state, theirs = self._state, self._theirs
         for channel in channels:
             receiver = theirs.live.get(channel)
@@ -350,7 +384,7 @@ class Reader:
     # --- packets without payload
 
     def _apply(self, packet: frames.General | frames.OperationPacket | frames.AckPacket) -> None:
-        """Apply a packet without payload. If it breaks a rule, raise and change nothing."""
+        """Apply a packet without payload. Raises and changes nothing if the packet breaks a rule."""
         if isinstance(packet, frames.General):
             self._apply_general(packet)
             return
@@ -408,7 +442,8 @@ class Reader:
             if receiver is None:
                 if operation is not frames.Operation.CLOSE:
                     raise RemoteProtocolError(f"{what}, which is not open", rule="relink-O12")
-                unopened[channel] = None  # a close is tied to no message: there may never have been one
+                # A close doesn't refer to a message, so it is allowed on a channel on which no message has arrived.
+                unopened[channel] = None
             elif not receiver.known:
                 raise RemoteProtocolError(f"{what} before it was resumed", rule="relink-H35")
             elif operation is frames.Operation.CLOSE:
@@ -428,7 +463,7 @@ class Reader:
                 receiver.decide(operation, number)
 
     def _acknowledge(self, packet: frames.AckPacket) -> None:
-        """Apply an acknowledgement to channels of ours."""
+        """Apply an acknowledgement to channels that we send on."""
         name = packet.ack.name.lower()
         plans: list[tuple[ChannelSender, int | None]] = []
         is_end = packet.ack is frames.Ack.CLOSED
@@ -436,7 +471,8 @@ class Reader:
             sender = self._ours.live.get(channel)
             if sender is None:
                 if is_end:
-                    continue  # it never had a message, or its end was heard of before: nothing follows
+                    # The channel was never opened, or an earlier `closed` has ended it. Nothing is left to do.
+                    continue
                 raise RemoteProtocolError(f"{name} on channel {channel}, which is not open", rule="relink-O12")
             if not is_end:
                 plans.append((sender, sender.meant(packet.ack, packet.sequence, count)))

@@ -3,59 +3,66 @@
 A link and its connections
 ==========================
 
-A link outlives its connections. The engine has one `State` for the whole life of the link, and the link is:
+A link outlives its connections. The engine keeps one `State` for all connections of a link. A link has four states. The
+third column has the event that usually ends a state:
 
     ABSENT     there is no connection; messages may be queued        `connection_made`           -> RESUMING, OPEN
-    RESUMING   both sides say what they have (`resume`)              the peer's resume came      -> OPEN, ABSENT, OVER
+    RESUMING   each side reports what it has received (`resume`)     the peer's resume arrives   -> OPEN, ABSENT, OVER
     OPEN       messages flow                                         `connection_lost`           -> ABSENT, OVER
     OVER       both have shut down, or the peer broke a rule         (final)
 
-The handshake, which is a small engine of its own (`handshake`), tells on which link a connection goes on. On the
-first connection of a link there is nothing to resume, so it is OPEN at once. If the listener names another link than
-ours, everything about ours is gone (`LinkReplaced`): the tables are emptied, and the state begins anew.
+The handshake is a small engine of its own (`handshake`). It decides which link a new connection continues. The first
+connection of a link has nothing to resume, so the link is OPEN immediately. If the listener names a link other than
+ours, our link is lost: we report `LinkReplaced`, empty both tables, and start again with the new link.
 
-A resume is a list of all channels of the peer, with what we have received, consumed and answered of each. No message
-may go out on a channel before the peer has spoken of it (`ChannelSender.free`), because only then we know what has
-arrived. A channel that the peer leaves out is one of which it never had a message, or one that is closed.
+A resume lists all channels that the peer has opened. For each channel it says up to which message we have received,
+consumed and answered. We may not write on a channel of ours before the peer's resume has covered it
+(`ChannelSender.free`), because until then we don't know which messages were lost with the last connection. If the
+resume leaves a channel out, then either the peer never received a message on it, or the channel is closed.
 
 Channels
 ========
 
-The wire knows no opening: a channel begins with its first message. The channels of the two sides are apart from each
-other, and each has one half at each end. What we send on is a `ChannelSender` in `SendTable`:
+A channel carries messages in one direction. No packet opens a channel; its first message does. Each side numbers the
+channels that it sends on, so channel 1 of one side has nothing to do with channel 1 of the other side. For each channel
+that we send on, `SendTable` has a `ChannelSender`:
 
     new        not in the table; nothing was sent                    the first message           -> open
-    open       messages go out, as far as the windows allow          `close`                     -> closing
-    closing    everything is written, then the close                 `closed` came               -> over
-    over       not in the table; the number may be used anew         (final)
+    open       messages are written, as far as the windows allow     `close`                     -> closing
+    closing    the queued messages are written, then the close       `closed` arrives            -> over
+    over       not in the table; the number may be used again        (final)
 
-A close goes out only when the peer is known to have had a message of this life of the channel, which an
-acknowledgement or the pong of a probe shows (`probes`). Otherwise the silence of its next resume could mean two things.
+Every use of a channel number, from new to over, is one life of the channel. We write a close only when the peer is
+known to have received a message of the channel's current life. An acknowledgement shows that, or the pong that answers
+a probe (`probes`). If we closed earlier and the peer's next resume left the channel out, we couldn't tell whether the
+peer has closed the channel or has never received a message on it.
 
-What we receive from is a `ChannelReceiver` in `ReceiveTable`:
+For each channel that we receive from, `ReceiveTable` has a `ChannelReceiver`:
 
     expected   not in the table; the application waits for it        the first message           -> open
-    open       messages come                                         the peer's close came       -> ended
+    open       messages arrive                                       the peer's close arrives    -> ended
     ended      the application has not consumed everything           all is consumed, answered   -> done
-    done       the peer is to be told `closed`                       that is written             -> over
+    done       `closed` is still to be written                       `closed` is written         -> over
 
-Under transactions a message waits in `ChannelReceiver.held` until its sender has decided: a commit gives it to the
-application, whose answer the peer must get exactly once. So an answer is kept until a pong proves that the peer has
-read it, and a channel that has such answers is not over yet.
+With transactions a message waits in `ChannelReceiver.undecided` until the peer commits it or rolls it back. A commit
+delivers the message to the application, and the peer must get the application's answer exactly once. So we keep an
+answer until a pong proves that the peer has read it, and a channel doesn't end while it has such answers.
 
 Invariants
 ==========
 
-- A message stays in its window from `send_parts` until the peer's application has consumed or answered it. The window
-  is bounded in messages (`Config.window`) and in bytes (`Limits.short_window`, on a long path up to
-  `Limits.channel_bytes`).
-- All windows together are bounded by `Limits.connection_bytes`, but each channel's first bytes up to `floor` are free.
-  So a channel that nobody reads cannot stop the others. The sum over the floors doesn't depend on the order in which
-  messages come, so both sides count the same.
-- A packet is checked as a whole before any of it is applied. An error changes nothing.
-- What we owe to the peer is merged by channel (acknowledgements), or bounded (pongs, closes of unknown channels), so a
-  peer that doesn't read costs a bounded amount of memory.
-- Before our resume nothing but pings and pongs goes out; everything that the last connection owed is covered by it.
+- A message occupies its channel's window from `send_parts` until the peer's application has consumed or answered it.
+  The window limits messages (`Config.window`) and bytes (`Limits.short_window`, or on a path with a long round trip up
+  to `Limits.channel_bytes`).
+- `Limits.connection_bytes` is the budget of the link: it limits the bytes in all windows together. The first `floor`
+  bytes in each channel's window are not charged to the budget, so a channel that nobody reads can't block the other
+  channels. The charge depends only on how many bytes each window holds and not on their order, so both sides calculate
+  the same charge.
+- A packet is checked as a whole before any of it is applied. A packet with an error changes nothing.
+- A peer that doesn't read costs a bounded amount of memory. The acknowledgements that are still to be written are
+  merged by channel, and the number of waiting pongs and of waiting closes of unknown channels is limited.
+- Before our resume is complete, we write nothing but pings and pongs. The resume replaces all acknowledgements that
+  were still to be written when the last connection was lost.
 """
 
 from __future__ import annotations
@@ -81,33 +88,44 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink.send import ChannelSender
 
 RESUME: Final = frames.encode_general(frames.General.RESUME)
-OUTCOMES_MOST: Final = 2**20  # answers that a peer may leave without a sign that it has read them
-COUNTED_ACKS: Final = 4  # acknowledgements for each window of messages, at least
-SIZED_ACKS: Final = 2  # the same for each short window of bytes
-METERED_PARTS: Final = 4  # of a short window, after each of which the size of the window is looked at
-LONG_SHARE: Final = 0.75  # of the link's budget; above it no window is longer than a short one
-LARGE_LEAST: Final = frames.SMALL_MOST + 1  # bytes of a part whose size takes eight bytes
+OUTCOMES_MOST: Final = 2**20
+"""How many answers to commits we keep for a peer that gives no sign of having read them. Then the link fails."""
+# A receiver acknowledges without waiting for the timer when a fraction of the window was used since its last
+# acknowledgement. The sender then learns in time that it may continue.
+COUNTED_ACKS: Final = 4
+"""At least this many acknowledgements for each window of messages."""
+SIZED_ACKS: Final = 2
+"""At least this many acknowledgements for each short window of bytes."""
+METERED_PARTS: Final = 4
+"""A sender recalculates its window each time the peer has consumed this fraction of a short window: 4 is a quarter."""
+LONG_SHARE: Final = 0.75
+"""When this share of the link's budget is used, no window may be longer than a short one."""
+LARGE_LEAST: Final = frames.SMALL_MOST + 1
+"""The smallest part in bytes that makes a message large: its sizes take 8 bytes each instead of 2."""
 
 
 class Timer(Enum):
     """The deadlines of a connection."""
 
     ACKS = "acks"
-    """When to tell what was received and consumed."""
+    """When to write the `received` and `consumed` that wait for more of them."""
     KEEPALIVE = "keepalive"
-    """When to ping because nothing came for a while."""
+    """When to ping because nothing has arrived for `Config.keepalive` seconds."""
     ANSWER = "answer"
-    """When to give up on a connection that is silent after that ping."""
+    """When to give up the connection because nothing has arrived since the keepalive ping."""
     STALL = "stall"
-    """When to look whether an unfinished packet made progress."""
+    """When to check whether an incomplete packet has made progress."""
 
 
-# The hash of an enum is a call, and these are looked up with each read.
+# `Enum.__hash__` is a Python function, and every read looks up timers in a dictionary. The default hash is faster.
 Timer.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 class State:
-    """The settings and phases of a link, its events, timers and pings, and the channels of both sides."""
+    """The shared state of a link: its settings, its progress through the states above, and its two tables of channels.
+
+    `Engine` owns the `State`. The halves of channels and the reader change it.
+    """
 
     def __init__(self, config: Config, limits: Limits, observer: Observer | None, *, is_connector: bool) -> None:
         self.config: Config = config
@@ -122,30 +140,37 @@ class State:
         self.out_transactions: bool = transactions[out]
         self.in_transactions: bool = transactions[into]
         self.floor: int = min(limits.channel_floor, limits.channel_bytes)
-        # A peer with the same limits stops when it is over them, so by one message more at most, and by those that
-        # its outbox had admitted.
+        # How many bytes over the floors we accept before the peer has violated the limit. A peer with the same limits
+        # stops sending once it exceeds the budget, so it exceeds the budget by at most one message, and by the messages
+        # that `send_parts(overdraw=True)` admitted, which `Limits.outbox` bounds.
         extra = limits.message + limits.outbox + (16 + frames.PART_OVERHEAD) * config.parts + 128
         self.held_most: int = limits.connection_bytes + extra
         self.outcomes_most: int = OUTCOMES_MOST
         self.events: list[Event] = []
-        """What happened since the events were taken the last time."""
+        """Events since the last call of `take_events`."""
         self.progress: int = 0
-        """Grows with everything that brings the application's work forward: messages, acknowledgements, ends."""
+        """A counter that grows with every message, acknowledgement and end of a channel.
+
+        If it hasn't changed during a connection, the connection did nothing for the application.
+        """
         self.deadlines: Deadlines[Timer] = Deadlines()
         self.has_new_deadline: bool = False
-        """True if a command has set a deadline, of which the pump's clock may not know."""
+        """True if a command has set a deadline that the pump may not have seen yet."""
         self.now: float = 0.0
-        """The time of the last call that told it."""
+        """The time that was passed to the engine last."""
         self.over: bool = False
-        """True once the link has finished or failed. Then each command raises."""
+        """True once the link has finished or failed. Every further command raises."""
         self.epoch: int = 0
-        """The listener's epoch, to be sent with the next request; 0 before there is a link."""
+        """The epoch identifies the running instance of the listener. The next request names it; 0 without a link."""
         self.link_id: int = 0
-        """The id of the link; 0 before there is one."""
+        """The id of the link; 0 without a link."""
         self.is_shutting_down: bool = False
         self.probes: Probes = Probes()
         self.repeats: dict[int, int] = {}
-        """Messages by channel that are to be written again, for the observer; empty without one."""
+        """For each channel, how many queued messages repeat messages of an earlier connection.
+
+        Only an observer needs this number, so the dictionary stays empty without an observer.
+        """
         self.ours: SendTable = SendTable(self)
         self.theirs: ReceiveTable = ReceiveTable(self)
         self.reset()
@@ -153,9 +178,12 @@ class State:
     def reset(self) -> None:
         """Forget everything that belongs to one link."""
         self.is_connected: bool = False
-        self.resumes: bool = False  # the connection goes on with a link that had one
-        self.peer_resumed: bool = False  # the peer has told what it has, or need not
-        self.told_resume: bool = False  # and so have we
+        self.resumes: bool = False
+        """True if this connection continues a link that has had an earlier connection."""
+        self.peer_resumed: bool = False
+        """True if the peer's resume has arrived, or the connection doesn't resume a link."""
+        self.told_resume: bool = False
+        """True if our resume was written, or the connection doesn't resume a link."""
         self.shutdown_written: bool = False
         self.has_peer_shut_down: bool = False
         self.probes.outcomes = 0
@@ -165,7 +193,7 @@ class State:
         self.theirs.reset()
 
     def report(self, event: Event) -> None:
-        """Report something that brings the application's work forward."""
+        """Report an event that counts as progress for the application (see `progress`)."""
         self.progress += 1
         self.events.append(event)
 
@@ -176,17 +204,17 @@ class State:
 
     @property
     def is_resumed(self) -> bool:
-        """True if there is a connection and, on a resumed link, the peer's resume has come."""
+        """True if there is a connection and, on a resumed link, the peer's resume has arrived."""
         return self.is_connected and self.peer_resumed
 
     @property
     def is_resuming(self) -> bool:
-        """True if there is a connection and the peer's resume has not come."""
+        """True if there is a connection and the peer's resume hasn't arrived."""
         return self.is_connected and not self.peer_resumed
 
     @property
     def owes_control(self) -> bool:
-        """True if pings, pongs, acknowledgements or a resume wait to be written."""
+        """True if pings, pongs, acknowledgements or a resume are to be written."""
         theirs, probes = self.theirs, self.probes
         if probes.pongs or probes.pings or theirs.dirty or theirs.resume_left or theirs.unopened:
             return True
@@ -194,7 +222,7 @@ class State:
 
     @property
     def has_unconfirmed_messages(self) -> bool:
-        """True while one of the two applications may still have to process a message of this link."""
+        """True while an application, ours or the peer's, may still have to consume or answer a message of this link."""
         return bool(self.ours.retained or self.theirs.bytes or self.theirs.unanswered)
 
     # --- checks of commands
@@ -204,7 +232,7 @@ class State:
             raise LocalProtocolError("the link is over")
 
     def check_number(self, channel: int) -> None:
-        """Raise `LocalProtocolError` if this cannot be the number of a channel of ours."""
+        """Raise `LocalProtocolError` if the number doesn't fit in the ids of our channels."""
         if not 0 <= channel < 1 << 8 * self.out_id_size:
             raise LocalProtocolError(f"channel {channel} does not fit an id of {self.out_id_size} bytes")
 
@@ -223,12 +251,13 @@ class State:
 
 
 class SendTable:
-    """Our channels by number, the budget that they share, and who waits for room."""
+    """The channels that we send on, by number, the budget that they share, and the senders that wait for room."""
 
     def __init__(self, state: State) -> None:
         self.state: State = state
-        # Copies of settings, which are looked up for each message.
-        self.small: int = frames.message_cost((0,), state.out_id_size)  # cost of a small message without payload
+        # Copies of settings and constants that are needed for each message.
+        self.small: int = frames.message_cost((0,), state.out_id_size)
+        """The cost of a small message without its payload."""
         self.floor: int = state.floor
         self.largest: int = state.limits.message
         self.window: int = state.config.window
@@ -238,23 +267,28 @@ class SendTable:
         self.long_bytes: int = int(LONG_SHARE * self.connection_bytes)
         self.outbox: Outbox = Outbox()
         self.messages: int = 0
-        """How many messages were queued, on all links so far."""
+        """How many messages were queued so far. The counter continues when the link is replaced."""
 
     def reset(self) -> None:
         """Forget everything that belongs to one link."""
         self.live: dict[int, ChannelSender] = {}
-        self.unannounced: dict[ChannelSender, None] = {}  # the peer has none of their messages, as far as we know
-        self.watchers: dict[int, tuple[ChannelSender, int]] = {}  # who waits for room, and for how much
-        self.retained: int = 0  # bytes in all windows
-        self.retained_over: int = 0  # of them, over the floors
+        self.unannounced: dict[ChannelSender, None] = {}
+        """Senders whose first message is still to be written on this connection."""
+        self.watchers: dict[int, tuple[ChannelSender, int]] = {}
+        """For each channel, the sender that waits for room in its window, and how many bytes it needs."""
+        self.retained: int = 0
+        """Bytes in all windows."""
+        self.retained_over: int = 0
+        """Bytes in all windows without each channel's first `floor` bytes. The link's budget limits this number."""
         self.budget: ReceiveBudget = ReceiveBudget(self.connection_bytes, self.floor, self.state.limits.channel_first)
         self.outbox.used = 0
-        self.closing: int = 0  # channels that are to be closed
+        self.closing: int = 0
+        """Number of channels in the state closing."""
         self.scheduler: Scheduler = Scheduler()
 
     @property
     def unanswered(self) -> int:
-        """Messages of ours that are still in a window."""
+        """How many of our messages still occupy a window."""
         return sum(sender.outstanding for sender in self.live.values())
 
     def is_free_for(self, sender: ChannelSender) -> bool:
@@ -262,14 +296,17 @@ class SendTable:
         return self.live.get(sender.channel, sender) is sender
 
     def wake(self, channel: int) -> None:
-        """Report `Writable` to the sender that waits for room in a channel, if there is room."""
+        """Report `Writable` for the sender that waits for room in a channel, if there is room now."""
         waiting = self.watchers.get(channel)
         if waiting is not None and self.is_free_for(waiting[0]) and waiting[0].has_room_for(waiting[1]):
             del self.watchers[channel]
             self.state.events.append(Writable(waiting[0]))
 
     def freed(self, sender: ChannelSender, size: int, over: int) -> None:
-        """Return bytes to the budget, `over` of them from above the floor, and wake who waits for room."""
+        """Account for `size` bytes that left the sender's window, and wake senders that have room now.
+
+        `over` of these bytes were above the floor, so they return to the link's budget.
+        """
         before = self.retained_over
         self.retained -= size
         self.retained_over -= over
@@ -316,7 +353,10 @@ class SendTable:
         self.budget.round_trip.gave_up()
 
     def resume(self) -> None:
-        """Finish the peer's resume. A channel that it left out is unknown to the peer, or closed there."""
+        """Act on the end of the peer's resume: check the channels that it left out, and start to write.
+
+        The peer leaves out a channel that it never received a message on, and a channel that is closed.
+        """
         for sender in self.live.values():
             if sender.heard or (sender.received < sender.first and not sender.close_told):
                 continue
@@ -328,22 +368,23 @@ class SendTable:
             if sender.free:
                 sender.schedule()
             elif sender.close_told and not sender.heard:
-                # A close goes out only when the peer is known to have had a message: it is over, and not lost.
+                # We wrote the close, so the peer had received a message on this channel before. The resume therefore
+                # leaves the channel out because it is closed, and not because its messages were lost.
                 sender.closed()
             else:
                 sender.release_to_write()
 
 
 class ReceiveTable:
-    """The peer's channels by number, the bytes that they hold, and the acknowledgements to be written.
+    """The channels that we receive from, by number, the bytes that they hold, and the acknowledgements to write.
 
-    Acknowledgements are merged until they are written.
+    Acknowledgements of the same channel are merged until they are written.
     """
 
     def __init__(self, state: State) -> None:
         self.state: State = state
         self.floor: int = state.floor
-        # What messages of one part cost without their payload.
+        # The cost of a small and of a large message with one part, without its payload.
         self.small: int = frames.message_cost((0,), state.in_id_size)
         self.large: int = frames.message_cost((LARGE_LEAST,), state.in_id_size) - LARGE_LEAST
         self.ack_count: int = max(1, state.config.window // COUNTED_ACKS)
@@ -353,20 +394,28 @@ class ReceiveTable:
         """Forget everything that belongs to one link."""
         self.live: dict[int, ChannelReceiver] = {}
         self.expected: dict[int, ChannelReceiver] = {}
-        """Channels that are not open, and that the application wants to receive from."""
-        self.bytes: int = 0  # that the application has not consumed
-        self.held_over: int = 0  # of them, over the floors
-        self.unanswered: int = 0  # channels with commits that the application has not answered
+        """Channels that the peer hasn't opened, but that the application wants to receive from."""
+        self.bytes: int = 0
+        """Bytes of the messages that the application hasn't consumed."""
+        self.held_over: int = 0
+        """The same without each channel's first `floor` bytes. The link's budget limits this number."""
+        self.unanswered: int = 0
+        """Number of channels with committed messages that the application hasn't answered."""
         self.connect()
 
     def connect(self) -> None:
-        """Drop what the last connection owed. The resume covers it."""
+        """Drop the acknowledgements that the last connection didn't write. The resume replaces them."""
         resumes = self.state.resumes
-        self.dirty: deque[ChannelReceiver] = deque()  # in line to write acknowledgements
-        self.owing: list[ChannelReceiver] = []  # whose acknowledgements wait for the timer
-        self.unopened: dict[int, None] = {}  # closed by the peer without having been opened, and not yet confirmed
+        self.dirty: deque[ChannelReceiver] = deque()
+        """Receivers with acknowledgements to write now."""
+        self.owing: list[ChannelReceiver] = []
+        """Receivers whose acknowledgements wait for the timer."""
+        self.unopened: dict[int, None] = {}
+        """Channels that the peer closed although no message had opened them. `closed` is still to be written."""
         self.resuming: deque[ChannelReceiver] = deque()
+        """Receivers whose part of our resume is still to be written."""
         self.resume_left: bool = resumes
+        """True until our resume is written completely."""
         for receiver in self.live.values():
             receiver.connect()
         if resumes:
@@ -374,22 +423,26 @@ class ReceiveTable:
 
     def disconnect(self) -> None:
         for receiver in [one for one in self.live.values() if one.done]:
-            self.forget(receiver)  # the peer closed it, and learns from our resume that it is over
+            # Our next resume leaves the channel out. The peer has closed it, so the peer knows what that means.
+            self.forget(receiver)
 
     def forget(self, receiver: ChannelReceiver) -> None:
-        """Remove a channel that is over."""
+        """Remove a channel that has ended."""
         del self.live[receiver.channel]
         self.state.probes.forget(receiver)
         self.state.observe_state(f"in {receiver.channel}", "closed")
 
     def receiver(self, channel: int) -> ChannelReceiver | None:
-        """Return the half that this channel has, or will have when it is opened; None if nobody expects that."""
+        """Return the receiver of a channel that is open or expected. Returns None if it is neither."""
         return self.live.get(channel) or self.expected.get(channel)
 
     # --- acknowledgements
 
     def owe(self, receiver: ChannelReceiver) -> None:
-        """Let the acknowledgements of a channel wait for the timer, unless both sides are shutting down."""
+        """Let the acknowledgements of a channel wait for the timer.
+
+        If both sides are shutting down, there is nothing worth waiting for, so the acknowledgements are due now.
+        """
         state = self.state
         if state.is_shutting_down and state.has_peer_shut_down:
             self.make_due(receiver)
@@ -405,13 +458,13 @@ class ReceiveTable:
         self.touch(receiver)
 
     def touch(self, receiver: ChannelReceiver) -> None:
-        """Put a channel in line to write acknowledgements."""
+        """Queue a receiver that has something to write."""
         if not receiver.dirty and self.state.is_connected:
             receiver.dirty = True
             self.dirty.append(receiver)
 
     def make_all_due(self) -> None:
-        """Make all waiting acknowledgements due."""
+        """Make all acknowledgements due that wait for the timer."""
         owing, self.owing = self.owing, []
         for receiver in owing:
             receiver.owing = False
@@ -419,11 +472,11 @@ class ReceiveTable:
 
     @property
     def is_clear(self) -> bool:
-        """True if no acknowledgement, answer or resume waits to be written."""
+        """True if no acknowledgement, answer or resume is to be written."""
         return not (self.dirty or self.owing or self.resume_left or self.unopened)
 
     def write(self, limit: int, out: list[Buffer]) -> int:
-        """Write what is owed, about `limit` bytes at most. The resume comes before all else."""
+        """Write the resume first, then answers and acknowledgements, up to about `limit` bytes in total."""
         written = self._write_resume(limit, out) if self.resume_left else 0
         if self.resume_left:
             return written
