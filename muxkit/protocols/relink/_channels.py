@@ -1,8 +1,11 @@
-"""What applications hold of a link: common channels, and the senders and receivers of Relink's own channels.
+"""The objects that applications use on a link: common channels, and senders and receivers of Relink's own channels.
 
-A `Channel` is what every protocol has. A `Sender` and a `Receiver` are what Relink is: messages of several parts in one
-direction, receipts for them, and transactions. Below each of them is a half of the runtime, which holds the half of the
-engine: `SenderHalf` and `MessageHalf` here, and `SendHalf` and `CommonReceiveHalf` for common channels.
+A `Channel` is a common channel, which every protocol of muxkit has. `Sender` and `Receiver` are for Relink's own
+channels, which carry messages of several parts in one direction, with receipts and transactions.
+
+Each of these objects is a thin layer over a half of the runtime, and each half of the runtime uses a half of the
+engine. `Sender` uses `SenderHalf`, `Receiver` uses `MessageHalf`, and `Channel` uses `SendHalf` and
+`CommonReceiveHalf`. `Connection` passes the engine's events to the halves.
 """
 
 from __future__ import annotations
@@ -48,9 +51,12 @@ if TYPE_CHECKING:
 
 Handler = Callable[["Message"], Awaitable[object]]
 
-PORTION: int = 16  # messages of a common channel that are handed out before the engine hears of them
-PART_ROOM = 56  # bytes that a part beside others takes in a window, at most
-PARTS_ROOM = 32  # and the head of such a message
+# The engine is notified once for up to this many messages that the application takes from a common channel.
+PORTION: int = 16
+# Upper bounds for the bytes of the window that a message with several parts takes in addition to its payload: for each
+# part, and for the head of the message.
+PART_ROOM = 56
+PARTS_ROOM = 32
 
 _log = logging.getLogger("muxkit")
 
@@ -67,7 +73,10 @@ class CommonReceiveHalf(ReceiveHalf[bytes]):
 
 
 class Channel(MuxChannel):
-    """A common channel: our channel n with the peer's channel n. Connectors open even numbers, listeners odd ones."""
+    """A common channel. It consists of two channels of Relink with the same number, one in each direction.
+
+    The connector opens common channels with even numbers, and the listener those with odd numbers.
+    """
 
     __slots__ = ("common",)
 
@@ -76,7 +85,7 @@ class Channel(MuxChannel):
     def __init__(self, connection: Connection, sender: EngineSender, channel: CommonChannel) -> None:
         super().__init__(connection, SendHalf(connection, sender), CommonReceiveHalf(connection, channel))
         self.common: CommonChannel = channel
-        """The channel inside the engine."""
+        """The engine's side of the channel."""
 
     @property
     def id(self) -> int:
@@ -88,7 +97,7 @@ class Channel(MuxChannel):
         return self.common.opening
 
     def close(self) -> None:
-        """`aclose` without the checkpoint."""
+        """Like `aclose`, but synchronous and without a checkpoint."""
         with self._connection.written_together():
             self.common.leave()
             super().close()
@@ -106,9 +115,9 @@ class Channel(MuxChannel):
         return ByteStream(self.sending, self)
 
     def stats(self) -> ChannelStats:
-        """Return the gauges of the channel, in messages.
+        """Return statistics about the channel. Sizes are numbers of messages.
 
-        Credit is None, because Relink bounds what is kept of all channels together.
+        Both credits are None, because a receiver of Relink doesn't grant credit.
         """
         return ChannelStats(
             queued=len(self.common.sender.out.unsent),
@@ -123,11 +132,11 @@ class Channel(MuxChannel):
         return f"<relink.Channel {self.id} {state}, {self.receiving.state.value}, {self.receiving.unread} unread>"
 
 
-# --- sending on a channel of Relink's own
+# --- sending on Relink's own channels
 
 
 class Outcome(Enum):
-    """The fate of a message in a transaction."""
+    """The result of a transaction for one message."""
 
     COMMITTED = "committed"
     UNCOMMITTED = "uncommitted"
@@ -140,30 +149,43 @@ class Receipt:
 
     _half: SenderHalf
     number: int
-    """Counted from 0 since the channel was opened."""
+    """The number of the message. The first message of a channel has number 0."""
     outcome: Outcome | None = attrs.field(default=None, init=False)
-    """What became of the message under transactions. None while that is not known."""
+    """The result of the transaction, or None while it isn't known. Always None without transactions."""
     _answer: trio.Event | None = attrs.field(default=None, init=False)
 
     async def received(self) -> None:
-        """Wait until the peer has the message, so that it will not be sent again. A cancellation changes nothing.
+        """Wait until the peer has received the message. From then on it is never repeated on another connection.
 
-        Raises `LinkChanged` or `LinkLost` if that will never be known.
+        Cancelling the call only stops the wait.
+
+        Raises:
+            LinkChanged: The listener has replaced the link, so it will never be known.
+            LinkLost: The link has ended, so it will never be known.
         """
         self._half.check_thread()
         await self._half.reception.reached(self.number, self._half.raise_if_lost)
 
     async def consumed(self) -> None:
-        """Wait until the peer's application is done with the message, or until it was rolled back and dropped there."""
+        """Wait until the peer's application has consumed the message, or the peer has dropped it after a rollback.
+
+        Cancelling the call only stops the wait. Raises the same errors as `received`.
+        """
         self._half.check_thread()
         await self._half.consumption.reached(self.number, self._half.raise_if_lost)
 
     async def committed(self) -> None:
-        """Wait until the peer's application has processed the message. Call `commit` before, or this waits for ever.
+        """Wait until the peer's application has answered that it has processed the message.
 
-        Raises `NotCommitted` if the peer couldn't, `RolledBackError` if this side took the message back,
-        `LocalProtocolError` on a channel without transactions, and `LinkChanged` or `LinkLost` if it will never be
-        known.
+        Call `Sender.commit` first. Without a commit the peer doesn't deliver the message, so this would wait forever.
+        Cancelling the call only stops the wait.
+
+        Raises:
+            NotCommitted: The peer's application couldn't process the message.
+            RolledBackError: This side has rolled the message back.
+            LocalProtocolError: The channel has no transactions.
+            LinkChanged: The listener has replaced the link, so the answer will never be known.
+            LinkLost: The link has ended, so the answer will never be known.
         """
         half, channel = self._half, self._half.out.channel
         half.check_thread()
@@ -182,12 +204,12 @@ class Receipt:
             raise RolledBackError(channel, self.number)
 
     def decide(self, outcome: Outcome) -> None:
-        """Set the outcome and wake the waiters; called by the sending half."""
+        """Set the outcome and wake all tasks that wait for it. Only `SenderHalf` calls this."""
         self.outcome = outcome
         self.wake()
 
     def wake(self) -> None:
-        """Wake the waiters; called by the sending half."""
+        """Wake all tasks that wait for the outcome. Only `SenderHalf` calls this."""
         if self._answer is not None:
             self._answer.set()
 
@@ -197,7 +219,7 @@ class Receipt:
 
 
 class SenderHalf(SendHalf):
-    """The sending half of one of our channels, with the receipts of what was sent."""
+    """The sending half of one of our channels. It keeps the receipts of messages that the peer hasn't answered."""
 
     __slots__ = ("_decided", "_failure", "_unanswered", "consumption", "last", "out", "reception")
 
@@ -207,14 +229,17 @@ class SenderHalf(SendHalf):
         super().__init__(connection, out)
         self.out: ChannelSender = out
         self.reception: Watermark = Watermark()
-        """The message up to which the peer has received everything."""
+        """The number up to which the peer has received all messages."""
         self.consumption: Watermark = Watermark()
-        """The message up to which the peer's application is done with everything."""
+        """The number up to which the peer's application has consumed all messages."""
         self.last: int | None = None
-        """The last message that was sent."""
+        """The number of the last message that was sent."""
+        # The number up to which all messages are committed or rolled back.
         self._decided = -1
-        self._failure: ErrorMaker | None = None  # why nothing more will be known
-        self._unanswered: deque[Receipt] = deque()  # under transactions
+        # Makes the error for receipts whose result will never be known, after the link was lost or replaced.
+        self._failure: ErrorMaker | None = None
+        # With transactions, the receipts of messages that the peer hasn't answered, oldest first.
+        self._unanswered: deque[Receipt] = deque()
 
     @property
     def has_transactions(self) -> bool:
@@ -222,28 +247,32 @@ class SenderHalf(SendHalf):
         return self.out.state.out_transactions
 
     def check_thread(self) -> None:
-        """Raise RuntimeError in another thread than that of the link."""
+        """Raise RuntimeError if the caller runs in a thread other than the link's."""
         self._budget.thread.check()
 
     def raise_if_lost(self) -> None:
-        """Raise why nothing more will be known about what was sent."""
+        """Raise the error for receipts if the link was lost or replaced."""
         if self._failure is not None:
             raise self._failure()
 
     # --- messages
 
     def size_of(self, parts: Sequence[bytes]) -> int:
-        """Return the size of a message as `has_room` counts it; raises `LocalProtocolError` if it can never be sent."""
+        """Return the size of a message as `has_room` counts it.
+
+        Raises:
+            LocalProtocolError: A message with these parts can never be sent.
+        """
         self.out.state.check_parts(parts)
         size, count = sum(map(len, parts)), len(parts)
         return size if count == 1 else size + PART_ROOM * count + PARTS_ROOM
 
     def may_send_parts(self, parts: Sequence[bytes]) -> bool:
-        """Return True if a message that is sent now would go at once."""
+        """Return True if `send_parts` would queue this message without waiting."""
         return self.state is Sending.OPEN and self.may_send(self.size_of(parts))
 
     async def send_parts(self, parts: Sequence[bytes]) -> Receipt:
-        """Send a message, and return its receipt."""
+        """Send a message and return its receipt. See `Sender.send`."""
         size = self.size_of(parts)
         if self.state is not Sending.OPEN:
             await self.refuse()
@@ -263,7 +292,7 @@ class SenderHalf(SendHalf):
         return receipt
 
     def sent(self, number: int) -> Receipt:
-        """Make the receipt of a message that the engine has queued."""
+        """Create the receipt of a message that the engine has queued as number `number`."""
         receipt = Receipt(self, number)
         self.last = number
         if self.has_transactions:
@@ -273,7 +302,7 @@ class SenderHalf(SendHalf):
     # --- transactions
 
     def commit(self, through: Receipt | int | None) -> Receipt:
-        """Commit the messages up to one that are not decided yet, and return the receipt of the last of them."""
+        """Commit the undecided messages up to `through`, and return the receipt of the last one."""
         last = self._number(through)
         self.out.commit(last)
         receipt = self._unanswered[last - self._unanswered[0].number]
@@ -282,7 +311,7 @@ class SenderHalf(SendHalf):
         return receipt
 
     def rollback(self, through: Receipt | int | None) -> None:
-        """Roll back the messages up to one that are not decided yet."""
+        """Roll back the undecided messages up to `through`."""
         last = self._number(through)
         self.out.rollback(last)
         oldest = self._unanswered[0].number
@@ -311,28 +340,28 @@ class SenderHalf(SendHalf):
     def close(self) -> None:
         is_open = self.state is Sending.OPEN
         super().close()
-        if is_open and self.last is None:  # the peer never heard of it
+        if is_open and self.last is None:  # nothing was sent, so the peer has nothing to confirm
             self._connection.forget_sender(self)
             self.confirmed()
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
-        """Do the same as `close`: what was sent cannot be taken back, but for what is not decided."""
+        """Do the same as `close`. Relink can't take messages back, except for a rollback of undecided messages."""
         self.close()
 
     @property
     def is_unheard(self) -> bool:
-        """True if something was sent that the peer's application may not have consumed."""
+        """True if the peer's application may not have consumed all messages that were sent."""
         return self.last is not None and self.consumption.value < self.last
 
     @property
     def is_live(self) -> bool:
-        """True if something was sent, and the close is neither confirmed nor lost."""
+        """True if messages were sent, and the peer has neither confirmed the close nor been lost."""
         return self.last is not None and self.state is not Sending.CLOSED
 
     # --- for the connection
 
     def acknowledged(self, event: events.Acknowledged) -> None:
-        """The peer has the messages through one, or has done more with them."""
+        """Handle an acknowledgement. Any kind of acknowledgement implies that the messages were received."""
         self.reception.advance(event.through)
         if isinstance(event, events.Consumed):
             self._consumed(event.through)
@@ -356,7 +385,7 @@ class SenderHalf(SendHalf):
         self.window_changed()
 
     def closed(self) -> None:
-        """The peer confirmed the end of the channel."""
+        """Handle the peer's confirmation that the channel has ended. It implies that all messages were consumed."""
         if self.last is not None:
             self.reception.advance(self.last)
             self._consumed(self.last)
@@ -364,8 +393,8 @@ class SenderHalf(SendHalf):
 
     def lost(self, error: ErrorMaker) -> None:
         super().lost(error)
-        self.out.owner = None  # or only a garbage collection would free both
-        self._failure = self._failure or error  # also if it was over: its receipts wait
+        self.out.owner = None  # break the reference cycle, so that no garbage collection is needed
+        self._failure = self._failure or error  # even if the half was closed before, tasks may wait for its receipts
         self.reception.wake_all()
         self.consumption.wake_all()
         for receipt in self._unanswered:
@@ -373,10 +402,10 @@ class SenderHalf(SendHalf):
 
 
 class Sender(Sink):
-    """Sends on one of our channels, from its first message until the peer has confirmed the close.
+    """Sends messages on one of our channels. `Link.sender` creates it.
 
-    Leaving its block, normally or by an error, closes the channel behind everything that was sent. What is neither
-    committed nor rolled back by then is rolled back.
+    Use it with `async with` to close the channel when the block ends, normally or with an exception. The close follows
+    all messages that were sent before. Messages that are neither committed nor rolled back by then are rolled back.
     """
 
     __slots__ = ()
@@ -395,44 +424,58 @@ class Sender(Sink):
 
     @property
     def is_closed(self) -> bool:
-        """True once it was closed on our side, or lost."""
+        """True once this sender was closed, or its link was lost or replaced."""
         return self.half.state is not Sending.OPEN
 
     async def send(self, *parts: bytes) -> Receipt:  # type: ignore[override]  # it has parts, and a receipt
-        """Send one message of so many parts. Returns when the link has it, connected or not.
+        """Send one message that consists of `parts`, and return its receipt.
 
-        Cancelled means not sent. Waits while the window is full. The window empties as the peer's application consumes
-        messages, or, under transactions, answers them; so commit or roll back before. Checks for cancellation in every
-        call, yields at the latest on every 64th call or 128 KiB.
+        The call returns when the link has queued the message, whether or not it has a connection. If the window is
+        full, the call waits. The window gets room when the peer's application consumes messages. With transactions it
+        gets room when the peer's application answers messages, so commit or roll back before the window is full.
 
-        Raises `trio.ClosedResourceError` after `close`, `LinkChanged` or `LinkLost` when what the channel was is gone,
-        `LocalProtocolError` for what cannot be sent.
+        If the call is cancelled, the message wasn't sent. Every call checks for cancellation. To keep short messages
+        fast, not every call is a full checkpoint: the task yields at least every 64 calls or 128 KiB.
+
+        Raises:
+            trio.ClosedResourceError: This sender was closed.
+            LinkChanged: The listener has replaced the link that the channel belonged to.
+            LinkLost: The link has ended.
+            LocalProtocolError: The message can never be sent, or the channel can't be opened.
         """
         self.half.check_thread()
         await trio.lowlevel.checkpoint_if_cancelled()
         return await self.half.send_parts(as_parts(parts))
 
     async def send_many(self, messages: Iterable[bytes]) -> list[Receipt]:  # type: ignore[override]  # the same
-        """Send messages of one part each, as `send` does. Cancelled, a prefix was sent."""
+        """Send several messages of one part each, and return their receipts.
+
+        If the call is cancelled, it may already have sent some of the first messages. Raises the same errors as `send`.
+        """
         return [await self.send(message) for message in messages]
 
     def commit(self, *, through: Receipt | int | None = None) -> Receipt:
-        """Let the peer process what is not decided yet, up to this message (None: everything sent so far).
+        """Commit the undecided messages up to `through`, or all of them. The peer may now process these messages.
 
-        Returns the receipt of the last of them: `await sender.commit().committed()`. Never waits.
+        Never waits. Returns the receipt of the last committed message, so that you can wait for the answer with
+        `await sender.commit().committed()`.
         """
         self.half.check_thread()
         return self.half.commit(through)
 
     def rollback(self, *, through: Receipt | int | None = None) -> None:
-        """Let the peer ignore what is not decided yet, up to this message (None: everything sent so far)."""
+        """Roll back the undecided messages up to `through`, or all of them. The peer drops these messages."""
         self.half.check_thread()
         self.half.rollback(through)
 
     async def finish(self, payload: bytes = b"") -> None:
-        """Close the channel, and wait until the peer's application is done with everything.
+        """Close the channel, and wait until the peer's application has consumed all messages.
 
-        Raises `LinkChanged` or `LinkLost` if that will never be known. After a cancellation the channel is closed.
+        If the call is cancelled, the channel is closed all the same.
+
+        Raises:
+            LinkChanged: The listener has replaced the link, so it will never be known.
+            LinkLost: The link has ended, so it will never be known.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         self.close()
@@ -443,43 +486,46 @@ class Sender(Sink):
 
 
 def as_parts(parts: Iterable[bytes]) -> tuple[bytes, ...]:
-    """Return the parts of a message as bytes; TypeError for anything that is not bytes-like."""
+    """Convert the parts of a message to bytes. Raises TypeError for a part that isn't bytes-like."""
     return tuple(part if type(part) is bytes else as_bytes(part) for part in parts)
 
 
-# --- receiving from a channel of Relink's own
+# --- receiving from Relink's own channels
 
 
 @attrs.define(eq=False)
 class Message:
-    """A message of the peer.
+    """A message that was received from the peer.
 
-    Used as a block it is processed: a block that is left normally commits the message (without transactions: consumes
-    it). A block that is left by an `Exception` answers `uncommitted` (without transactions: the message stays
-    unconsumed), and the exception goes on. A cancellation leaves the message as it is, so a receiver that is opened
-    anew gets it again.
+    Use it in a `with` block to acknowledge the message when the block ends:
+
+    * If the block ends normally, the message is answered with `committed`, or consumed without transactions.
+    * If the block raises an `Exception`, the message is answered with `uncommitted`, or without transactions stays
+      unconsumed. The exception propagates.
+    * If the block is cancelled, the message stays unanswered and unconsumed. The next receiver of the channel gets the
+      message again.
     """
 
     _half: MessageHalf
     number: int
-    """Counted from 0 since the peer opened the channel."""
+    """The number of the message. The first message of a channel has number 0."""
     parts: Parts
 
     @property
     def data(self) -> bytes:
-        """All parts in one."""
+        """The parts of the message, joined."""
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
     def consume(self) -> None:
-        """Consume this message and those before it; under transactions the same as `committed`."""
+        """Consume this message and all messages before it. With transactions this is the same as `committed`."""
         self._half.consume(self.number)
 
     def committed(self) -> None:
-        """We have processed it, and those before it."""
+        """Answer that this message, and all unanswered messages before it, were processed."""
         self._half.committed(self.number)
 
     def uncommitted(self) -> None:
-        """We could not process it, nor those before it that are not answered yet."""
+        """Answer that this message, and all unanswered messages before it, could not be processed."""
         self._half.uncommitted(self.number)
 
     def __enter__(self) -> Message:
@@ -502,7 +548,7 @@ def _size(message: Message) -> int:
 
 
 class MessageHalf(ReceiveHalf[Message]):
-    """The receiving half of one of the peer's channels. The application consumes or answers its messages by itself."""
+    """The receiving half of one of the peer's channels. The application has to consume or answer each message."""
 
     __slots__ = ("_came", "_done", "_given", "incoming", "is_open", "unusable")
 
@@ -510,7 +556,7 @@ class MessageHalf(ReceiveHalf[Message]):
 
     new_storage: ClassVar[type[Storage[Any]]] = ItemQueue
     size_of: staticmethod[[Any], int] = staticmethod(_size)
-    portion_most = 0  # what the application has is known of each message
+    portion_most = 0  # `_took` must be called for every message, because the application may only consume these
 
     def __init__(self, connection: Connection, incoming: ChannelReceiver) -> None:
         super().__init__(connection, incoming)
@@ -518,20 +564,22 @@ class MessageHalf(ReceiveHalf[Message]):
         self.is_open: bool = incoming.is_open
         """True once the peer has opened the channel."""
         self.unusable: ErrorMaker | None = None
-        """Why nothing can be consumed: the link is gone, or the receiver was closed."""
-        self._came = -1  # the last message that the engine gave
-        self._given = -1  # the last that the application has
-        self._done = -1  # consumed or answered through this one
+        """Makes the error for a call that consumes or answers, once the link is lost or the receiver was closed."""
+        # The last message that the engine has delivered, that the application has taken, and that was consumed or
+        # answered; -1 if there is none.
+        self._came = -1
+        self._given = -1
+        self._done = -1
 
     @property
     def has_transactions(self) -> bool:
-        """True if messages are answered."""
+        """True if messages have to be answered with `committed` or `uncommitted`."""
         return self.incoming.state.in_transactions
 
     # --- for the application
 
     def consume(self, through: Message | int) -> None:
-        """Consume the messages through this one; under transactions the same as `committed`."""
+        """Consume all messages up to `through`. With transactions this is the same as `committed`."""
         if self.has_transactions:
             self.committed(through)
         elif (number := self._number(through)) > self._done:
@@ -539,19 +587,19 @@ class MessageHalf(ReceiveHalf[Message]):
             self._told(number)
 
     def committed(self, through: Message | int) -> None:
-        """The messages through this one that are not answered yet were processed."""
+        """Answer that all unanswered messages up to `through` were processed."""
         if (number := self._number(through)) > self._done:
             self.incoming.committed(number, trio.current_time())
             self._told(number)
 
     def uncommitted(self, through: Message | int) -> None:
-        """The messages through this one that are not answered yet could not be processed."""
+        """Answer that all unanswered messages up to `through` could not be processed."""
         if (number := self._number(through)) > self._done:
             self.incoming.uncommitted(number, trio.current_time())
             self._told(number)
 
     def _number(self, through: Message | int) -> int:
-        """Return the number of a message that the application has; raises if it cannot be consumed."""
+        """Return the number of a message. Raises if the application can't consume it, or hasn't received it."""
         self._thread.check()
         if self.unusable is not None:
             raise self.unusable()
@@ -580,34 +628,37 @@ class MessageHalf(ReceiveHalf[Message]):
     # --- for the connection
 
     def opened(self) -> None:
-        """The peer opened the channel."""
+        """Note that the peer has opened the channel."""
         self.is_open = True
 
     def arrived(self, event: events.Arrived) -> None:
-        """Messages came."""
+        """Deliver messages that have arrived."""
         if event.first <= self._came:
-            return  # a receiver that is new has asked for everything, and got this before the event came
+            # When this half was created, it requested all stored messages (`rewind`). These messages were among them,
+            # and the event about their arrival follows only now.
+            return
         self._came = event.first + len(event.messages) - 1
         for number, parts in enumerate(event.messages, event.first):
             self.deliver(Message(self, number, parts))
 
     def peer_closed(self) -> None:
-        """The peer closed the channel."""
+        """End the channel, because the peer has closed it."""
         self.ended(trio.EndOfChannel)
         self._forget_if_over()
 
     def peer_shut_down(self) -> None:
-        """End a channel that can bring nothing more after the peer's shutdown.
+        """End the channel if no message can arrive after the peer's shutdown.
 
-        That is a channel that is not open, since the peer opens no more. With ids of 0 bytes it is also the only
-        channel: the original program has no close in that form, and sends its shutdown when the channel is drained.
+        That is the case if the channel isn't open, because the peer opens no channels after its shutdown. It is also
+        the case for the only channel of a link with channel ids of 0 bytes. Relink's original implementation has no
+        close in that mode, and sends its shutdown when all messages of the channel were consumed.
         """
         if not self.is_open or not self.incoming.state.in_id_size:
             self.peer_closed()
 
     def lost(self, error: ErrorMaker) -> None:
-        """The link is gone, so nothing can be consumed any more."""
-        self.incoming.owner = None  # or only a garbage collection would free both
+        """Fail all calls from now on, because the link was lost and nothing can be consumed any more."""
+        self.incoming.owner = None  # break the reference cycle, so that no garbage collection is needed
         self.unusable = self._error = error
         self.state = Receiving.CLOSED
         self._stored = EMPTY
@@ -621,26 +672,31 @@ class MessageHalf(ReceiveHalf[Message]):
         super()._took(items, size)
 
     def _forget_if_over(self) -> None:
-        """Let go of a closed channel once all is consumed. The peer can then open it anew, for another receiver."""
+        """Release an ended channel once all messages are consumed, so that its next life can get another receiver."""
         if self.state is not Receiving.OPEN and self._done >= self._came:
             self._connection.forget_receiver(self)
 
 
 class Receiver(trio.abc.ReceiveChannel[Message]):
-    """A channel of the peer, in its present life or the next one if it is not open.
+    """Receives the messages of one channel of the peer. `Link.receiver` and `Link.receivers` create it.
 
-    Used as an iterator it consumes (under transactions: commits) each message when the next one is asked for, so what a
-    loop's body did not get through with is given again. Answers and consumption always cover everything before.
+    If the channel isn't open, the receiver waits for the peer to open it. A message has to be consumed, or with
+    transactions answered. Either always applies to all messages before it as well.
 
-    `receive` raises `trio.EndOfChannel` behind the last message of a closed channel, `LinkChanged` or `LinkLost` at
-    once when the link is gone, since nothing can be consumed any more, and `trio.ClosedResourceError` after `close`.
+    An `async for` loop consumes each message, or answers it with `committed`, when the loop asks for the next message.
+    If the loop's body doesn't finish, the message stays unconsumed, and the channel's next receiver gets it again.
+
+    `receive` raises `trio.EndOfChannel` after the last message of a channel that the peer has closed. It raises
+    `trio.ClosedResourceError` after `close`. It raises `LinkChanged` or `LinkLost` as soon as the link is lost, even if
+    messages are left, because these messages could no longer be consumed.
     """
 
     __slots__ = ("_current", "half")
 
     def __init__(self, half: MessageHalf) -> None:
         self.half: MessageHalf = half
-        self._current: Message | None = None  # of the iterator, and not consumed yet
+        # The message that the iterator has returned last, to be consumed before it returns the next one.
+        self._current: Message | None = None
 
     @property
     def channel(self) -> int:
@@ -649,44 +705,45 @@ class Receiver(trio.abc.ReceiveChannel[Message]):
 
     @property
     def has_transactions(self) -> bool:
-        """True if messages are answered."""
+        """True if messages have to be answered with `committed` or `uncommitted`."""
         return self.half.has_transactions
 
     @property
     def state(self) -> Receiving:
-        """Whether messages can come, the rest is to be received, or it is over."""
+        """The state of the receiver: more messages can arrive, only stored messages are left, or it is closed."""
         return self.half.state
 
     @property
     def unread(self) -> int:
-        """Messages that wait to be received."""
+        """Number of messages that have arrived and that the application hasn't received."""
         return self.half.unread
 
     async def receive(self) -> Message:
-        """Wait for the next message. Cancelled means that none was taken."""
+        """Wait for the next message and return it. If the call is cancelled, no message was taken."""
         return await self.half.receive()
 
     async def receive_many(self, limit: int | None = None) -> list[Message]:
-        """Wait for at least one message, then return all that have come, at most `limit`."""
+        """Wait for at least one message, and return all messages that have arrived, but at most `limit`."""
         return await self.half.receive_many(limit)
 
     def consume(self, *, through: Message | int) -> None:
-        """Consume the messages through this one; under transactions the same as `committed`."""
+        """Consume all messages up to `through`. With transactions this is the same as `committed`."""
         self.half.consume(through)
 
     def committed(self, *, through: Message | int) -> None:
-        """We have processed the messages through this one that are not answered yet."""
+        """Answer that all unanswered messages up to `through` were processed."""
         self.half.committed(through)
 
     def uncommitted(self, *, through: Message | int) -> None:
-        """We could not process the messages through this one that are not answered yet."""
+        """Answer that all unanswered messages up to `through` could not be processed."""
         self.half.uncommitted(through)
 
     async def process(self, handler: Handler) -> None:
-        """Call `handler` with each message until the channel ends, and answer what became of it.
+        """Call `handler` with each message until the channel ends, and consume or answer the message afterwards.
 
-        What it raises is logged and, under transactions, answered `uncommitted`; the next message follows. Without
-        transactions there is no such answer: the error comes out, and the message stays unconsumed.
+        With transactions, an exception of `handler` is logged, the message is answered with `uncommitted`, and the next
+        message follows. Without transactions the peer can't be notified of a failure, so the exception propagates, and
+        the message stays unconsumed.
         """
         while True:
             try:
@@ -699,7 +756,7 @@ class Receiver(trio.abc.ReceiveChannel[Message]):
             except Exception as error:
                 if not self.has_transactions or self.half.unusable is not None:
                     raise
-                # A message may hold what a peer sent, so it is for debugging only.
+                # The text of the exception may contain data of the peer, so it is logged only for debugging.
                 if may_log("messages that could not be processed"):
                     # log: A receiver of transactions left its block by an error: the sender learns that nothing was
                     # committed.
@@ -707,11 +764,11 @@ class Receiver(trio.abc.ReceiveChannel[Message]):
                 _log.debug("in full", exc_info=error)
 
     def close(self) -> None:
-        """Release the channel; messages that were not consumed go to the next receiver that is opened for it."""
+        """Release the channel. The next receiver that is created for the channel gets the unconsumed messages."""
         self.half.close()
 
     async def aclose(self) -> None:
-        """`close`, with a checkpoint."""
+        """Call `close` and execute a checkpoint."""
         self.close()
         await trio.lowlevel.checkpoint()
 
@@ -738,11 +795,14 @@ def _closed() -> trio.ClosedResourceError:
 
 
 class LinkChanged(LinkLost):
-    """The listener no longer has our link: everything that was under way on it is gone.
+    """The listener no longer has our link, so all channels and unconfirmed messages of the link are lost.
 
-    `change` is the engine's event, with both epochs and link ids. `lost` counts messages of ours that were not
-    answered, so their fate is unknown. The session itself goes on with the new link, unless there is
-    none (`change.link_id` is 0, which only happens with `Config(require_link=True)`).
+    The session continues with a new link. With `Config(require_link=True)` there is no new link: `change.link_id` is 0,
+    and the session ends.
+
+    Attributes:
+        change: The engine's event, with the epochs and ids of both links.
+        lost: How many of our messages the peer hadn't answered. Nothing is known about what became of them.
     """
 
     def __init__(self, change: events.LinkReplaced, *, peer: str = "") -> None:
@@ -763,10 +823,11 @@ class LinkChanged(LinkLost):
 
 
 class LinkRefused(LinkLost):
-    """The peer ended one connection after another as soon as the link went on over it, so the link was given up.
+    """The link was given up because the peer ended many connections in a row right after the handshake.
 
-    Neither side got anything done on the last `connections` connections, each of which was over within a second. The
-    protocol has no word for a refusal: the peer's log may have the reason. The cause is the loss of the last one.
+    Each of the last `connections` connections ended within a second and made no progress. Relink has no packet that
+    refuses a link, so we can't know whether the peer meant that; the peer's log may have the reason. `__cause__` is the
+    error of the last connection.
     """
 
     def __init__(self, connections: int, last: BaseException, *, peer: str = "", unsent: int = 0) -> None:
@@ -777,7 +838,7 @@ class LinkRefused(LinkLost):
 
 
 class NotCommitted(MuxError):
-    """The peer could not process a message that was committed: it answered `uncommitted`."""
+    """The peer's application couldn't process a committed message: it answered with `uncommitted`."""
 
     def __init__(self, channel: int, number: int) -> None:
         super().__init__(f"channel {channel}: the peer answered message {number} with uncommitted")
@@ -786,7 +847,7 @@ class NotCommitted(MuxError):
 
 
 class RolledBackError(MuxError):
-    """The message was rolled back on our side, so there is no answer to it."""
+    """Our side has rolled the message back, so the peer doesn't answer it."""
 
     def __init__(self, channel: int, number: int) -> None:
         super().__init__(f"channel {channel}: message {number} was rolled back")
