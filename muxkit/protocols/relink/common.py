@@ -1,30 +1,32 @@
-"""Common channels over Relink: the channels of muxkit, as an engine on top of the link's engine.
+"""muxkit's common channels over Relink, as an engine on top of the link's engine.
 
-Relink itself knows channels in one direction, which begin with a message and can be closed. `muxkit.Channel` promises
-more: two directions, an opening with a name, an end of each direction that the peer confirms, and reasons. So a common
-channel is our channel n with the peer's channel n, and what Relink cannot say is said by a few messages:
+A channel of Relink has one direction, begins with a message, and can be closed. `muxkit.Channel` promises more: two
+directions, an opening with a name, an end of each direction that the peer confirms, and reasons. So a common channel
+with number n consists of our channel n and the peer's channel n. Relink has no packets for the other features, so we
+use messages with a different number of parts than those of the application:
 
     a message of one part       belongs to the application
-    a message without parts     says that the direction is in use (BEGIN)
-    a message of two parts      is a marker: the first part says which, the second is empty or says more
+    a message without parts     announces a direction on which nothing else was sent (BEGIN)
+    a message of two parts      is a marker: the first part names its kind, and the second part may be empty
 
-      open             the channel was opened with a name or a payload, which the second part has
-      end              no more messages follow
-      cancel           no more follow, and some are missing; the second part may say why
-      stop             no more are wanted in the other direction; the second part may say why
-      muxkit.goodbye   the link ends, and the second part says why; it has a channel of its own
+      open             opens the channel; the second part has the name or the payload of the opening
+      end              ends the direction; no messages follow
+      cancel           ends the direction, and some messages are missing; the second part may have the reason
+      stop             asks the peer to send nothing more; the second part may have the reason
+      muxkit.goodbye   announces the end of the link; the second part has the reason; it has a channel of its own
 
-Connectors open even numbers, and listeners open odd ones. How a common channel lives, on each side:
+The connector opens common channels with even numbers, and the listener those with odd numbers. Each side sees a common
+channel in these states:
 
-    open       messages go both ways; the peer hears of the channel with the first one   -> ending
-    ending     our direction has said `end` or `cancel`, or the peer said `stop`         -> closing
-    closing    the peer is done as well, or was told to stop: our direction is closed    -> over
+    open       messages flow; our first message announces the channel to the peer        -> ending
+    ending     we have sent `end` or `cancel`, or the peer has sent `stop`               -> closing
+    closing    the peer's direction has ended or we sent `stop`; we close our direction  -> over
     over       our close is confirmed, and the peer's direction is closed and consumed
 
-A channel on which neither side has sent anything is over as soon as it is closed here, and the peer never hears of it.
+If neither side has sent anything, closing the channel ends it immediately, and the peer is never notified of it.
 
-A few bytes of each window are kept free (`RESERVE`), so that a marker can go although the window is full of messages.
-A marker counts as consumed when everything in front of it is.
+We reserve a few bytes of each window (`RESERVE`), so that a marker can be sent when the window is full of messages. A
+marker counts as consumed when all messages before it are consumed.
 """
 
 from __future__ import annotations
@@ -54,12 +56,18 @@ CANCEL: Final[Parts] = (b"cancel", b"")
 STOP: Final[Parts] = (b"stop", b"")
 GOODBYE: Final = b"muxkit.goodbye"
 
-ONE_PART: Final = {1}  # the number of parts of the application's messages
-MARKER: Final = 16  # bytes of payload that a marker without a reason has at most
-RESERVE: Final = 3 * (OVERHEAD + PART_OVERHEAD + 48)  # bytes of each window, enough for three markers
-LAG: Final = 16 * 1024  # bytes that the application may take before the engine hears of them
-LAST_WORDS: Final = 64 * 1024  # bytes to pull at a time until the reason for the end is among them
-LAST_PULLS: Final = 64  # buffers that may stand before it
+# The numbers of parts in a run of messages, if all of them are the application's.
+ONE_PART: Final = {1}
+# The highest number of payload bytes in a marker without a reason.
+MARKER: Final = 16
+# How many bytes of each window are reserved for markers. Three markers fit.
+RESERVE: Final = 3 * (OVERHEAD + PART_OVERHEAD + 48)
+# The application may take this many bytes before the engine is notified that they are consumed.
+LAG: Final = 16 * 1024
+# How many bytes the link writes at a time, until the goodbye was written.
+LAST_WORDS: Final = 64 * 1024
+# How many buffers may be written before the goodbye. If the goodbye isn't among them, it isn't sent.
+LAST_PULLS: Final = 64
 
 
 # --- one channel
@@ -73,15 +81,17 @@ class CommonSender(Sender):
     def __init__(self, common: CommonChannels, out: ChannelSender) -> None:
         self.owner: object | None = None
         self.out: Final = out
-        """The link's half below."""
+        """The sender of the underlying channel of Relink."""
         self._common = common
-        self._markers: deque[Parts] = NO_QUEUE  # markers for which there was no room yet
-        self._end: int | None = None  # the number of the message that holds END or CANCEL
+        # Markers that couldn't be sent yet, because the window had no room.
+        self._markers: deque[Parts] = NO_QUEUE
+        # The number of the message that is the END or CANCEL.
+        self._end: int | None = None
         self._is_confirmed = False
         self.is_unannounced: bool = False
-        """True if the peer never heard of the channel and need not, because it was closed before it was used."""
+        """True if the channel was closed before either side used it. The peer then isn't notified of the channel."""
         self.is_finished: bool = False
-        """True once END or CANCEL is queued, or STOP came."""
+        """True once END or CANCEL is queued, or the peer's STOP has arrived."""
 
     @property
     def label(self) -> str:
@@ -97,7 +107,7 @@ class CommonSender(Sender):
 
     @property
     def may_close(self) -> bool:
-        """True if nothing is left to send."""
+        """True if neither messages nor markers are left to send."""
         return self.is_finished and not self._markers
 
     # --- messages
@@ -151,7 +161,7 @@ class CommonSender(Sender):
             self.send_marker(_with_reason(CANCEL, reason))
 
     def send_marker(self, marker: Parts) -> None:
-        """Send a marker behind everything that was sent, as soon as there is room."""
+        """Send a marker after all earlier messages, as soon as the window has room for the marker."""
         if _is_end(marker):
             self.is_finished = True
         if not self.is_unannounced:
@@ -160,12 +170,12 @@ class CommonSender(Sender):
             self.send_markers()
 
     def send_markers(self) -> None:
-        """Send the markers that wait, as far as there is room."""
+        """Send the waiting markers for which the window has room."""
         while self._markers:
             marker = self._markers[0]
             size = max(MARKER, sum(map(len, marker)))
             if size > MARKER and not self.out.admits(size, 2) and marker[0] != OPEN:
-                marker, size = (marker[0], b""), MARKER  # for a reason there is no room in the window
+                marker, size = (marker[0], b""), MARKER  # drop the reason, because the window has no room for it
             if not self.out.admits(size, len(marker)):
                 self.out.watch(size, len(marker))
                 break
@@ -173,28 +183,29 @@ class CommonSender(Sender):
             try:
                 number = self._send(marker)
             except LocalProtocolError:
-                # No channel can be opened any more, so the peer learns from our shutdown that there is none.
+                # The marker would have opened the channel, but no channel can be opened any more. Our shutdown tells
+                # the peer that there will be no such channel.
                 self._markers.clear()
                 break
             if _is_end(marker):
                 self._end = number
 
     def heard(self, through: int) -> bool:
-        """Return True if the peer has heard the end of this half, now that it has the messages through this one."""
+        """Return True if the END or CANCEL of this half is among the messages up to number `through`."""
         return self._end is not None and through >= self._end
 
     def confirm(self) -> None:
-        """Report once that the peer knows the end, or that the direction is closed."""
+        """Report `Confirmed`, once, because the peer has received our end or confirmed our close."""
         if not self._is_confirmed:
             self._is_confirmed = True
             self._common.events.append(Confirmed(self))
 
 
 class CommonChannel(Receiver[bytes]):
-    """A common channel: its receiving half, which has the sending one.
+    """A common channel. The object is also the channel's receiving half, and `sender` is its sending half.
 
-    The sending half doesn't know the channel, so the two form no circle of references, and a channel is freed as soon
-    as it is over.
+    The sending half has no reference to the channel. That avoids a reference cycle, so the memory of a channel is freed
+    as soon as the channel has ended.
     """
 
     __slots__ = (
@@ -225,25 +236,35 @@ class CommonChannel(Receiver[bytes]):
         self.owner: object | None = None
         self.id: int = out.channel
         self.opening: bytes = opening
-        """What the channel was opened with; b"" until the peer has said it."""
+        """The payload of the opening. It is empty until the peer's `open` marker has arrived."""
         self.is_taken: bool = is_ours
         """True once the application has the channel."""
         self.sender: Final = CommonSender(common, out)
         self.incoming: Final = incoming
-        """The link's half below."""
+        """The receiver of the underlying channel of Relink."""
         self._common = common
-        self._is_open_there = not is_ours  # the peer's direction is in use
-        self._came = -1  # the last message that the link gave
-        self._done = -1  # the last that was consumed
-        self._unread = 0  # messages that the application has not taken
-        self._unread_markers = 0  # behind the oldest message that is unread
-        self._peer_is_done = False  # END or CANCEL came, or the peer's direction is closed
+        # True if the peer has sent anything in its direction.
+        self._is_open_there = not is_ours
+        # The number of the last message that the link has delivered, and of the last one that was consumed.
+        self._came = -1
+        self._done = -1
+        # Messages that the application hasn't taken, and markers after the oldest of these messages.
+        self._unread = 0
+        self._unread_markers = 0
+        # True once the peer's END, CANCEL or close has arrived.
+        self._peer_is_done = False
+        # True once we have sent STOP.
         self._sent_stop = False
-        self._has_ended = False  # the peer's direction is closed
-        self._is_closed = False  # and ours, by us
-        self._is_over_here = False  # and the peer has confirmed it
-        self._is_absorbing = False  # what comes is consumed at once
-        self._is_gone = False  # over, or lost
+        # True once the peer's close has arrived.
+        self._has_ended = False
+        # True once we have closed our direction.
+        self._is_closed = False
+        # True once the peer has confirmed the close of our direction.
+        self._is_over_here = False
+        # True if messages are consumed as soon as they arrive, because the application doesn't want them.
+        self._is_absorbing = False
+        # True once the channel has ended or its link was lost.
+        self._is_gone = False
         out.owner = incoming.owner = self
 
     @property
@@ -256,12 +277,13 @@ class CommonChannel(Receiver[bytes]):
 
     @property
     def lag(self) -> int:
-        # What is unread comes before anything that the peer could be waiting to send, so the ack can wait for more.
+        # The unread messages already occupy the application, so the peer doesn't have to send more right now. That
+        # leaves time to combine acknowledgements.
         return LAG
 
     @property
     def is_idle(self) -> bool:
-        """True if neither side has sent anything on it."""
+        """True if neither side has sent anything on the channel."""
         return not (self._is_open_there or self.sender.has_sent)
 
     # --- what the application does
@@ -282,23 +304,26 @@ class CommonChannel(Receiver[bytes]):
         self._consume()
 
     def leave(self) -> None:
-        """The application is about to end both directions."""
+        """Prepare for the end of both directions. If the channel was never used, the peer isn't notified of it."""
         self.sender.is_unannounced = self.is_idle
 
     def announce(self) -> None:
-        """Open the channel with BEGIN before our shutdown, after which none can be opened."""
+        """Announce an unused channel with BEGIN. After our shutdown that would be too late."""
         if not self.sender.has_sent and not self.sender.is_finished:
             self.sender.send_marker(BEGIN)
 
     def say_goodbye(self, reason: Reason) -> None:
-        """Tell the peer why both directions end, before the link does."""
+        """Cancel our direction and stop the peer's direction with a reason, before the link ends."""
         if not self.sender.is_finished:
             self.sender.send_marker(_with_reason(CANCEL, reason))
         if not self._peer_is_done and not self._sent_stop:
             self.sender.send_marker(_with_reason(STOP, reason))
 
     def _consume(self) -> bool:
-        """Tell the link what the application has taken. Return True if that leaves something to do."""
+        """Consume the messages that the application has taken, and the markers between and directly after them.
+
+        Returns True if there may be events to handle or packets to write.
+        """
         unread = 0 if self._is_absorbing else self._unread
         if not unread:
             self._unread_markers = 0
@@ -316,38 +341,41 @@ class CommonChannel(Receiver[bytes]):
             self._check_over()
         return common.has_news
 
-    # --- what the link reports about our direction
+    # --- events of the link about our direction
 
     def acknowledged(self, event: Acknowledged) -> None:
-        """The peer has the messages through one, or has done more with them."""
+        """Handle an acknowledgement. Any kind of acknowledgement implies that the messages were received."""
         if self.sender.heard(event.through):
             self.sender.confirm()
 
     def room_changed(self) -> None:
-        """There may be room in the window."""
+        """Send waiting markers, because the window may have room now."""
         self.sender.send_markers()
         self._common.events.append(Writable(self.sender))
         self.close_if_done()
 
     def closed(self) -> None:
-        """The peer confirmed the end of our direction."""
+        """Handle the peer's confirmation of our close."""
         self._is_over_here = True
         self.sender.confirm()
         self._check_over()
 
-    # --- what the link reports about the peer's direction
+    # --- events of the link about the peer's direction
 
     def opened(self) -> None:
-        """The first message of the peer came."""
+        """Note that the peer's first message has arrived."""
         self._is_open_there = True
 
     def arrived(self, first: int, messages: list[Parts]) -> list[bytes]:
-        """Take messages that came, and return them if all are the application's, as usual.
+        """Handle messages that have arrived, the first of which has number `first`.
 
-        Otherwise the application's messages are in `events`, with what the markers between them mean.
+        If all messages belong to the application, which is the usual case, returns them. Otherwise returns an empty
+        list, and reports the application's messages and the meaning of the markers in `CommonChannels.events`.
         """
         if first <= self._came:
-            return []  # a channel that was accepted late has asked for everything, and got this before the event came
+            # When this channel was accepted, the session requested all stored messages (`ChannelReceiver.rewind`).
+            # These messages were among them, and the event about their arrival follows only now.
+            return []
         self._came = first - 1 + len(messages)
         if not self._peer_is_done and set(map(len, messages)) == ONE_PART:
             self._unread += len(messages)
@@ -360,7 +388,7 @@ class CommonChannel(Receiver[bytes]):
         return []
 
     def _sort(self, messages: list[Parts]) -> None:
-        """Report the application's messages, and act on the markers between them."""
+        """Report the application's messages, and handle the markers between them."""
         items: list[bytes] = []
         for parts in messages:
             if len(parts) == 1:
@@ -396,15 +424,15 @@ class CommonChannel(Receiver[bytes]):
                 events.append(GoodbyeCame(Reason.decode(payload), self))
 
     def peer_closed(self) -> None:
-        """The peer closed its direction."""
+        """Handle the peer's close of its direction."""
         self._has_ended = True
-        self._peer_sends_no_more(Finished(self))  # without a marker, from a peer that sends none
+        self._peer_sends_no_more(Finished(self))  # for a peer that has sent no END, because it doesn't know markers
         self._consume()
         self.close_if_done()
         self._check_over()
 
     def peer_shut_down(self) -> None:
-        """The peer opens no more channels, so one that it has not used was refused."""
+        """Handle the peer's shutdown. If the peer hasn't used its direction, it has refused our channel."""
         if not self._is_open_there:
             self._peer_is_done = self._has_ended = True
             self.sender.is_finished = True
@@ -419,7 +447,10 @@ class CommonChannel(Receiver[bytes]):
             self._common.events.append(event)
 
     def _absorb_if_shut_down(self) -> None:
-        """Consume at once what the application has not read, if the peer shuts down and sends no more."""
+        """Consume unread messages immediately if the peer has shut down and its direction has ended.
+
+        The application may still read these messages, but the peer doesn't have to wait for that.
+        """
         if self._peer_is_done and self._common.peer_takes_no_channels:
             self._is_absorbing = True
             self._consume()
@@ -427,14 +458,16 @@ class CommonChannel(Receiver[bytes]):
     # --- the end
 
     def close_if_done(self) -> None:
-        """Close our direction once its end, or the peer's STOP, leaves nothing to send."""
+        """Close our direction if nothing is left to send, and the peer's direction has ended or was stopped."""
         if self._is_closed or self._is_gone or not self.sender.may_close:
             return
         if not (self._peer_is_done or self._sent_stop) or self._common.link.over:
-            return  # if the link is over, the peer ended it in the same read, and the channel is about to hear of it
+            # If the link has ended, an event in the same read did that, and the channel is about to be notified.
+            return
         self._is_closed = True
         if not self.sender.has_sent and self._is_open_there:
-            self.sender.send_marker(BEGIN)  # or the peer would wait for an end that never comes
+            # Only an open channel can be closed, and the peer waits for the close of our direction.
+            self.sender.send_marker(BEGIN)
         if self.sender.has_sent:
             self.sender.out.close()
         else:
@@ -448,7 +481,7 @@ class CommonChannel(Receiver[bytes]):
             self._common.forget(self)
 
     def let_go(self) -> None:
-        """The channel is over, or the link that it belonged to is."""
+        """Release the underlying channels, because the channel or its link has ended."""
         self._is_gone = True
         for half in (self.sender.out, self.incoming):
             if half.owner is self:
@@ -465,7 +498,7 @@ def _is_end(marker: Parts) -> bool:
 
 
 def goodbye_in(parts: Parts) -> Reason | None:
-    """Return why the peer ends the link, if this message says so."""
+    """Return the reason in a `muxkit.goodbye` message, or None for any other message."""
     return Reason.decode(bytes(parts[1])) if len(parts) == 2 and parts[0] == GOODBYE else None
 
 
@@ -474,7 +507,7 @@ def goodbye_in(parts: Parts) -> Reason | None:
 
 @attrs.define(eq=False)
 class OpeningRefused:
-    """The peer opened a channel in a way that is not allowed. The session gives it up."""
+    """Reports that the peer opened a channel with an invalid opening. The session aborts the channel."""
 
     channel: CommonChannel
     reason: Reason
@@ -482,27 +515,28 @@ class OpeningRefused:
 
 @attrs.define(eq=False)
 class ChannelOver:
-    """Both sides are done with a channel, so its number is free."""
+    """Reports that a channel has ended on both sides, so its number may be used again."""
 
     channel: CommonChannel
 
 
 @attrs.define(eq=False)
 class GoodbyeCame:
-    """The peer ends the link, and says why."""
+    """Reports that the peer ends the link for a reason."""
 
     reason: Reason
     channel: CommonChannel | None
-    """The channel on which it said so, if that was taken for one of the application's."""
+    """The channel that carried the goodbye, if it was offered to the application as a common channel."""
 
 
 # --- all channels
 
 
 class CommonChannels(MuxEngine):
-    """The common channels of a link, as an engine without bytes of its own: what it sends are messages of the link.
+    """The engine of a link's common channels.
 
-    The session passes the link's events about a common channel to it, and takes what follows from them out of `events`.
+    This engine neither parses nor writes bytes. It sends messages on channels of the link's engine. The session passes
+    the link's events about a common channel to the `CommonChannel`, and then handles the events in `events`.
     """
 
     def __init__(self, link: Engine, clock: Clock) -> None:
@@ -514,7 +548,7 @@ class CommonChannels(MuxEngine):
         self.in_transactions: bool = link.state.in_transactions
         self.starts: StartPace = StartPace(limits.resets_per_second, limits.resets_burst)
         self.events: list[Any] = []
-        """What happened since the events were taken the last time."""
+        """Events since the last call of `take_events`."""
         self.live: dict[int, CommonChannel] = {}
         self._parity = 0 if link.state.is_connector else 1
         self._space = 1 << 8 * min(link.state.out_id_size, link.state.in_id_size)
@@ -531,7 +565,8 @@ class CommonChannels(MuxEngine):
 
     @property
     def places(self) -> int:
-        # Each needs a channel of ours, and those of the peer do as well.
+        # Every common channel needs one of our channels, whichever side opened it. So half of our channels are for
+        # those that we open, and the other half are for those that the peer opens.
         return min(self.limits.channels, self._space) // 2 - self._ours
 
     @property
@@ -544,12 +579,16 @@ class CommonChannels(MuxEngine):
 
     @property
     def has_numbers(self) -> bool:
-        """False if channel ids have 0 bytes, so that there is only one channel in each direction."""
+        """True if there is more than one channel in each direction. With channel ids of 0 bytes there is only one."""
         return self._space > 1
 
     @property
     def has_news(self) -> bool:
-        """True if a command left something to do: events to handle, a packet to write, a clock or a weight to set."""
+        """True if the session has to act after a command.
+
+        There may be events to handle or packets to write. The pump's clock may have to be set. Without a connection,
+        the listener has to be notified that the link takes more or less memory.
+        """
         state = self.link.state
         if self.events or state.events or not state.is_connected:
             return True
@@ -575,16 +614,16 @@ class CommonChannels(MuxEngine):
         return Halves(channel.sender, channel)
 
     def accept(self, incoming: ChannelReceiver) -> CommonChannel:
-        """Make a common channel of a channel that the peer opened."""
+        """Create a common channel for a channel that the peer has opened."""
         return self._add(incoming.channel, incoming, is_ours=False, opening=b"")
 
     def _add(self, id: int, incoming: ChannelReceiver, *, is_ours: bool, opening: bytes) -> CommonChannel:
-        out = self.link.next_sender(id)  # the peer may still have to confirm the end of what had this number before
+        out = self.link.next_sender(id)  # the number's previous life may still wait for the peer's `closed`
         channel = self.live[id] = CommonChannel(self, out, incoming, is_ours=is_ours, opening=opening)
         return channel
 
     def forget(self, channel: CommonChannel) -> None:
-        """Remove a channel that is over, or lost."""
+        """Remove a channel that has ended or whose link was lost."""
         if self.live.get(channel.id) is channel:
             del self.live[channel.id]
             if not self.is_theirs(channel.id):
@@ -602,30 +641,30 @@ class CommonChannels(MuxEngine):
             self.link.shutdown()
 
     def farewell(self, reason: Reason) -> bytes:
-        """Return the last bytes of a link that ends for a reason: a goodbye, and the same on each channel.
+        """Return the last bytes of a link that ends for a reason, also if the peer broke a rule.
 
-        The goodbye is for peers that know it. It is sent also if the peer broke a rule.
+        The reason is sent as a goodbye, and again on each channel for peers that don't know the goodbye.
         """
         parting: list[Buffer] = []
         with self.link.last_words():
             goodbye = self._say_goodbye(reason)
             while goodbye is not None and goodbye.unsent and len(parting) < LAST_PULLS:
                 pulled = self.link.buffers_to_send(LAST_WORDS)
-                if not pulled:  # what stands before it may not be sent yet
+                if not pulled:  # an earlier message can't be written yet, so the goodbye can't be written either
                     break
                 parting += pulled
             parting += self.link.buffers_to_send(LAST_WORDS)
         return b"".join(parting)
 
     def last_words(self) -> bytes:
-        """Return the last bytes of a link that has no place for a reason."""
+        """Return the last bytes of a link that can't send a reason."""
         with self.link.last_words():
             return b"".join(self.link.buffers_to_send(LAST_WORDS))
 
     def _say_goodbye(self, reason: Reason) -> ChannelSender | None:
-        """Queue a goodbye, and return the channel on which it is sent; None if no channel can be opened any more."""
+        """Queue a goodbye and return the sender of its channel, or None if no channel can be opened any more."""
         taken = self.link.state.ours.live
-        last = self._space - 2 + self._parity  # at the end, where no program has a receiver of its own
+        last = self._space - 2 + self._parity  # the highest number, for which hardly any program has a receiver
         id = next(each for each in range(last, -1, -2) if each not in self.live and each not in taken)
         goodbye = self.link.sender(id)
         try:
@@ -636,5 +675,5 @@ class CommonChannels(MuxEngine):
             return None
         for channel in self.live.values():
             if channel.is_taken:
-                channel.say_goodbye(reason)  # for peers that know no goodbye
+                channel.say_goodbye(reason)  # for peers that don't know the goodbye
         return goodbye
