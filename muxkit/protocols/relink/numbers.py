@@ -1,7 +1,7 @@
-"""Sequence numbers: which message an acknowledgement or a decision means, and runs of equal answers.
+"""Sequence numbers: find the message that an acknowledgement or a decision refers to, and store runs of decisions.
 
-On the wire a message has a number of 32 bits, which wraps. Inside the engine numbers never wrap: they begin with
-`Config.first_sequence` and grow by one with each message since the channel was opened.
+On the wire a sequence number has 32 bits and wraps. Inside the engine the numbers don't wrap. The first message of a
+channel has the number `Config.first_sequence`, and each further message has the next higher number.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from muxkit.protocols.relink.frames import Ack, Operation
 
 @attrs.define
 class Run:
-    """A run of equal decisions or answers through a number. It begins behind the run before it."""
+    """Equal decisions or answers for consecutive messages, up to number `through`.
+
+    The run begins with the message after the previous run.
+    """
 
     kind: Operation | Ack
     through: int
 
 
 def extend(runs: deque[Run], kind: Operation | Ack, through: int) -> bool:
-    """Extend the last run if it is of this kind, or begin another run. Return True for another run."""
+    """Extend the last run if it has the same kind. Otherwise append a new run and return True."""
     if runs and runs[-1].kind is kind:
         runs[-1].through = through
         return False
@@ -39,10 +42,20 @@ def counts_of(channels: Sequence[int]) -> dict[int, int]:
 
 
 def resolve(what: str, wire: int, *, done: int, last: int, behind: int = 0) -> int | None:
-    """Return the number from `done` to `last` that the 32-bit number `wire` stands for.
+    """Convert the 32-bit number `wire` to an internal number from `done` to `last`.
 
-    `done` is the last number that was meant before, and `last` is the last that can be meant now. Returns None for one
-    of the `behind` numbers before `done`, which a peer may repeat. Raises `RemoteProtocolError` for any other number.
+    Args:
+        what: A description of the packet, for errors.
+        wire: The number in the packet.
+        done: The number that the previous packet of this kind referred to.
+        last: The highest number that a packet can refer to now.
+        behind: How many numbers before `done` the peer may repeat.
+
+    Returns:
+        The internal number, or None if `wire` is one of the `behind` numbers before `done`.
+
+    Raises:
+        RemoteProtocolError: `wire` is any other number.
     """
     ahead = serial_distance(done % 2**32, wire)
     if ahead <= last - done:
@@ -57,7 +70,11 @@ def resolve(what: str, wire: int, *, done: int, last: int, behind: int = 0) -> i
 
 
 def advance(what: str, steps: int, *, done: int, last: int) -> int:
-    """Return the number that `steps` acknowledgements without a sequence number lead to."""
+    """Return the internal number that `steps` packets without a sequence number refer to, counted from `done`.
+
+    Raises:
+        RemoteProtocolError: The number would be higher than `last`.
+    """
     if done + steps > last:
         was, most = serial_add(done, 0), serial_add(last, 0)
         raise RemoteProtocolError(

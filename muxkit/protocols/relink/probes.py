@@ -1,9 +1,10 @@
 """Pings and pongs of a connection, and what a pong proves.
 
-A peer reads packets in order and answers each ping. So the pong proves that the peer has read everything that we wrote
-before the ping. The document confirms some things in no other way: that the peer has read our answers to its commits,
-and that it has read the first message of a channel which we want to close. Channels that keep something until then
-stand in `Probes.unproven`, and one ping serves for all of them.
+A peer reads packets in order and answers each ping. So a pong proves that the peer has read all packets that we wrote
+before the ping. Relink has two packets that are confirmed in no other way: an answer to a commit, which we keep until
+the peer has read it, and the first message of a channel that we want to close before the peer has acknowledged
+anything. A ping that is sent for such a proof is called a probe. The halves of channels that need a proof are in
+`Probes.unproven`, and one probe serves all of them.
 """
 
 from __future__ import annotations
@@ -18,53 +19,61 @@ from muxkit.protocols.relink.frames import General, encode_general
 PING: Final = encode_general(General.PING)
 PONG: Final = encode_general(General.PONG)
 
-MOST_OUTCOMES: Final = 1024  # answers that are kept before we ask the peer whether it has read them
+# When we keep more answers to commits than this, we send a probe to find out whether the peer has read them.
+MOST_OUTCOMES: Final = 1024
 
 
 class Provable(Protocol):
-    """A half of a channel that keeps something until the peer has read what was written."""
+    """A half of a channel that needs proof that the peer has read what the half wrote."""
 
     @property
     def proof(self) -> int:
-        """The number through which the answer to a ping written now would prove everything read."""
+        """The number of the last message or answer that the peer must have read when it answers a ping written now."""
 
     def proven(self, through: int) -> None:
-        """The peer has read everything through this number."""
+        """Record that the peer has read all messages or answers up to number `through`."""
 
 
 class Purpose(Enum):
     """The reason for a ping."""
 
     ASKED = "asked"
-    """The application wants to know the round trip."""
+    """The application measures the round trip."""
     ALIVE = "alive"
-    """Nothing came for a while."""
+    """The keepalive checks a connection on which nothing has arrived for a while."""
     ROUND_TRIP = "round trip"
-    """The windows want to know the round trip."""
+    """The windows measure the round trip."""
     PROOF = "proof"
-    """The pong shows that the peer has read what was written before."""
+    """The pong proves that the peer has read all packets that were written before the ping."""
 
 
 class Probes:
-    """The pings and pongs of the present connection, and the halves that wait for what a pong proves."""
+    """The pings and pongs of the current connection, and the halves that wait for a proof."""
 
     def __init__(self) -> None:
         self.outcomes: int = 0
-        """Answers to commits that are kept because the peer may not know them."""
+        """How many runs of answers to commits are kept because the peer may not have read them."""
         self.reset()
 
     def reset(self) -> None:
-        """Drop what the last connection owed. The resume covers it."""
+        """Drop all pings, pongs and waiting halves of the last connection. The resume makes them unnecessary."""
         self.pongs: int = 0
-        self.pings: deque[Purpose] = deque()  # to be written
+        """Number of pongs that are still to be written."""
+        self.pings: deque[Purpose] = deque()
+        """Pings that are still to be written."""
+        # Pings that were written and not answered.
         self._under_way: deque[Purpose] = deque()
         self.unproven: dict[Provable, None] = {}
-        self.ending: dict[Provable, None] = {}  # those of them whose end waits for the proof
-        self._proof: list[tuple[Provable, int]] | None = None  # what the ping under way will show
-        self.wants_proof: bool = False  # a ping is to be written as soon as none is under way
+        """The halves that wait for a proof."""
+        self.ending: dict[Provable, None] = {}
+        """The halves in `unproven` whose channels end when the proof arrives."""
+        # The halves that the probe under way serves, each with the number that the pong proves. None without a probe.
+        self._proof: list[tuple[Provable, int]] | None = None
+        self.wants_proof: bool = False
+        """True if a probe is to be written as soon as no other probe is under way."""
 
     def pong_came(self) -> Purpose:
-        """Return the purpose of the oldest ping. A pong without a ping counts as ASKED."""
+        """Handle a pong and return the purpose of the ping that it answers. A pong without a ping counts as ASKED."""
         purpose = self._under_way.popleft() if self._under_way else Purpose.ASKED
         if purpose is Purpose.PROOF and self._proof is not None:
             proof, self._proof = self._proof, None
@@ -74,13 +83,16 @@ class Probes:
         return purpose
 
     def measure(self, round_trip: RoundTrip, now: float) -> None:
-        """Ping if a window could use the round trip."""
+        """Queue a ping if it is time to measure the round trip again."""
         if round_trip.is_due(now):
             round_trip.asked(now)
             self.pings.append(Purpose.ROUND_TRIP)
 
     def prove(self, one: Provable, *, at_once: bool = False) -> None:
-        """Keep what was written until a later ping, or one that is sent at once, proves that the peer has read it."""
+        """Let a half wait for proof that the peer has read what the half wrote.
+
+        The next probe serves the half as well. With `at_once` a probe is sent as soon as possible.
+        """
         self.unproven[one] = None
         self.wants_proof = self.wants_proof or at_once
 
@@ -94,13 +106,13 @@ class Probes:
 
     @property
     def may_ask(self) -> bool:
-        """True if a ping for a proof is due."""
+        """True if a probe may be written now and is needed."""
         if self._proof is not None or not self.unproven:
             return False
         return self.wants_proof or self.outcomes > MOST_OUTCOMES
 
     def write_proof(self, out: list[Buffer]) -> int:
-        """Write the ping for a proof if it is due. Nothing may have to be written before it."""
+        """Write a probe if `may_ask`. The caller must have written all other packets that the probe should cover."""
         if not self.may_ask:
             return 0
         self.wants_proof = False
@@ -110,7 +122,7 @@ class Probes:
         return len(PING)
 
     def write(self, limit: int, out: list[Buffer]) -> int:
-        """Write pongs and pings, about `limit` bytes at most of each."""
+        """Write pongs and pings, up to about `limit` bytes of each."""
         pongs = min(self.pongs, limit // len(PONG) + 1)
         pings = min(len(self.pings), limit // len(PING) + 1)
         self.pongs -= pongs
