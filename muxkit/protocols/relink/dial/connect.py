@@ -1,4 +1,7 @@
-"""Links that dial again after each loss, links on one connection, and the plugin of `connect` and `serve`."""
+"""Links of connectors: `link` dials again after each loss, and `session` runs a link on a single stream.
+
+The module also has the protocol plugin for `muxkit.connect` and `muxkit.serve`.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +62,10 @@ from muxkit.runtime import (
 from muxkit.runtime.mux_session import connection_of, running
 from muxkit.trace import traced
 
-READ: Final = 64 * 1024  # bytes to ask for; packets may follow the answer at once
-SHORT_PAUSE = 0.1  # s; the most between short connections in a row, each of which brought something forward
+# How many bytes to read at a time. The first packets may arrive together with the answer to the handshake.
+READ: Final = 64 * 1024
+# The longest pause in seconds before dialling again, as long as each connection ends soon but makes progress.
+SHORT_PAUSE = 0.1
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -78,19 +83,32 @@ def link(
     on_changed: OnChanged | None = None,
     **options: Any,
 ) -> AbstractAsyncContextManager[Link]:
-    """One link to the listener at `where`, over as many connections as it takes.
+    """Open a link to the listener at `where`. The link dials again whenever its connection is lost.
 
-    `where` is a URL, `relink+tcp://127.0.0.1:7000/jobs`, or a function that dials. Entering does not wait: messages
-    may be sent at once, and `Link.connected` waits for a connection. Without one for `patience` seconds (None: however
-    long it takes) the link is lost; a certificate that is refused or a listener that breaks the rules ends it at once.
+    Entering the block doesn't wait for a connection. You can send messages immediately, and `Link.connected` waits for
+    a connection. The link is lost if it has no connection for `patience` seconds. It is lost immediately if a
+    certificate is refused or if the listener breaks a rule.
 
-    When the listener no longer has the link, everything that used it raises `LinkChanged`, `on_changed` gets the event,
-    and what is opened from then on uses the new link; with `Config(require_link=True)` the link is over instead.
+    If the listener no longer has the link, for example because it was restarted, the link is replaced by a new one. All
+    calls on channels of the old link then raise `LinkChanged`. Channels that are opened afterwards use the new link.
+    With `Config(require_link=True)` the link ends instead.
 
-    Leaving the block normally closes all channels, waits until the peer has consumed everything, and shuts the link
-    down, all within `linger` seconds; if it cannot be known that nothing was lost, that raises. `on_failed` is told of
-    each attempt that failed, and of the seconds until the next; without it the first failure and each doubling of an
-    outage is a warning in the log. Other keyword arguments are options of the transport.
+    Leaving the block normally closes all channels, waits until the peer has consumed all messages, and shuts the link
+    down, all within `linger` seconds. If messages may have been lost, leaving the block raises an error.
+
+    Args:
+        where: A URL such as `relink+tcp://127.0.0.1:7000/jobs`, or a function that dials.
+        endpoint: The name of the listener's endpoint, if neither the URL nor `config` names it.
+        config: The settings; the listener's settings must match.
+        limits: The limits of the link.
+        observer: Receives notifications about the link.
+        linger: How many seconds leaving the block may take.
+        backoff: How long to wait between attempts to connect.
+        patience: How many seconds the link may be without a connection. None means that it never gives up.
+        on_failed: Called for each failed attempt, with the error and the seconds until the next attempt. Without it,
+            the first failure is logged as a warning, and again each time the outage has become twice as long.
+        on_changed: Called with the event when the listener has replaced the link.
+        options: Options of the transport.
     """
     dial, named = dial_of(where, options)
     settings = config_for(config, endpoint, named)
@@ -108,7 +126,7 @@ def link(
 
 @attrs.define
 class _Dialling(Supply):
-    """Dials, runs the link on the connection, and dials again."""
+    """A supply that dials, runs the link on the connection, and dials again when the connection is lost."""
 
     _dial: Dial
     _backoff: Backoff | None
@@ -139,13 +157,13 @@ class _Dialling(Supply):
         except NotLetIn as error:
             said = Reason(error.reason, error.code)
             connection.end_because("the server refused", by="peer", cause=error, said=said)
-        except Exception as error:  # whatever dialling raises, tasks that wait for the link raise it
+        except Exception as error:  # tasks that wait for the link must raise any error that dialling has raised
             reason = str(error) or type(error).__name__
             by: Side = "peer" if isinstance(error, (RemoteProtocolError, HandshakeFailed)) else "network"
             connection.end_because(reason, by=by, cause=error)
 
     async def _connect(self, connection: Connection, stream: trio.abc.Stream) -> Ended | Exception:
-        """Ask for the link on a new stream, and run it there; return what came of it."""
+        """Do the handshake on a new stream, and run the link on it. Returns how the connection ended, for `redial`."""
         if connection.error is not None:
             return Ended.DONE
         try:
@@ -170,14 +188,15 @@ class _Dialling(Supply):
         return failure
 
     async def _give_up(self, connection: Connection, patience: float) -> None:
-        """Give the link up after `patience` seconds without a connection that works."""
+        """Give up the link after `patience` seconds without a working connection."""
         while True:
             with trio.move_on_after(patience) as scope:
                 while not connection.works:
                     await connection.moved.park()
             if scope.cancelled_caught:
                 while connection.carrier is not None and not connection.works:
-                    await connection.moved.park()  # a moment more for one that has just begun
+                    # A connection has just begun. Wait until it works or is lost before giving up.
+                    await connection.moved.park()
                 if connection.carrier is None:
                     break
             while connection.carrier is not None:
@@ -189,7 +208,7 @@ class _Dialling(Supply):
 
 @attrs.define
 class _OneStream(Supply):
-    """One connection, with which the link is lost."""
+    """A supply with a single stream. When the stream is lost, so is the link."""
 
     _stream: trio.abc.Stream
     _epoch: int
@@ -204,11 +223,16 @@ class _OneStream(Supply):
 
 
 async def ask(stream: trio.abc.Stream, engine: Engine) -> tuple[Agreed | Refused, trio.abc.Stream]:
-    """Ask a listener for the link that `engine` has, or for a new one.
+    """Do the connector's handshake on `stream`, to continue the engine's link or to get a new link.
 
-    Raises `RemoteProtocolError` for an answer that breaks the rules, `HandshakeFailed` when the answer looks like
-    another protocol, ConnectionError when the listener hangs up, as it does for an endpoint that it doesn't know,
-    TooSlowError, and Trio's errors of a stream that breaks.
+    Returns the listener's answer, and a stream that begins with the first bytes after the handshake.
+
+    Raises:
+        RemoteProtocolError: The listener's answer breaks a rule.
+        HandshakeFailed: The listener's answer looks like another protocol.
+        ConnectionError: The listener hung up. It does that if it doesn't know the endpoint.
+        trio.TooSlowError: The handshake took longer than `Limits.handshake`.
+        trio.BrokenResourceError: The stream broke.
     """
     handshake = ConnectorHandshake(
         engine.config, now=trio.current_time(), epoch=engine.epoch, link_id=engine.link_id, limits=engine.limits
@@ -228,7 +252,8 @@ async def ask(stream: trio.abc.Stream, engine: Engine) -> tuple[Agreed | Refused
                     return event, prefixed(stream, handshake.rest())
                 if isinstance(event, Failed):
                     raise named(event.error, head)
-            # A foreign server may send less than an answer and then wait, or hang up.
+            # A server of another protocol may send fewer bytes than an answer has, and then wait. So check its bytes
+            # for other protocols before the answer is complete.
             found = looks_like(head)
             if found not in (None, "Relink"):
                 who = f"{peer}: " if (peer := peer_of(stream)) else ""
@@ -237,7 +262,7 @@ async def ask(stream: trio.abc.Stream, engine: Engine) -> tuple[Agreed | Refused
 
 
 def _why_hung_up(stream: trio.abc.Stream, engine: Engine, head: bytes) -> str:
-    """Say what may be wrong when the listener ends the connection, which is all that a listener can say here."""
+    """Describe why the listener may have hung up. A listener can't send a reason during the handshake."""
     who = f"{peer}: " if (peer := peer_of(stream)) else ""
     if len(head) >= VERSION_SIZE:
         endpoint = engine.config.endpoint
@@ -260,10 +285,13 @@ async def session(
     observer: Observer | None = None,
     linger: float = LEAVE_TIMEOUT,
 ) -> AsyncGenerator[Link, None]:
-    """A link on a connected byte stream, which it owns from now on and with which it is lost.
+    """Run a link on a connected byte stream. The link owns the stream, and ends when the stream is lost.
 
-    A listener gives every connector a new link. `link` and `listen` are for links that outlive their connections.
-    Raises `LinkLost` if the handshake fails.
+    With the role "listener", every connector gets a new link. Use `link` and `listen` for links that outlive their
+    connections.
+
+    Raises:
+        LinkLost: The handshake failed.
     """
     observer = traced(observer, "client relink" if role == "connector" else "server relink")
     engine = Engine(config_for(config), is_connector=role == "connector", limits=limits, observer=frames_of(observer))
@@ -315,10 +343,10 @@ async def _answer(stream: trio.abc.Stream, engine: Engine) -> tuple[trio.abc.Str
 
 
 class _Protocol:
-    """What `muxkit.connect` and `muxkit.serve` find under the name `relink`.
+    """The protocol plugin that `muxkit.connect` and `muxkit.serve` load under the name `relink`.
 
-    `config` is for both; `backoff`, `patience`, `on_failed` and `on_changed` are for clients, as `link` has
-    them, `keep` and `identify` for who serves, as `listener` has them.
+    Clients and servers accept the option `config`. Clients also accept `backoff`, `patience`, `on_failed` and
+    `on_changed`, which `link` describes. Servers also accept `keep` and `identify`, which `listener` describes.
     """
 
     options: frozenset[str] = frozenset(
@@ -335,7 +363,7 @@ class _Protocol:
         config: Config | None = None,
         **options: Any,
     ) -> AbstractAsyncContextManager[Link]:
-        """A link on one connection; a `?endpoint=` in the address names its endpoint."""
+        """Run a link on a single connection. `?endpoint=` in the address names the endpoint."""
         _, endpoint = split_endpoint("ws", address)
         side: Role = "connector" if role == "client" else "listener"
         return session(stream, role=side, config=config_for(config, endpoint), **options)
@@ -343,11 +371,12 @@ class _Protocol:
     def listener(
         self, handler: LinkHandler, *, endpoint: str | None, config: Config | None = None, **options: Any
     ) -> AbstractAsyncContextManager[Listener]:
-        """For a door that hands each connection to the `handle` of one listener."""
+        """Create the listener to which `muxkit.serve` passes each connection, by calling `Listener.handle`."""
         settings = config_for(config, endpoint)
         return listener({settings.endpoint: Endpoint(handler, settings)}, **options)
 
-    link: Final = staticmethod(link)  # for a door that gives a function that dials instead of one stream
+    # `muxkit.connect` calls `link` with a function that dials. It uses `session` if it has only a single stream.
+    link: Final = staticmethod(link)
     split: Final = staticmethod(split_endpoint)
     join: Final = staticmethod(join_endpoint)
 

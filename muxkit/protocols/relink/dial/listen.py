@@ -1,4 +1,8 @@
-"""A listener: the table of its links, connected or absent, within bounds, and the server that fills it."""
+"""Listeners: they accept connections, find or create the link for each connection, and run a handler for each link.
+
+A link outlives its connections, so a `Listener` keeps a table of all of its links. A link without a connection is
+called absent. `Keep` limits how many absent links a listener keeps, how much memory they take, and for how long.
+"""
 
 from __future__ import annotations
 
@@ -59,22 +63,28 @@ Identify = Callable[[trio.abc.Stream], bytes | None]
 
 
 MIB = 1024 * 1024
-LINK_COST = 16 * 1024  # bytes that an absent link counts in addition to its messages and channels
-CHANNEL_COST = 3 * 1024  # the same of a channel; a link has at least one
-LINK_KEPT = 64 * 1024  # bytes for each link that is kept, unless `Keep.bytes` says otherwise
+# How many bytes an absent link counts for `Keep.bytes` in addition to its messages and channels.
+LINK_COST = 16 * 1024
+# How many bytes each channel of an absent link counts. A link has at least one channel.
+CHANNEL_COST = 3 * 1024
+# The defaults for `Keep.bytes`: this many bytes for each link, but no less than `LEAST_KEPT` bytes in total.
+LINK_KEPT = 64 * 1024
 LEAST_KEPT = 64 * MIB
 
-# For a connector that comes back over and over and gets nothing done: it is answered later each time.
+# The delay before a link is resumed for a connector that reconnects again and again without making progress.
 RETURNS = Backoff(first=0.1, most=5.0)
 
 _log = logging.getLogger("muxkit")
 
 
-# --- the handshake, and who connects
+# --- the handshake and the identity of the peer
 
 
 class RequestReader:
-    """Reads a connector's request, for `HandshakeQueue.read_handshake`; decide on `handshake`, then `answer`."""
+    """Reads a connector's request, for `HandshakeQueue.read_handshake`.
+
+    When the request has arrived, the caller decides by calling a method of `handshake`, and then calls `answer`.
+    """
 
     def __init__(self, limits: Limits, versions: tuple[int, ...] = (0,)) -> None:
         self.handshake: ListenerHandshake = ListenerHandshake(now=trio.current_time(), versions=versions, limits=limits)
@@ -96,7 +106,7 @@ class RequestReader:
         return self.handshake.rest()
 
     async def answer(self, stream: trio.abc.Stream) -> bool:
-        """Write the listener's answer; return False if the stream is broken or too slow."""
+        """Write the listener's answer. Returns False if the stream is broken or too slow."""
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(self._seconds):
             await stream.send_all(self.bytes_to_send())
             return True
@@ -108,7 +118,7 @@ def unknown(request: Requested) -> RemoteProtocolError:
 
 
 def named(error: RemoteProtocolError, head: bytes) -> RemoteProtocolError:
-    """Return the error of a handshake with what the peer probably speaks, if what it sent first tells."""
+    """Add the name of another protocol to the error of a handshake, if the peer's first bytes look like it."""
     found = looks_like(head)
     if found is None:
         return error
@@ -121,18 +131,26 @@ UNIDENTIFIED = b""
 
 @runtime_checkable
 class Identified(Protocol, metaclass=QuickCheck):
-    """A stream with an authenticated peer: for TLS, the certificate whose private key the peer proved to own."""
+    """A stream that knows the authenticated identity of its peer.
+
+    For TLS the identity is the peer's certificate. The peer has proved that it owns the certificate's private key.
+    """
 
     @property
     def identity(self) -> Identity | bytes | None: ...
 
 
 def identity_of(stream: trio.abc.Stream) -> bytes | None:
-    """The certificate of the stream's `identity`; of a `trio.SSLStream` the peer's certificate, if it was verified."""
+    """Return the authenticated identity of a stream's peer, or None.
+
+    This is the stream's `identity` if it has this attribute. For a `trio.SSLStream` it is the peer's certificate, if
+    the certificate was verified.
+    """
     if isinstance(stream, Identified):
         identity = stream.identity
         return identity.certificate if isinstance(identity, Identity) else identity
-    certificate = getattr(stream, "getpeercert", None)  # these two are passed on by it
+    # `trio.SSLStream` forwards these two attributes from its `ssl.SSLObject`.
+    certificate = getattr(stream, "getpeercert", None)
     context = getattr(stream, "context", None)
     if certificate is None or context is None or context.verify_mode is ssl.CERT_NONE:
         return None
@@ -141,7 +159,7 @@ def identity_of(stream: trio.abc.Stream) -> bytes | None:
 
 
 def fingerprint(identity: bytes | None) -> bytes:
-    """Hash an identity to a fixed size, since one is kept with each link."""
+    """Hash an identity to a fixed size, because the listener stores the identity of the peer with each link."""
     return UNIDENTIFIED if identity is None else hashlib.sha256(identity).digest()
 
 
@@ -154,7 +172,7 @@ def new_link_id() -> int:
 
 
 def is_same(link_id: int, asked: int, owner: bytes, who: bytes) -> bool:
-    """Compare id and identity in a time that does not depend on where they differ."""
+    """Compare the ids and the identities in constant time."""
     same_id = hmac.compare_digest(link_id.to_bytes(8, "little"), asked.to_bytes(8, "little"))
     return hmac.compare_digest(owner, who) and same_id
 
@@ -164,7 +182,7 @@ def is_same(link_id: int, asked: int, owner: bytes, who: bytes) -> bool:
 
 @attrs.frozen
 class Endpoint:
-    """One service of a listener: what runs for each link, and what its connectors must agree with."""
+    """One service of a listener: the handler that runs for each link, and the settings that connectors must match."""
 
     handler: LinkHandler
     config: Config = attrs.field(factory=Config)
@@ -172,22 +190,30 @@ class Endpoint:
 
 @attrs.frozen(kw_only=True)
 class Keep:
-    """How much state of absent links a listener keeps; the one that has been absent for longest goes first.
+    """Limits for the links that a listener keeps while they have no connection.
 
-    All connections may be lost in the same moment, so a listener should keep as many links as it carries connections.
-    By default it does; if it is told to keep fewer, it says so when it starts.
+    If a limit is exceeded, the listener drops the link that has had no connection for the longest time.
+
+    A failure of the network can end all connections in the same moment. So a listener should be able to keep as many
+    links as it has connections. That is the default. With lower limits the listener logs a warning when it starts.
     """
 
     links: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
-    """None for `Limits.connections`."""
+    """How many links without a connection to keep. None means `Limits.connections`."""
     bytes: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
-    """Of messages in both directions, with 3 KiB for each of a link's channels and 16 KiB for the link itself. None for
-    64 KiB for each link, and at least 64 MiB."""
+    """How many bytes the links without a connection may take together.
+
+    A link counts 16 KiB, its messages in both directions, and 3 KiB for each channel. None means 64 KiB for each of
+    `links`, but at least 64 MiB.
+    """
     age: float = attrs.field(default=300.0, validator=attrs.validators.ge(0.0))
-    """Seconds without a connection."""
+    """How many seconds to keep a link without a connection."""
 
     def bounds(self, limits: Limits) -> tuple[int, int]:
-        """Return how many links are kept, and how many bytes; warn if that is less than what may be lost at once."""
+        """Return the limits for links and bytes.
+
+        Logs a warning if the limits are too low to keep all links when all connections are lost at the same time.
+        """
         links = limits.connections if self.links is None else self.links
         size = max(LEAST_KEPT, links * LINK_KEPT) if self.bytes is None else self.bytes
         least = limits.connections * (LINK_COST + CHANNEL_COST)
@@ -213,14 +239,16 @@ class Keep:
 
 @attrs.define(eq=False)
 class _Kept:
-    """A link in the listener's table."""
+    """An entry of the listener's table of links."""
 
     link: Link
     connection: Connection
     link_id: int
     endpoint: str
-    owner: bytes  # identity of the peer that made the link
-    requests: int = 0  # connections that asked for it
+    owner: bytes
+    """The fingerprint of the identity of the peer that created the link."""
+    requests: int = 0
+    """How many connections have asked to resume the link."""
 
     def weigh(self) -> int:
         return LINK_COST + self.connection.retained_bytes
@@ -231,7 +259,10 @@ class _Kept:
 
 @attrs.frozen
 class _Arrivals(Supply):
-    """The connections of a link that a listener keeps: its connector brings them, and the listener weighs the link."""
+    """The supply of a listener's link. It does nothing to get connections, because the connector makes them.
+
+    It notifies the table of links when the link takes more or less memory.
+    """
 
     _links: Registry[bytes, _Kept]
     _key: bytes
@@ -242,7 +273,10 @@ class _Arrivals(Supply):
 
 @attrs.frozen
 class _Guest:
-    """A connection of a link, as its place at the listener sees it; the link outlives it, if it is kept."""
+    """The occupant of a connection's place in the listener's admission control.
+
+    If the admission control ends the connection, the link continues as an absent link.
+    """
 
     _link: Link
     _place: Place
@@ -252,12 +286,13 @@ class _Guest:
         return None if stats.channels else stats.messages_received + stats.messages_sent
 
     def send_away(self, refused: Refused) -> None:
-        self._place.scope.cancel()  # a reason would end the link, and not only its connection
+        # Only cancel the connection. Sending the reason would end the link.
+        self._place.scope.cancel()
 
 
 @attrs.define(eq=False, kw_only=True)
 class Listener:
-    """Hands each connection to its link; made by `listener`."""
+    """Finds or creates the link for each connection. Created by `listener`."""
 
     _endpoints: Mapping[str, Endpoint]
     _links: Registry[bytes, _Kept]
@@ -272,32 +307,35 @@ class Listener:
     _ended: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _is_draining: bool = attrs.field(init=False, default=False)
     epoch: int = attrs.field(init=False, factory=new_epoch)
-    """Microseconds since 1970 when this listener began; tells its connectors whether it is still the same."""
+    """When this listener was created, in microseconds since 1970.
+
+    A connector compares epochs to find out whether it still talks to the same instance of the listener.
+    """
 
     @property
     def links(self) -> int:
-        """How many there are, absent ones included."""
+        """How many links the listener has, including those without a connection."""
         return len(self._links)
 
     @property
     def sessions(self) -> Collection[Link]:
-        """The links whose handlers run now."""
+        """The links whose handlers are running."""
         return [*self._serving]
 
     @property
     def absent(self) -> int:
-        """How many of them have no connection."""
+        """How many links have no connection."""
         return self._links.absent
 
     @property
     def absent_bytes(self) -> int:
-        """What these weigh."""
+        """How many bytes the links without a connection take, as `Keep.bytes` counts them."""
         return self._links.absent_bytes
 
     async def handle(self, stream: trio.abc.Stream, *, refused: Refused | None = None) -> None:
-        """One connection, until it is over; the stream is closed then. To be given to a server of streams.
+        """Serve one connection until it ends, and close its stream. Pass this method to any server of streams.
 
-        A connector that is `refused` gets a link that ends at once, with this reason.
+        If `refused` is given, the connector gets a link that ends immediately with this reason.
         """
         try:
             reader = RequestReader(self._limits, self._versions)
@@ -311,7 +349,7 @@ class Listener:
             # log INFO, DEBUG: A handshake of Relink was wrong or too slow (INFO), or the peer hung up in it (DEBUG).
             _log.log(level, "a connection was not let in: %s: %s", peer_of(stream) or "a peer", error)
         finally:
-            # Shielded, though it does not wait: a cancellation from outside would leave it open.
+            # `close_at_once` doesn't wait, but without the shield a cancellation would leave the stream open.
             with trio.CancelScope(shield=True):
                 await close_at_once(stream)
 
@@ -337,7 +375,7 @@ class Listener:
     async def _send_away(
         self, stream: trio.abc.Stream, reader: RequestReader, request: Requested, refused: Refused
     ) -> None:
-        """Tell a connector why it is not let in, on a link that is made for nothing else."""
+        """Send the reason of a refusal to a connector, on a new link that exists only for this purpose."""
         if (known := self._endpoints.get(request.endpoint)) is None:
             raise unknown(request)
         if (error := mismatch(request, known.config)) is not None:
@@ -355,11 +393,11 @@ class Listener:
                 )
 
     def _key(self, link_id: int) -> bytes:
-        """Map a link id to a secret key, so that lookup time reveals nothing about the ids in the table."""
+        """Map a link id to a secret key, so that the time of a lookup reveals nothing about the ids in the table."""
         return hashlib.blake2b(link_id.to_bytes(8, "little"), key=self._secret).digest()
 
     def _find(self, request: Requested, who: bytes) -> bytes | None:
-        """Give the key of the link that is asked for, if it exists and belongs to this identity and endpoint."""
+        """Return the key of the requested link, or None if it doesn't exist for this peer and endpoint."""
         if not request.link_id or request.epoch != self.epoch:
             return None
         key = self._key(request.link_id)
@@ -369,7 +407,11 @@ class Listener:
         return key if kept.endpoint == request.endpoint else None
 
     async def _resume(self, stream: trio.abc.Stream, reader: RequestReader, key: bytes) -> bool:
-        """Run the connection on the link with this key, if it is the newest; False if the link is gone."""
+        """Run the link with this key on a new connection.
+
+        Returns False if the link has ended. Then the caller has to look for the link again. If an even newer connection
+        asks for the link while this one is delayed, only the newest connection is used.
+        """
         is_there = False
         kept = self._links.find(key)
         if kept is not None:
@@ -377,11 +419,12 @@ class Listener:
             if (refusals := kept.connection.refusals) > 1:
                 await trio.sleep(RETURNS.wait(refusals))
                 if kept.requests != request:
-                    return True  # the connector has come again since, and the newest connection counts
-        with suppress(LookupError):  # gone by the time when its last connection has let go of it
+                    return True  # the connector has connected again during the sleep
+        with suppress(LookupError):  # the link may end while `adopt` waits for its previous connection to end
             async with self._links.adopt(key) as adopted:
                 if adopted.session.connection.error is None:
-                    is_there = True  # to be said first: a newer connection may end the block at any moment
+                    # Set this before the first checkpoint, because a newer connection may cancel the block at any time.
+                    is_there = True
                     reader.handshake.resume()
                     if await reader.answer(stream):
                         await self._connect(stream, adopted)
@@ -401,7 +444,7 @@ class Listener:
         async with self._links.adopt(key, make=lambda: kept) as adopted:
             reader.handshake.accept(self.epoch, link_id)
             if not await reader.answer(stream):
-                adopted.forget()  # the connector never learned of the link
+                adopted.forget()  # the connector hasn't received the id, so it can never resume the link
                 return
             self._serving.add(link)
             self._nursery.start_soon(self._run, link, endpoint, key)
@@ -437,7 +480,7 @@ class Listener:
             self._ended.unpark_all()
 
     async def shutdown(self, *, grace: float) -> None:
-        """Take no new links and channels, and let the live ones end for up to `grace` seconds."""
+        """Refuse new links and channels, and wait up to `grace` seconds for the open ones to end."""
         self._is_draining = True
         with trio.move_on_after(grace):
             async with bare_nursery() as nursery:
@@ -457,9 +500,10 @@ async def listener(
     linger: float = LEAVE_TIMEOUT,
     identify: Identify = identity_of,
 ) -> AsyncGenerator[Listener, None]:
-    """A listener without a transport: give its `handle` to any server of streams. All links end with the block.
+    """Create a listener without a transport. Pass its `handle` to any server of streams.
 
-    `identify` gives the authenticated identity of a stream's peer; only the same identity can resume a link.
+    All links end when the block ends. `identify` returns the authenticated identity of a stream's peer. Only a peer
+    with the same identity can resume a link. `keep` limits the links that have no connection.
     """
     named = {
         name: attrs.evolve(endpoint, config=config_for(endpoint.config, name)) for name, endpoint in endpoints.items()
@@ -487,7 +531,7 @@ async def listener(
 
 @attrs.define(eq=False)
 class Listening:
-    """A running listener; made by `listen`."""
+    """A running listener with a transport. Created by `listen`."""
 
     listener: Listener
     urls: tuple[str, ...]
@@ -495,11 +539,14 @@ class Listening:
 
     @property
     def url(self) -> str:
-        """What a connector dials; the first, if there are several. It names the endpoint if there is only one."""
+        """The URL for connectors, or the first one if there are several.
+
+        It contains the name of the endpoint if the listener has only one endpoint.
+        """
         return self.urls[0]
 
     async def shutdown(self, *, grace: float) -> None:
-        """Take no new links and channels, let the live ones end for up to `grace` seconds, then stop."""
+        """Refuse new links and channels, wait up to `grace` seconds for the open ones to end, and stop listening."""
         await self.listener.shutdown(grace=grace)
         self._scope.cancel()
 
@@ -517,13 +564,28 @@ async def listen(
     task_status: trio.TaskStatus[Listening] = trio.TASK_STATUS_IGNORED,
     **options: Any,
 ) -> None:
-    """Serve links at `url` until cancelled; `listening = await nursery.start(relink.listen, handler, url)`.
+    """Serve links at `url` until cancelled. Start it with `nursery.start`:
 
-    `endpoints` are services by name, or the handler of the one that the URL or `config` names. A handler is called
-    once for each new `Link`, which may lose its connection and get another one meanwhile; when it returns, the link
-    takes leave. What it raises ends its own link and is logged. Absent links are kept within `keep`; one that has to
-    go raises `LinkLost` wherever its handler waits. Other keyword arguments are options of the transport. Raises
-    TypeError for a handler that isn't an async function with one parameter.
+        listening = await nursery.start(relink.listen, handler, url)
+
+    A handler is called once for each new `Link`. While it runs, the link may lose its connection and get another one.
+    When the handler returns, its link is shut down. If the handler raises an exception, the exception is logged, and
+    only this handler's link ends.
+
+    Args:
+        endpoints: The services by name. If there is only one service, its handler; the URL or `config` may name it.
+        url: The URL to listen on, such as `relink+tcp://127.0.0.1:7000/jobs`.
+        config: The settings of the service, if `endpoints` is a handler.
+        keep: Limits for links without a connection. If a link has to be dropped, its handler's calls raise `LinkLost`.
+        limits: The limits of each link.
+        observer: Receives notifications about all links.
+        linger: How many seconds the shutdown of a link may take.
+        identify: Returns the authenticated identity of a stream's peer. Only this identity can resume a link.
+        task_status: Reports the `Listening` when the listener accepts connections.
+        options: Options of the transport.
+
+    Raises:
+        TypeError: A handler isn't an async function with one parameter.
     """
     place = place_of(url)
     transport = load_transport(place.transport, PROTOCOL)
@@ -557,7 +619,7 @@ def _services(
 
 
 async def _shut_down(link: Link, grace: float) -> None:
-    with suppress(LinkLost):  # then it is over as well
+    with suppress(LinkLost):  # a link that was lost needs no shutdown
         await link.shutdown(grace=grace)
 
 
