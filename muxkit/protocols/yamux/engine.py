@@ -1,4 +1,8 @@
-"""The yamux engine: received bytes and commands go in, events and bytes to send come out."""
+"""The yamux engine: received bytes and commands go in, events and bytes to send come out.
+
+The engine does no I/O, and it works without Trio. It parses frames and passes them to the halves of streams, which
+`send` and `receive` implement. `state` explains the theory of operation.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +34,11 @@ from muxkit.protocols.yamux.state import State, Stream
 
 # Bytes of memory for one stream with its session objects and a task that handles it, without buffered data.
 CHANNEL_PRICE: Final = 5 * 1024
-REASON_FOLLOWS: Final = encode_header(Type.DATA, Flag.RST, SESSION, 0)[:-4]  # what `farewell` puts behind a go-away
-LONGEST_REASON: Final = 4096  # bytes of the peer's reason that are kept
+# `farewell` sends the reason for the end in a frame with this header after the go-away. The frame's length follows.
+REASON_FOLLOWS: Final = encode_header(Type.DATA, Flag.RST, SESSION, 0)[:-4]
+# A longer reason of the peer is truncated to this many bytes.
+LONGEST_REASON: Final = 4096
+# The reasons for go-aways with an error code, from peers that don't send a reason.
 GONE_AWAY: Final[dict[int, Reason]] = {
     Code.PROTOCOL_ERROR: Reason("the peer says that this side broke a rule of yamux", 400),
     Code.INTERNAL_ERROR: Reason("the peer has an internal error", 500),
@@ -39,10 +46,10 @@ GONE_AWAY: Final[dict[int, Reason]] = {
 
 
 class Engine(StreamMuxEngine):
-    """One end of a yamux connection; a `StreamEngine`.
+    """One end of a yamux connection. It implements `StreamEngine`.
 
-    `receive_bytes` and `handle_deadline` return what happened. `events` returns what commands and writing caused. A
-    peer that breaks a rule gives one last event, `Failed`, and `farewell` then has the go-away for it.
+    `receive_bytes` and `handle_deadline` return events. `events` returns the events that commands and writing have
+    caused. If the peer breaks a rule, the last event is `Failed`, and `farewell` returns the go-away to send.
     """
 
     def __init__(
@@ -56,16 +63,21 @@ class Engine(StreamMuxEngine):
         self.config: Config = config or Config()
         self._state = State(self.config, (limits or Limits()).at_price(CHANNEL_PRICE), observer, is_client=is_client)
         super().__init__(self._state, keepalive=self.config.keepalive, keepalive_timeout=self.config.keepalive_timeout)
-        # The application takes streams of bytes, so a stream doesn't have to show its first bytes to be taken.
+        # True if the application takes streams of bytes. A stream on which nothing has arrived can then be delivered
+        # immediately. Otherwise its first bytes have to show whether it is a channel.
         self._takes_streams = False
         self._is_going_away = False
         self._peer_is_going_away = False
-        self._pings: dict[int, object] = {}  # the keys of the pings under way, without those that confirm ends
-        # The data frame whose payload is arriving:
-        self._left = 0  # bytes that are still to come
-        self._receiver: StreamReceiver | None = None  # takes them; None if they are dropped
-        self._has_fin = False  # its FIN counts behind its last byte
-        self._reset: Stream | None = None  # the stream that it resets, with the payload as the reason
+        # The pings of the session that are under way, by value, with the keys that `ping` was called with.
+        self._pings: dict[int, object] = {}
+        # The data frame whose payload is arriving. First, how many bytes are still to arrive.
+        self._left = 0
+        # The receiver that gets the payload, or None if the payload is dropped.
+        self._receiver: StreamReceiver | None = None
+        # True if the frame carries FIN. The FIN takes effect after the last byte of the payload.
+        self._has_fin = False
+        # The stream that the frame resets. The payload is then the reason.
+        self._reset: Stream | None = None
         self._reason = b""
 
     # --- for the session
@@ -83,7 +95,7 @@ class Engine(StreamMuxEngine):
         return self._peer_is_going_away
 
     def streams(self) -> Iterator[Halves]:
-        """Iterate over the streams, oldest first; some may be removed meanwhile."""
+        """Iterate over the streams, oldest first. Streams may be removed during the iteration."""
         return (stream.halves for stream in self._state.streams if not stream.is_gone)
 
     def open_channel(self, opening: bytes) -> Halves:
@@ -92,13 +104,16 @@ class Engine(StreamMuxEngine):
         return stream.halves
 
     def open_stream(self) -> Stream:
-        """Open a stream of bytes, as other yamux programs expect it."""
+        """Open a stream of bytes, which any yamux implementation understands."""
         stream = self._open(Kind.BYTES)
         self._state.control.dirty[stream] = None
         return stream
 
     def accept(self, sender: StreamSender) -> None:
-        """The application has taken a stream of the peer: acknowledge it, with our own first record on a channel."""
+        """Acknowledge a stream of the peer, because the application has taken it.
+
+        On a channel, our own opening record is sent as well.
+        """
         stream = sender.stream
         if not stream.is_gone and stream.reset is None:
             self._state.streams.accept(stream.id)
@@ -106,7 +121,7 @@ class Engine(StreamMuxEngine):
             self._acknowledge(stream)
 
     def take_streams(self) -> None:
-        """The application takes streams of bytes from now on, also those that have sent nothing yet."""
+        """Deliver streams of bytes from now on, including those on which the peer hasn't sent anything."""
         self._takes_streams = True
         for stream in self._state.waiting:
             if stream.receiver.is_silent:
@@ -121,9 +136,10 @@ class Engine(StreamMuxEngine):
             self._state.control.send(Type.GO_AWAY, 0, SESSION, Code.NORMAL)
 
     def farewell(self, reason: Reason) -> bytes:
-        """Return a go-away, and behind it the reason, which has no place in a go-away.
+        """Return the encoded go-away for an error, followed by a frame with the reason.
 
-        Other implementations end the session at a go-away with an error code, and read nothing behind it.
+        A go-away has no field for a reason. The extra frame doesn't disturb other implementations, because they stop
+        reading at a go-away with an error code.
         """
         code = Code.PROTOCOL_ERROR if self.has_failed else Code.INTERNAL_ERROR
         payload = reason.encode()
@@ -223,7 +239,7 @@ class Engine(StreamMuxEngine):
             self._take_payload(b"")
 
     def _take_payload(self, data: bytes) -> None:
-        """Bytes of the payload of a data frame have come, or none if it has no payload."""
+        """Handle bytes of a data frame's payload. If the frame has no payload, `data` is empty."""
         receiver, reset = self._receiver, self._reset
         if receiver is not None:
             if data:
@@ -248,7 +264,7 @@ class Engine(StreamMuxEngine):
                 stream.receiver.ended()
 
     def _stream(self, flags: int, id: int, *, has_payload: bool) -> Stream | None:
-        """Return the stream that a frame is about, and open it for a SYN; None if the frame is to be ignored."""
+        """Return the stream of a frame, or None if the frame is to be ignored. A SYN opens the stream."""
         if flags & Flag.SYN:
             return self._opened(id, has_payload=has_payload)
         if id == SESSION:
@@ -259,7 +275,11 @@ class Engine(StreamMuxEngine):
         return stream
 
     def _opened(self, id: int, *, has_payload: bool) -> Stream | None:
-        """A frame with SYN came: put the stream into the table, or refuse it."""
+        """Handle a SYN: create the stream, or refuse it and return None.
+
+        Raises:
+            RemoteProtocolError: The peer may not open a stream with this id.
+        """
         state = self._state
         if id == SESSION or id % 2 == int(state.is_client):
             raise RemoteProtocolError(
@@ -289,7 +309,10 @@ class Engine(StreamMuxEngine):
             self.answered(self._pings.pop(value))
 
     def _is_reason_cut(self, data: bytes, position: int) -> bool:
-        """Return True at a go-away whose reason has come in part: they are parsed together (see `farewell`)."""
+        """Return True if there is a go-away at `position` and the frame with its reason is incomplete.
+
+        `_go_away` needs both frames at the same time (see `farewell`).
+        """
         if data[position + 1] != Type.GO_AWAY:
             return False
         rest = data[position + HEADER_SIZE :]
@@ -299,7 +322,11 @@ class Engine(StreamMuxEngine):
         return rest.startswith(REASON_FOLLOWS) and len(rest) < HEADER_SIZE + min(length, LONGEST_REASON)
 
     def _go_away(self, code: int, rest: bytes) -> None:
-        """The peer ends the session: in order with the code 0, otherwise at once, with a reason if it is muxkit."""
+        """Handle the peer's go-away.
+
+        With code 0 the peer opens no more streams, and the session ends in an orderly way. With any other code the
+        session ends immediately. If the peer is muxkit, a reason follows.
+        """
         self._peer_is_going_away = True
         reason = Reason()
         if code != Code.NORMAL:
@@ -312,11 +339,11 @@ class Engine(StreamMuxEngine):
     # --- writing and time
 
     def has_output(self) -> bool:
-        """Return True if there is anything to write; cheap."""
+        """Return True if there is anything to write."""
         return not self.over and (bool(self._state.scheduler.line) or self._state.control.has_output())
 
     def write(self, limit: int, out: list[Buffer]) -> None:
-        """Write control frames first, then data in fair order, then the ping that confirms the ends among it."""
+        """Write control frames, then data in fair order, and finally the ping that confirms the FINs before it."""
         written = self._state.control.write(out)
         if written < limit:
             self._state.scheduler.pull(limit - written, out)
@@ -327,10 +354,11 @@ class Engine(StreamMuxEngine):
             observe_written(self._state.observer, out)
 
     def channels_due(self, now: float) -> None:
-        """Reset streams whose peer takes too long, and acknowledge those that wait for the application.
+        """Act on the streams whose time has come.
 
-        A peer may give the whole session up if an acknowledgement takes too long. A stream that hasn't shown its kind
-        by now is one of bytes, whose peer waits for us to speak first.
+        Streams that the peer should have closed are reset. Streams that wait for the application are acknowledged,
+        because a peer may give up the whole session if an acknowledgement takes too long. If no first bytes have shown
+        the kind of such a stream, it becomes a stream of bytes, because its peer probably waits for us to send first.
         """
         state = self._state
         for stream in state.closing.pop_due(now):
