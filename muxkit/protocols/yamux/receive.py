@@ -1,4 +1,8 @@
-"""The receiving half of a stream: its window, and whether its bytes are messages."""
+"""The receiving half of a stream, `StreamReceiver`: it counts the window, and delivers bytes or messages.
+
+The bytes of a stream can be the messages of a muxkit channel. The first bytes that the peer sends on a stream show
+whether they are.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +18,18 @@ from muxkit.protocols.yamux.state import State, Stream
 
 
 class Kind(Enum):
-    """What the bytes of a stream are."""
+    """The kind of a stream."""
 
-    UNKNOWN = "unknown"  # the peer opened it, and its first bytes have not come
+    UNKNOWN = "unknown"
+    """The peer has opened the stream, and its first bytes haven't arrived."""
     BYTES = "bytes"
+    """The stream carries bytes, as in any other yamux implementation."""
     MESSAGES = "messages"
+    """The stream carries the messages of a muxkit channel."""
 
 
 class StreamReceiver(WindowReceiver):
-    """Receives bytes, or puts messages together from them."""
+    """Receives bytes, and assembles messages from them if the stream is a channel."""
 
     __slots__ = ("_head", "_reader", "_state", "has_ended", "is_stopped", "kind", "stream")
 
@@ -31,9 +38,12 @@ class StreamReceiver(WindowReceiver):
         self._state = state
         self.stream: Stream = stream
         self.kind: Kind = kind
-        self.is_stopped: bool = False  # the application wants no more
-        self.has_ended: bool = False  # a FIN came, or the stream was reset
-        self._head = b""  # the first bytes of a stream of unknown kind
+        self.is_stopped: bool = False
+        """True once the application doesn't want more data."""
+        self.has_ended: bool = False
+        """True once a FIN has arrived, or the stream was reset."""
+        # The first bytes of a stream, until they suffice to tell its kind.
+        self._head = b""
         self._reader: MessageReader | None = None
         if kind is Kind.MESSAGES:
             self._reader = MessageReader(state.limits.message)
@@ -44,7 +54,7 @@ class StreamReceiver(WindowReceiver):
 
     @property
     def is_silent(self) -> bool:
-        """True while the peer, which opened the stream, has sent nothing on it."""
+        """True if the peer has opened the stream and hasn't sent anything on it."""
         return self.kind is Kind.UNKNOWN and not self._head
 
     def stop(self, reason: Reason) -> None:
@@ -63,7 +73,11 @@ class StreamReceiver(WindowReceiver):
     # --- for the engine
 
     def frame_begins(self, size: int) -> None:
-        """The header of a data frame has come: count its payload against the window."""
+        """Charge the payload of a data frame to the window, when the frame's header has arrived.
+
+        Raises:
+            RemoteProtocolError: The stream has ended, or the payload is larger than the window.
+        """
         if self.has_ended:
             raise RemoteProtocolError(f"data on {self.label} after its FIN", rule="yamux-E03")
         if size > self.credit_in:
@@ -78,8 +92,8 @@ class StreamReceiver(WindowReceiver):
             self._state.break_off(self.stream, RemoteProtocolError(error, limit="connection_bytes"))
 
     def receive(self, data: bytes, left: int) -> None:
-        """Take in bytes of a data frame's payload, of which `left` more bytes are to come."""
-        if self.has_ended:  # it was reset while the frame arrived
+        """Handle bytes of a data frame's payload. `left` more bytes of the payload are still to arrive."""
+        if self.has_ended:  # the stream was reset while the frame was arriving
             self.consumed((), len(data))
         elif self.is_stopped:
             self.consumed((), len(data))
@@ -97,7 +111,10 @@ class StreamReceiver(WindowReceiver):
                 self.become(Kind.MESSAGES, left)
 
     def become(self, kind: Kind, left: int = 0) -> None:
-        """Decide about a stream of unknown kind: its first bytes have come, or the application takes all bytes."""
+        """Set the kind of a stream whose kind was unknown.
+
+        Either its first bytes have shown the kind, or the stream has to become a stream of bytes without them.
+        """
         self.kind = kind
         head, self._head = self._head, b""
         if kind is Kind.BYTES:
@@ -109,7 +126,7 @@ class StreamReceiver(WindowReceiver):
             self.receive(head, left)
 
     def ended(self) -> None:
-        """A FIN came."""
+        """Handle a FIN of the peer."""
         if self.has_ended:
             raise RemoteProtocolError(f"a second FIN on {self.label}", rule="yamux-E04")
         if self.kind is Kind.UNKNOWN:
@@ -123,7 +140,7 @@ class StreamReceiver(WindowReceiver):
         self._state.remove_if_final(self.stream)
 
     def was_confirmed(self) -> None:
-        """The peer has processed a ping that we sent after `stop`; nothing depends on it here."""
+        """Do nothing. The peer has processed a ping that we sent after `stop`, which changes nothing for this half."""
 
     def retire(self) -> None:
         if not self.has_ended:
@@ -134,9 +151,9 @@ class StreamReceiver(WindowReceiver):
     # --- inside
 
     def _read(self, data: bytes, left: int) -> None:
-        """Put messages together. The prefixes and the greeting count as consumed here."""
+        """Assemble messages, and consume the bytes of prefixes and of the greeting, which no application receives."""
         reader = self._reader
-        assert reader is not None  # as the stream carries messages
+        assert reader is not None  # the kind is MESSAGES, so there is a reader
         had_opened, partial = reader.opening is not None, reader.partial
         try:
             messages = reader.feed(data)
@@ -147,16 +164,18 @@ class StreamReceiver(WindowReceiver):
             return
         kept = sum(map(len, messages)) + reader.partial - partial
         if reader.opening is not None and not (had_opened or self.stream.is_ours):
-            kept += len(reader.opening)  # until the application takes the channel
+            kept += len(reader.opening)  # the opening is consumed when the application takes the channel
             self._state.events.append(Opened(self.stream.halves, reader.opening))
         self.consumed((), len(data) - kept)
         if messages:
             self._state.events.append(Received(self, messages))
         if reader.missing > left or self.window.unfinished:
-            self.needs(max(0, reader.missing - left))  # the rest of the frame is paid for
+            # The bytes of the current frame are charged to the window already, so the message needs credit only for its
+            # remaining bytes.
+            self.needs(max(0, reader.missing - left))
 
     def _drop_partial(self) -> None:
-        """Forget the message that was begun; nobody will receive it."""
+        """Drop an incomplete message, because nobody will receive it."""
         reader, self._reader = self._reader, None
         size = len(self._head) + (0 if reader is None else reader.partial)
         self._head = b""

@@ -1,4 +1,4 @@
-"""The sending half of a stream: which bytes it queues for a message, and the data frames that it writes."""
+"""The sending half of a stream, `StreamSender`: it queues bytes or messages, and writes them as data frames."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from muxkit.protocols.yamux.config import INITIAL_WINDOW
 from muxkit.protocols.yamux.frames import HEADER_SIZE, Flag, Type, encode_header
 from muxkit.protocols.yamux.state import State, Stream
 
-# Messages below this size are copied behind their prefix: one object in the queue is then cheaper than two.
+# A message below this size is copied together with its prefix, because one object in the queue is cheaper than two. For
+# larger messages the copy is more expensive.
 JOIN_BELOW: Final = 4 * 1024
 
 
 class StreamSender(CreditSender):
-    """Sends bytes, or messages with a prefix, as far as the peer's credit goes."""
+    """Sends bytes, or on a channel messages with a prefix, within the peer's credit."""
 
     __slots__ = ("_state", "carries_messages", "is_confirmed", "is_ended", "is_ending", "stream")
 
@@ -26,9 +27,12 @@ class StreamSender(CreditSender):
         self._state = state
         self.stream: Stream = stream
         self.carries_messages: bool = carries_messages
-        self.is_ending: bool = False  # nothing more may be queued
-        self.is_ended: bool = False  # the FIN was written
-        self.is_confirmed: bool = False  # the peer has processed the FIN
+        self.is_ending: bool = False
+        """True once `finish` was called, so that nothing more may be queued."""
+        self.is_ended: bool = False
+        """True once the FIN was written."""
+        self.is_confirmed: bool = False
+        """True once the peer has processed the FIN."""
 
     @property
     def label(self) -> str:
@@ -76,7 +80,7 @@ class StreamSender(CreditSender):
         return True
 
     def send_opening(self, opening: bytes) -> None:
-        """Queue the first record of a channel."""
+        """Queue our opening record, the first record of a channel."""
         self.push(encode_opening(opening))
 
     def finish(self, payload: bytes = b"") -> None:
@@ -92,7 +96,7 @@ class StreamSender(CreditSender):
     # --- for the engine
 
     def was_confirmed(self) -> None:
-        """The peer has processed the FIN."""
+        """Note that the peer has processed the FIN."""
         if not self.stream.is_gone:
             self.is_confirmed = True
             if self.stream.receiver.is_stopped:
@@ -118,19 +122,20 @@ class StreamSender(CreditSender):
         return written
 
     def _write_frame(self, most: int, out: list[Buffer]) -> int:
-        """Write one frame, with as many bytes of the queue as fit into it."""
+        """Write one data frame with up to `most` bytes of the queue."""
         stream, place = self.stream, len(out)
-        out.append(b"")  # the header, once the size is known
+        out.append(b"")  # a placeholder for the header, which needs the size
         size = self.take(most, out)
         out[place] = encode_header(Type.DATA, stream.flags, stream.id, size)
         stream.flags = 0
         return HEADER_SIZE + size
 
     def _write_fin(self, out: list[Buffer]) -> int:
-        """Write the FIN in a frame of its own.
+        """Write the FIN in a separate frame, and not in the last data frame.
 
-        A program in Go applies the flags of a data frame before it stores the payload. So it may report the end of the
-        stream to its reader before the last bytes, if both are in one frame (hashicorp/yamux, `readData`).
+        The implementation in Go applies the flags of a data frame before it stores the payload (hashicorp/yamux,
+        `readData`). If one frame had the FIN and the last bytes, its reader could see the end of the stream before
+        these bytes.
         """
         stream = self.stream
         out.append(encode_header(Type.WINDOW_UPDATE, stream.flags | Flag.FIN, stream.id, stream.grant))
