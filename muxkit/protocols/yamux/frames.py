@@ -1,4 +1,6 @@
-"""The frames of yamux: a header of twelve bytes, and the payload of data frames. Nothing here depends on any state.
+"""Encoding of yamux frames. These functions know nothing about the state of a connection.
+
+A frame consists of a header of twelve bytes and, for data frames, a payload:
 
     version  1 byte    always 0
     type     1 byte    data, window update, ping, go away
@@ -7,7 +9,7 @@
     length   4 bytes   data: the size of the payload that follows; window update: the credit; ping: an opaque value;
                        go away: the code
 
-All numbers are big endian. Only data frames have a payload.
+All numbers are big-endian.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from muxkit.core import Buffer
 
 HEADER: Final = Struct(">BBHII")
 HEADER_SIZE: Final = 12
-SESSION: Final = 0  # the stream id of pings and go-aways
+SESSION: Final = 0
+"""The stream id of frames that concern the whole session: pings and go-aways."""
 U32_MAX: Final = 2**32 - 1
 
 
-# The numbers of types and flags are plain integers, since a comparison with an enum would take several times as long.
+# Types and flags are plain integers, because comparing members of an enum takes several times as long.
 
 
 class Type:
@@ -39,7 +42,7 @@ class Type:
 
 
 class Flag:
-    """The flags of frames, which can be combined."""
+    """The flags of frames. A frame can carry several of them."""
 
     SYN: Final = 1
     ACK: Final = 2
@@ -48,7 +51,7 @@ class Flag:
 
 
 class Code(IntEnum):
-    """Why a session ends, as the length of a go-away frame."""
+    """The reasons for the end of a session. A go-away frame carries the code in its length field."""
 
     NORMAL = 0
     PROTOCOL_ERROR = 1
@@ -60,7 +63,7 @@ FLAG_NAMES: Final = ((Flag.SYN, "syn"), (Flag.ACK, "ack"), (Flag.FIN, "fin"), (F
 
 
 def encode_header(type: int, flags: int, stream: int, length: int) -> bytes:
-    """Return the twelve bytes in front of a frame's payload."""
+    """Encode the header of a frame."""
     return HEADER.pack(0, type, flags, stream, length)
 
 
@@ -68,7 +71,7 @@ def encode_header(type: int, flags: int, stream: int, length: int) -> bytes:
 
 
 def observe_frame(observer: Observer, direction: Direction, type: int, flags: int, stream: int, length: int) -> None:
-    """Report one frame, under the name of its type with its flags."""
+    """Report one frame to an observer. The name consists of the frame's type and flags."""
     channel = f"stream {stream}" if stream else "session"
     name = " ".join([TYPE_NAMES[type], *[name for flag, name in FLAG_NAMES if flags & flag]])
     observer.frame(direction, channel, name, length if type == Type.DATA else 0)
@@ -77,7 +80,10 @@ def observe_frame(observer: Observer, direction: Direction, type: int, flags: in
 
 
 def observe_written(observer: Observer, buffers: Sequence[Buffer]) -> None:
-    """Report frames that leave the engine. They are parsed again, so that writing costs nothing without an observer."""
+    """Report written frames to an observer.
+
+    The frames are parsed again for that, so that writing costs nothing extra without an observer.
+    """
     data = b"".join(buffers)
     position = 0
     while position < len(data):
