@@ -1,13 +1,13 @@
 """yamux: streams of bytes over one ordered byte stream, as Consul, Nomad and libp2p use it.
 
-Its public specification is `spec.md` in the repository `hashicorp/yamux`. Where it leaves a question open, muxkit does
-what the other implementations do: `hashicorp/yamux` in Go, `libp2p/rust-yamux` in Rust, and
+The specification is `spec.md` in the repository `hashicorp/yamux`. If the specification leaves a question open, muxkit
+does what the other implementations do: `hashicorp/yamux` in Go, `libp2p/rust-yamux` in Rust, and
 `ChainSafe/js-libp2p-yamux` in JavaScript.
 
-The protocol has frames for data, for credit, for pings and for the end of a session, and nothing else. Streams carry
-bytes: `session.open_stream()` and `session.streams()` give them as `trio.abc.HalfCloseableStream`, and any other
-implementation can be at the other end. `session.open()` and `session.incoming()` put the messages of muxkit's channels
-on such streams, in a format that `muxkit.protocols.yamux.messages` describes.
+The protocol has only four types of frames: data, window updates, pings and go-aways. Its streams carry bytes.
+`session.open_stream()` and `session.streams()` return such streams as `trio.abc.HalfCloseableStream`, and the peer can
+be any other implementation. `session.open()` and `session.incoming()` return muxkit's channels. A channel sends its
+messages on a stream, in the format that `muxkit.core.messages` describes, so its peer has to be muxkit as well.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
     "session",
 ]
 
-# The engine works without Trio; what needs it is imported when it is first used.
+# The engine works without Trio, so the names that need Trio are imported when they are first used.
 _LAZY = {
     "Channel": "_channels",
     "Session": "_session",
@@ -51,5 +51,5 @@ _LAZY = {
     "connect open_server protocol reconnecting session": "_session",
 }
 
-if not TYPE_CHECKING:  # or type checkers would accept any name
+if not TYPE_CHECKING:  # with a module-level `__getattr__`, type checkers would accept any name
     __getattr__, __dir__ = lazily(globals(), _LAZY)

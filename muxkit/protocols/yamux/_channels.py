@@ -1,4 +1,7 @@
-"""Streams of bytes as applications hold them; channels of messages are those of all protocols (`MuxChannel`)."""
+"""The objects that applications use on a session: `YamuxStream` for streams of bytes, and `Channel` for messages.
+
+`Channel` is `MuxChannel` without any change.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ __all__ = ["Channel", "YamuxStream"]
 
 
 class YamuxStream(ByteStream):
-    """One yamux stream: a `trio.abc.HalfCloseableStream`, as programs in Go and JavaScript have it."""
+    """One yamux stream of bytes. It is a `trio.abc.HalfCloseableStream`.
+
+    The peer can use any implementation of yamux.
+    """
 
     def __init__(
         self, connection: MuxConnection[Any, Any], sending: SendHalf, receiving: ReceiveHalf[bytes], id: int
@@ -25,7 +31,7 @@ class YamuxStream(ByteStream):
         super().__init__(sending, receiving)
         self._connection = connection
         self.id: int = id
-        """The id of the stream in its frames: odd if the client opened it, even if the server did."""
+        """The id of the stream in frames. It is odd if the client opened the stream, and even if the server did."""
         self.sending: SendHalf = sending
         self.receiving: ReceiveHalf[bytes] = receiving
 
@@ -35,7 +41,7 @@ class YamuxStream(ByteStream):
         return self._connection.session
 
     def abort(self) -> None:
-        """Reset the stream: both directions are given up now, and data that is under way may be lost."""
+        """Reset the stream. Both directions end immediately, and data that is under way may be lost."""
         self.sending.abort()
         self.receiving.close()
 

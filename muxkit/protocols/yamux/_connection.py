@@ -1,7 +1,7 @@
-"""The connection below a yamux session: what yamux adds to the machinery that all protocols share.
+"""The implementation below a yamux session: the parts that yamux adds to `runtime.connection.MuxConnection`.
 
-yamux has streams beside channels, acknowledges the streams that were taken, and ends a connection with a go-away that
-carries a code. Everything else is `muxkit.runtime.connection.MuxConnection`.
+In addition to channels, yamux has streams of bytes. It acknowledges a stream when the application takes it. It ends a
+connection with a go-away that carries a code.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Connection(MuxConnection[Engine, Channel]):
     # --- streams and channels that this side opens
 
     async def open_stream(self) -> YamuxStream:
-        """Open a stream of bytes once there is a place for it."""
+        """Open a stream of bytes. Waits while too many streams are open or unacknowledged."""
         await self.wait_to_open()
         try:
             stream = self.engine.open_stream()
@@ -58,10 +58,11 @@ class Connection(MuxConnection[Engine, Channel]):
     def _new_stream(self, sender: StreamSender, receiver: StreamReceiver) -> YamuxStream:
         return YamuxStream(self, SendHalf(self, sender), ReceiveHalf(self, receiver), sender.stream.id)
 
-    # --- those that the peer opens
+    # --- streams and channels that the peer opens
 
     def handle_opened(self, event: Opened) -> None:
-        # The peer may have reset the stream in the same read, so its halves are those of the event.
+        # Use the halves in the event. The peer may have reset the stream in the same read, and then the engine's
+        # `Stream` has no halves any more.
         sender, receiver = event.channel.sender, event.channel.receiver
         assert isinstance(sender, StreamSender)
         assert isinstance(receiver, StreamReceiver)
@@ -91,9 +92,10 @@ class Connection(MuxConnection[Engine, Channel]):
         return self.halves_of([*self.engine.streams()])
 
     async def say_goodbye(self) -> None:
-        """Send a go-away behind everything else: implementations in Rust and JavaScript drop all streams at once.
+        """Send a go-away after all other output.
 
-        A peer that is ending its halves at the same time waits for our answer, so let it say that first.
+        The implementations in Rust and JavaScript drop all streams when they receive a go-away. If streams are left,
+        the peer may be ending its halves of them right now. So we first do a round trip, which lets the peer finish.
         """
         if self.engine.channels:
             with suppress(LinkLost):

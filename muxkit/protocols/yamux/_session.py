@@ -1,4 +1,7 @@
-"""yamux sessions: streams of bytes, and channels of messages on top of them."""
+"""yamux sessions: `session` runs a session on a stream, and `Session` opens and accepts streams and channels.
+
+The module also has the protocol plugin for `muxkit.connect` and `muxkit.serve`.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,15 @@ async def session(
     observer: Observer | None = None,
     linger: float = LINGER,
 ) -> AsyncGenerator[Session, None]:
-    """Run a yamux session on a connected byte stream, which the session owns from now on.
+    """Run a yamux session on a connected byte stream. From now on the session owns the stream.
 
-    One side has to be the client and the other one the server, because the role decides which ids a side uses.
+    One side has to be the client and the other side the server, because the role decides which stream ids a side uses.
 
-    Leaving the block normally finishes all streams, waits until the peer has processed that, sends a go-away and hangs
-    up, all within `linger` seconds. It raises `LinkLost` if the peer may not have received everything.
+    Leaving the block normally finishes all streams, waits until the peer has processed the ends, sends a go-away and
+    closes the connection, all within `linger` seconds.
+
+    Raises:
+        LinkLost: The block was left, and the peer may not have received all data.
     """
 
     def make() -> Session:
@@ -45,20 +51,20 @@ async def session(
 
 
 class Session(MuxSession[Connection, Channel]):
-    """A yamux session; made by `session`."""
+    """A yamux session. Created by `session`."""
 
     def open_stream(self) -> Opening[YamuxStream]:
         """Open a stream of bytes: `async with session.open_stream() as stream`, or `await session.open_stream()`.
 
-        This is what programs with another implementation of yamux expect. Leaving the block normally closes the
-        stream, and leaving it by an error resets it.
+        Programs with other yamux implementations expect such streams. Leaving the block normally closes the stream.
+        Leaving the block with an exception resets the stream.
         """
         return Opening(self._connection.open_stream)
 
     def streams(self) -> AsyncIterator[YamuxStream]:
-        """Iterate over the streams of bytes that the peer opens, until it ends the session in an orderly way.
+        """Iterate over the streams of bytes that the peer opens, until the peer ends the session in an orderly way.
 
-        Streams that begin with the opening record of a muxkit channel are given to `incoming` instead.
+        A stream that begins with the opening record of a muxkit channel is a channel. `incoming` returns it instead.
         """
         claimed = self._connection.streams.claim()
         self._connection.engine.take_streams()
