@@ -1,8 +1,15 @@
-"""The connection below an e3x session: what e3x adds to the machinery that all protocols share.
+"""The connection of an e3x session: the parts of `MuxConnection` that differ between e3x and other protocols.
 
-e3x runs over packets or over a byte stream, with one pump for each. It confirms what the peer's application has
-processed, so leaving waits for that. Packets have no end of a connection, so a side that leaves says goodbye, and the
-other side follows it (`liveness`). Everything else is `muxkit.runtime.connection.MuxConnection`.
+`_session.Session` creates one `Connection`, which runs the engine on a packet link or a byte stream and passes the
+engine's events to the channels. Three properties of e3x need code here:
+
+- An e3x ack means that the peer's application has processed a message. So a session that closes waits until the peer
+  has processed every message, not only until the messages have arrived.
+- A packet link can't signal that the connection has ended. So a side that leaves says goodbye in a packet, and the
+  other side answers the goodbye and hangs up as well (`liveness`).
+- e3x runs on two kinds of links. `DatagramPump` drives the engine on a packet link, `StreamPump` on a byte stream.
+
+`muxkit.runtime.connection.MuxConnection` has everything else.
 """
 
 from __future__ import annotations
@@ -48,8 +55,12 @@ from muxkit.runtime.halves.send import SendHalf
 
 REFUSED: Final = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH})
 BROKEN_OFF: Final = "the peer broke the channel off"
-FAREWELL_TIMEOUT: Final = 1.0  # s to wait for the peer's ends, and again for its answer to the goodbye
-UNACKED_TIMEOUT: Final = 2.0  # s that a peer which has left is kept waiting for acks
+# Seconds that a closing session waits for the peer to end its channels. The session waits that long a second time for
+# the peer's answer to the goodbye.
+FAREWELL_TIMEOUT: Final = 1.0
+# Seconds that this side waits for outstanding acks after the peer has said goodbye. The peer waits for our answer in
+# the meantime.
+UNACKED_TIMEOUT: Final = 2.0
 
 _log = logging.getLogger("muxkit")
 
@@ -58,18 +69,18 @@ Role = Literal["connector", "listener"]
 
 @attrs.frozen(kw_only=True)
 class SessionStats(CommonStats, Stats):
-    """The common counters, those of the engine, and these."""
+    """Counters of an e3x session: the counters of every session, the counters of the engine, and the fields below."""
 
     dropped: int
-    """Received unreliable messages that made way for newer ones before the application took them."""
+    """Received unreliable messages that were dropped, to make room for newer ones, before the application took them."""
     too_large: int
-    """Packets that were too large for the link, after its limit on packets fell."""
+    """Packets that were dropped because the link's packet limit had shrunk after the packets were encoded."""
     refused: int
-    """Errors of the network that cost one packet each."""
+    """Packets that were lost because the network reported an error when the link sent or received."""
 
 
 class Connection(MuxConnection[Engine, Channel]):
-    """The connection of an e3x session."""
+    """The connection of an e3x session. See the module docstring for how it differs from other protocols."""
 
     wire_name = "e3x"
     refusal_while_closing: ClassVar[Reason] = Reason("closing")
@@ -94,10 +105,10 @@ class Connection(MuxConnection[Engine, Channel]):
             if isinstance(link, NowaitPackets):
                 self.engine.packet_size = min(config.packet, link.packet_limit)
         self.acked: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
-        """Tasks that wait until something is confirmed."""
+        """Tasks that wait for an ack on any channel. They wake up at every ack and check their own condition."""
         self.written: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
         self.dropped: int = 0
-        """Received messages of unreliable channels that made way for newer ones."""
+        """Number of received unreliable messages that were dropped to make room for newer ones."""
         self._may_be_refused_late: bool = getattr(link, "may_be_refused_late", False)
         self._live: dict[int, Channel] = {}
         self._is_goodbye_heard = False
@@ -108,29 +119,33 @@ class Connection(MuxConnection[Engine, Channel]):
         self._nursery = nursery
         self.engine.start(trio.current_time())
 
-    # --- what carries the session
+    # --- the link
 
     @property
     def is_on_packets(self) -> bool:
-        """False over a byte stream."""
+        """True on a packet link, False on a byte stream."""
         return isinstance(self.pump, DatagramPump)
 
     def dispatch_events(self) -> None:
-        """Handle what a command made the engine report, write its acks and set its timers."""
+        """Dispatch the events that a command has caused, write acks and errs if any are queued, and set the timer."""
         self.pump.dispatch_events()
         if self.engine.owes:
             self.pump.request_write()
         self.pump.rearm()
 
     def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, told: Reason | None = None) -> None:
-        """End the connection, and tell the peer why; on a packet link it is told even without a reason."""
+        """End the connection and tell the peer why.
+
+        On a packet link the peer gets a farewell even without a reason, because the link can't signal the end of the
+        connection. The farewell is skipped if neither side has sent a packet yet.
+        """
         farewell = b""
         if told or (self.is_on_packets and (self.engine.state.silence.was_heard or self.engine.packets_sent)):
             farewell = self.engine.farewell(told or Reason())
         self._lose_with(farewell, reason, by=by)
 
     def _lose_with(self, farewell: bytes, reason: str, *, by: Side) -> None:
-        """End the connection with a last packet, unless it is empty."""
+        """End the connection, and send `farewell` as the last packet unless it is empty."""
         parting = farewell if self.is_on_packets or not farewell else encode_chunks(farewell)
         self.pump.lose(reason, by=by, parting=[parting] if parting else ())
 
@@ -144,7 +159,7 @@ class Connection(MuxConnection[Engine, Channel]):
         super().handle_written()
         if self.written:
             self.written.unpark_all()
-        self.openers.wake_waiters()  # a place is free once its err was sent
+        self.openers.wake_waiters()  # a broken channel frees its slot when its err has been sent (`free_slots`)
 
     def handle_packet_limit(self, limit: int) -> None:
         self.engine.packet_size = max(LEAST_PACKET, min(self.engine.state.config.packet, limit))
@@ -152,11 +167,12 @@ class Connection(MuxConnection[Engine, Channel]):
     # --- channels that this side opens
 
     def free_slots(self) -> int:
-        # A place is free for the peer, too, only once it knows that the channel is over.
+        # The peer counts a broken channel until our err arrives. So the slot stays occupied while the err is queued, or
+        # the peer would refuse the next channel as one too many.
         return super().free_slots() - len(self.engine.state.errs)
 
     async def open_typed(self, type: str, reliable: bool, body: bytes) -> Channel:
-        """Open a channel of this type once there is a place for it; `body` has the headers and the payload."""
+        """Wait for a free slot, then open a channel of this type. `body` contains the headers and the payload."""
         if type in RESERVED:
             await trio.lowlevel.checkpoint()
             raise LocalProtocolError(f"channels of type {type!r} are the session's own")
@@ -167,7 +183,7 @@ class Connection(MuxConnection[Engine, Channel]):
             self.opened()
 
     def new_channel(self, channel: EngineChannel, opening: bytes) -> Channel:
-        """Make the application's channel, and keep it until it is gone."""
+        """Create the application's `Channel` and keep it in `_live` until the engine has removed the channel."""
         made = self._live[channel.id] = Channel(self, channel, opening)
         return made
 
@@ -182,14 +198,14 @@ class Connection(MuxConnection[Engine, Channel]):
             return
         made = self.new_channel(channel, body)
         receiver, payload = channel.receiver, without_name(body).payload
-        if payload and isinstance(receiver, UnreliableReceiver):  # its opening is a message
+        if payload and isinstance(receiver, UnreliableReceiver):  # the opening of an unreliable channel is a message
             self.messages_received: int = self.messages_received + 1
             receiver.hold(payload)
             made.receiving.deliver(payload)
         self.offer(self.incoming, made)
 
     def took(self, item: Channel) -> None:
-        """The application has taken a channel, whose opening is processed thereby."""
+        """Acknowledge the opening of a channel that the application has just taken."""
         item.engine_channel.receiver.done()
         self.dispatch_events()
 
@@ -199,7 +215,11 @@ class Connection(MuxConnection[Engine, Channel]):
     # --- channels that end
 
     def give_up(self, channel: Channel, reason: Reason) -> None:
-        """This side breaks a channel; the engine reports nothing, because it was told to."""
+        """Break a channel and send the peer an err.
+
+        The engine reports no event for a channel that we break ourselves, so this method also does what
+        `handle_event` does for `Broken`: it forgets the channel and wakes waiting tasks.
+        """
         if not self.pump.is_lost:
             self.engine.give_up(channel.engine_channel, reason)
             self.engine.blame(channel.engine_channel)
@@ -208,10 +228,15 @@ class Connection(MuxConnection[Engine, Channel]):
         self.request_write()
 
     def _forget(self, channel: EngineChannel) -> Channel | None:
-        """Let go of a channel that is gone, and wake those who wait for that; None if it is the session's own."""
+        """Forget a channel that the engine has removed, and wake the tasks that wait for that.
+
+        Returns None if the application doesn't know the channel, as for the channel of a ping.
+        """
         gone = self._live.pop(channel.id, None)
         if gone is not None:
-            gone.sending.channel = gone.receiving.channel = None  # or only a garbage collection would free them
+            # Break the reference cycles between a channel and its halves, so that the channel doesn't stay in memory
+            # until the next garbage collection.
+            gone.sending.channel = gone.receiving.channel = None
             channel.sender.owner = channel.receiver.owner = None
         for lot in (self.gone, self.acked, self.written):
             if lot:
@@ -228,13 +253,16 @@ class Connection(MuxConnection[Engine, Channel]):
             told = Reason() if text == NO_REASON else Reason.decode(payload)
             channel.sending.stopped(partial(ChannelStopped, BROKEN_OFF, payload=payload, told=told))
             channel.receiving.ended(partial(ChannelCancelled, BROKEN_OFF, payload=payload, told=told))
-            if self.drop_waiting(channel) is not None:  # it needs no work
+            # If the channel was still in the backlog, `incoming` never returns it, so its messages aren't needed.
+            if self.drop_waiting(channel) is not None:
                 channel.receiving.drop()
-        elif not channel.is_reliable:  # only its end can be lost
+        elif not channel.is_reliable:
+            # An unreliable channel breaks without an err only if the peer's end didn't arrive in time. The end may
+            # have been lost like any other packet, so treat the channel as ended.
             channel.sending.confirmed()
             channel.receiving.ended(trio.EndOfChannel)
         else:
-            # The peer may know or not which messages are missing.
+            # Nobody knows which of the unacked messages the peer has processed, so this is an error and not an end.
             error = partial(LinkLost, f"channel {channel.id} is over: {text}", by="network", peer=self.pump.peer)
             channel.sending.lost(error)
             channel.receiving.ended(error)
@@ -249,7 +277,7 @@ class Connection(MuxConnection[Engine, Channel]):
                     half.delivered(last)
                 if self.acked:
                     self.acked.unpark_all()
-            case Finished(receiver):  # the receiver stays until the channel is gone
+            case Finished(receiver):  # the engine keeps the receiver until it removes the whole channel
                 if isinstance(half := receiver.owner, ReceiveHalf):
                     half.ended(trio.EndOfChannel)
             case Closed(EngineChannel() as channel):
@@ -268,7 +296,7 @@ class Connection(MuxConnection[Engine, Channel]):
                 self.pings.ended(self._silence, key)
             case Silent():
                 error = self._silence()
-                self.pump.lose(error.reason, by=error.by)  # nobody is there to be told
+                self.pump.lose(error.reason, by=error.by)  # without a farewell, because the peer doesn't answer
             case GoodbyeHeard():
                 self._is_goodbye_heard = True
                 self.gone.unpark_all()
@@ -283,13 +311,13 @@ class Connection(MuxConnection[Engine, Channel]):
         return LinkLost(f"nothing was heard for {seconds:.0f} s", by="network", peer=self.pump.peer)
 
     def handle_going_away(self, event: GoingAway) -> None:
-        """The peer has left in order: nothing more is opened, and this side follows it."""
+        """Stop opening channels and start hanging up, because the peer has said goodbye."""
         self.stop_opening(None)
         if self._nursery is not None:
             self._nursery.start_soon(self._follow_peer)
 
     async def _follow_peer(self) -> None:
-        """Wait for the last acks of a peer that has left, answer its goodbye, and hang up, too."""
+        """Wait for the last acks of a peer that has said goodbye, answer its goodbye, and hang up as well."""
         with trio.move_on_after(UNACKED_TIMEOUT):
             while any(channel.engine_channel.sender.awaits_ack for channel in self._live.values()):
                 await self.acked.park()
@@ -297,7 +325,7 @@ class Connection(MuxConnection[Engine, Channel]):
         await self.pump.flushed()
         count = len(self._live)
         what = f" while {counted(count, 'channel', were=True)} open" if count else ""
-        if not self.is_on_packets:  # the stream is about to end
+        if not self.is_on_packets:  # let the peer close the stream first, since it does so when it has our answer
             with trio.move_on_after(UNACKED_TIMEOUT):
                 await self.pump.hung_up.wait()
         self.pump.lose(f"the peer hung up{what}", by="peer")
@@ -310,7 +338,8 @@ class Connection(MuxConnection[Engine, Channel]):
         if self.engine.liveness.peer_left:
             for channel in self._live.values():
                 if not channel.is_reliable:
-                    channel.receiving.ended(trio.EndOfChannel)  # its end was lost
+                    # The peer ends its channels before it says goodbye, so the packet with this channel's end was lost.
+                    channel.receiving.ended(trio.EndOfChannel)
         super().handle_lost()
         self.acked.unpark_all()
         self.written.unpark_all()
@@ -320,7 +349,7 @@ class Connection(MuxConnection[Engine, Channel]):
         has_reason = bool(loss.peer_reason or loss.code)
         return self.engine.liveness.peer_left or (not self._live and loss.by == "peer" and not has_reason)
 
-    # --- leaving
+    # --- closing the session
 
     def live_halves(self) -> Iterator[SendHalf | ReceiveHalf[Any]]:
         channels = [*self._live.values()]
@@ -328,25 +357,32 @@ class Connection(MuxConnection[Engine, Channel]):
         yield from (channel.receiving for channel in channels)
 
     async def wait_until_heard(self, told: Sequence[SendHalf]) -> None:
-        """Wait until the peer's application has processed everything, then a little for the peer's ends."""
+        """Wait until the peer's application has processed every message, then up to a second for the peer's ends.
+
+        Reliable channels that the peer hasn't ended by then are aborted.
+        """
         pump = self.pump
-        for half in told:  # one after the other, so that an ack costs one look and not all
+        # Wait for the halves one after the other. Each ack wakes this task, and then only one half has to be checked.
+        for half in told:
             assert isinstance(half, E3xSendHalf)
             while not pump.is_lost and half.is_unheard and not half.engine_channel.gone:
                 await self.acked.park()
         with trio.move_on_after(FAREWELL_TIMEOUT):
             while not pump.is_lost and any(channel.is_reliable for channel in self._live.values()):
                 await self.gone.park()
-        self._abort([channel for channel in self._live.values() if channel.is_reliable])  # others wait for nothing
+        # An unreliable channel has no acks that somebody could wait for, so it isn't aborted.
+        self._abort([channel for channel in self._live.values() if channel.is_reliable])
 
     async def say_goodbye(self) -> None:
-        """Tell the peer that this side leaves in order, or answer its goodbye if it was first."""
+        """Say goodbye to the peer and wait for the answer, or answer the peer's goodbye if the peer was first."""
         pump, liveness, silence = self.pump, self.engine.liveness, self.engine.state.silence
         if liveness.peer_left:
             self._answer_goodbye()
         elif self._may_be_refused_late and not silence.was_heard:
             with trio.move_on_after(FAREWELL_TIMEOUT), suppress(LinkLost):
-                await self.ping()  # the answer is the first word of a server that has let this client in
+                # The server may still refuse this client. Wait for the answer to a ping, because the server answers
+                # only after it has accepted the client.
+                await self.ping()
         if silence.was_heard and not liveness.peer_left and not pump.is_lost and self.engine.places > 0:
             liveness.say_goodbye()
             self.request_write()
@@ -354,7 +390,7 @@ class Connection(MuxConnection[Engine, Channel]):
                 while not (self.pump.is_lost or self._is_goodbye_heard):
                     await self.gone.park()
         await pump.flushed()
-        if not silence.was_heard:  # the peer may be one that only receives
+        if not silence.was_heard:  # the peer may be one that only receives, so don't wait for an answer to the goodbye
             packet = liveness.farewell(None) if self.is_on_packets and self.engine.packets_sent else b""
             self._lose_with(packet, CLOSED_HERE, by="local")
 
@@ -383,12 +419,13 @@ class Connection(MuxConnection[Engine, Channel]):
     # --- pings, numbers
 
     async def ping_about(self, key: object) -> float:
-        """Send a ping, by a channel of a reserved type, once there is a place for it, and wait for the answer."""
+        """Wait for a free channel slot, send a ping on a channel of a reserved type, and wait for the answer."""
         self.budget.thread.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         while self.engine.places < 1 and not self.pump.is_lost:
             await self.gone.park()
-        return await super().ping_about(object())  # each has a channel of its own, so answers come in any order
+        # Each ping has its own channel, so several pings can be in flight and the answers may arrive in any order.
+        return await super().ping_about(object())
 
     @property
     def live_channels(self) -> int:
