@@ -1,39 +1,51 @@
-"""The channels of one engine, what is kept about each, and how they live: the theory of operation of e3x.
+"""The state of an engine: its channels, how each channel begins and ends, and what the channels share.
 
-**A channel** is one `EngineChannel` in the table, with a sender and a receiver of one of two kinds: reliable ones
-number their packets and repair losses (`ReliableSender`, `ReliableReceiver`), unreliable ones just send. Both sides use
-the same ids, of which the connector opens the odd ones and the listener the even ones. An id is used only once.
+This is the theory of operation of e3x. `Engine` and its parts (`openings`, `liveness`, and the halves in `send` and
+`receive`) all work on one `State`. "The specification" is the E3X wire protocol of telehash v3.
 
-    unopened   a later packet came before the first: a miss asks for that one. It ends after `Limits.handshake`,
-               without a tombstone, because the first packet may still come             -> open, gone
-    open       the peer's channel waits in the backlog until it is `taken`; both directions carry messages
-                                                                                        -> closing, gone
-    closing    the application receives no more: what comes is discarded (see below)    -> gone
-    gone       not in the table any more. A tombstone answers what the peer sends again, for at least 10 s
+**A channel** is an `EngineChannel` in the table. It has a sender and a receiver, and both are either reliable or
+unreliable. A reliable half numbers its packets and repairs losses (`ReliableSender`, `ReliableReceiver`). An unreliable
+half sends each message in one packet and never resends it. Channels of both sides share one range of ids: the connector
+opens channels with odd ids, the listener opens channels with even ids, and no id is used twice.
 
-**How a channel ends.** It is over in order (`Closed`) when both sides have sent their end and all packets are acked; an
-unreliable one when both ends were sent, or when ours was sent and nothing came for `linger` seconds. It is broken
-(`Broken`) by an err of the peer, by silence while packets wait for an ack, by pieces of a message that don't fit
-together, or when every seq was used. This side breaks it with `err`, which reports no event, because the caller knows.
+    unopened   a packet of the channel has arrived before the first one, so our acks ask for the first packet. If it
+               doesn't arrive within `Limits.handshake`, we remove the channel, but without a tombstone, because the
+               first packet may still arrive                                            -> open, gone
+    open       both directions carry messages. A channel that the peer has opened waits in the backlog until the
+               application accepts it (`taken`)                                         -> closing, gone
+    closing    the application has closed the channel, so we discard further messages (see below)
+                                                                                        -> gone
+    gone       the channel isn't in the table any more. For at least 10 s, a tombstone answers packets that the peer
+               sends again
 
-**A channel that the application has closed** goes on until its end. The document has no way to say "stop sending", only
-`err`, which drops everything in both directions. So, and this is not in the document:
+**How a channel ends.** A reliable channel ends in order when both sides have sent their end and all packets are acked.
+An unreliable channel ends in order when both sides have sent their end, or when this side has sent its end and the
+peer's end hasn't arrived within `linger` seconds. We report a channel that ended in order as `Closed`.
 
-- An err is sent only after all packets of this side are confirmed: before, it could cost the peer what it has not
-  processed yet.
-- Then an end by the peer closes the channel in order, and any other unread packet is answered with an err.
-- A peer that sends nothing has `linger` seconds for its end.
-- A peer that goes on sending and processes nothing for `CLOSE_TIMEOUT` would wait for this side as this side waits for
-  it; the channel breaks.
+We report a channel as `Broken` when the peer sends an err, when the peer is silent while packets wait for an ack, when
+the pieces of a message don't fit together, or when every seq has been used. This side can break a channel with `err`.
+That reports no event, because the caller already knows.
 
-**What holds at all times.** Each packet is checked completely before it changes anything, and it ends at most its own
-channel: an address can be forged, so a bad packet is dropped and counted (`Fault`). `held`, `waiting` and `unsent` are
-the sums over all live channels. A channel is in `line` at most once. Queued errs, answers and acks are one for each
-channel, so what is owed to a peer doesn't grow with what it asks.
+**A channel that the application has closed** stays in the table until both directions have ended. The specification has
+no packet that asks the peer to stop sending. It only has `err`, which drops all packets in both directions. So we
+follow rules of our own, which are not in the specification:
 
-**Time** comes with each packet and each deadline. A command may follow a long silence, so commands read the clock that
-the session gives to the engine (`update_time`). Timers of channels are in one heap: a channel without one costs
-nothing while time passes.
+- We send an err only after the peer has acked all our packets. An earlier err would make the peer drop messages that it
+  has received but not processed.
+- Once all our packets are acked, the peer's end closes the channel in order. If the peer sends any other packet, we
+  answer with an err.
+- If the peer sends nothing, we wait `linger` seconds for its end.
+- If the peer goes on sending but acks nothing for `CLOSE_TIMEOUT`, we break the channel. Otherwise both sides could
+  wait for each other forever, because we don't process the peer's messages either.
+
+**Invariants.** We check a packet completely before it changes any state, and a packet ends at most its own channel.
+Somebody else may have sent the packet from a forged address, so we drop a bad packet and count it (`Fault`). `held`,
+`waiting` and `unsent` are sums over all live channels. A channel is in `line` at most once. We queue at most one err,
+one answer and one ack for each channel, so a peer can't make these queues grow by sending more packets.
+
+**Time.** The caller passes the time with each packet and each deadline. An engine may get a command after a long period
+without packets, so commands read the clock that the session passes to the engine (`update_time`). The timers of all
+channels are in one heap, so a channel without a timer costs nothing while time passes.
 """
 
 from __future__ import annotations
@@ -59,38 +71,49 @@ from muxkit.protocols.e3x.packets import ID_MOST, RESERVED, TYPE_MOST, Packet, j
 from muxkit.protocols.e3x.silence import Silence
 
 NEVER: Final = float("inf")
-LINGER: Final = 10.0  # s, at least, that a tombstone is kept, to answer what the peer sends again
-ERR_REPEATS: Final = 2  # times that an err is sent again, a second apart; not in the document
-ERR_PAUSE: Final = 1.0  # s
-ERRS_PER_SECOND: Final = 4000  # on packet links: more could overflow the peer's socket buffer, and no ack would tell
+# Minimum lifetime of a tombstone in seconds. A tombstone answers packets that the peer sends again. `State.linger` is
+# longer if `Config.timeout` is, because the peer resends for that long.
+LINGER: Final = 10.0
+# The peer doesn't ack an err, so we send each err two more times, a second apart. The specification doesn't say so.
+ERR_REPEATS: Final = 2
+ERR_PAUSE: Final = 1.0  # seconds
+# Maximum rate of errs on packet links. Errs aren't acked, so if we sent more and the peer's socket buffer overflowed,
+# neither side would notice the lost errs.
+ERRS_PER_SECOND: Final = 4000
 ERRS_AT_ONCE: Final = 64
-ERR_MOST: Final = 512  # bytes of an err that is sent
-ERR_HEAD: Final = len(b'{"c":4294967295,"err":}') + 2  # bytes of its packet beside the text
-OVERHEAD: Final = 256  # bytes that a waiting packet counts beside its body
-CLOSE_TIMEOUT: Final = 5.0  # s
-CLOSED: Final = "closed"  # the err of a closed channel
-NO_REASON: Final = "given up"  # the err of a channel that is given up without a reason: an empty one may be overlooked
-USED_RANGES: Final = 1024  # gaps in the peer's used ids that are remembered
+ERR_MOST: Final = 512  # maximum size of an err's text in bytes; longer texts are truncated
+ERR_HEAD: Final = len(b'{"c":4294967295,"err":}') + 2  # size of an err's packet without the text
+OVERHEAD: Final = 256  # bytes of memory that we charge for each waiting packet in addition to its body
+# Seconds after which we break a closed channel whose peer goes on sending but acks nothing. See the module docstring.
+CLOSE_TIMEOUT: Final = 5.0
+CLOSED: Final = "closed"  # the text of the err that ends a closed channel
+# The text of an err for a channel that is given up without a reason. It isn't empty, because a peer may treat an empty
+# err like an absent one.
+NO_REASON: Final = "given up"
+USED_RANGES: Final = 1024  # maximum number of separate ranges of used ids that we remember (`UsedIds`)
 
 
 @attrs.define(eq=False)
 class Piece:
-    """A packet that this side sends, from `send` until it is acked."""
+    """A packet of a reliable channel that this side sends. The sender keeps it from `send` until the peer acks it."""
 
     seq: int
     body: bytes
     type: str | None
     end: bool
     frag: int
-    times: int = 0  # times that it was sent
-    sent_at: float = 0.0  # when it was sent last
-    asks: bool = False  # it asked for an ack
-    is_named: bool = False  # a miss listed it
-    is_queued: bool = False  # it waits to be sent again
+    times: int = 0  # how many times this side has sent the packet
+    sent_at: float = 0.0  # when this side last sent the packet
+    asks: bool = False  # True if the packet asked the peer for an ack
+    is_named: bool = False  # True once a miss has listed the packet
+    is_queued: bool = False  # True while the packet is in the queue of packets to send again
 
 
 class EngineChannel:
-    """A channel of an engine: its two halves, and what they have in common. For others it is read-only."""
+    """A channel of an engine: its two halves and the state that they share.
+
+    Only the engine changes the attributes. The session reads them.
+    """
 
     sender: EngineSender
     receiver: EngineReceiver
@@ -102,31 +125,35 @@ class EngineChannel:
         """True if this side opened it."""
         self.is_reliable: bool = is_reliable
         self.is_reserved: bool = type in RESERVED
-        """True if it is a channel of the session's own, such as a ping: see `liveness`."""
+        """True if the session itself uses the channel, for example for a ping. See `liveness`."""
         self.announced: bool = False
-        """True once the application knows the peer's channel, or the peer knows this side's channel."""
+        """For the peer's channel: True once the application knows it. For our channel: True once the peer knows it."""
         self.taken: bool = ours
-        """True once the application has accepted it."""
+        """True once the application has accepted the channel."""
         self.closing: bool = False
-        """True once the application receives nothing more on it."""
+        """True once the application has closed its receiving half. Further messages are discarded."""
         self.gone: bool = False
         self.in_line: bool = False
-        """True while it is in the line of channels with something to send."""
+        """True while the channel is in `State.line`, the queue of channels that may have packets to send."""
         self.heard_at: float = now
-        """When a packet was last received on it."""
+        """When the last valid packet of the channel arrived."""
         self.dies_at: float = NEVER
-        """When it is removed in any case: it waits for its opening, or for an end that may be lost."""
+        """When the engine removes the channel even if nothing arrives.
+
+        It is set while the channel waits for its first packet, or for an end of the peer that may have been lost.
+        """
         self.timer_at: float = NEVER
-        """When its timer fires."""
+        """When the channel's timer fires."""
 
     def due(self, timeout: float) -> float:
-        """Return when the engine must act on it next."""
+        """Return when the engine must next act on this channel."""
         return min(self.dies_at, self.receiver.ack_at, self.sender.due(timeout))
 
     def remains(self) -> EngineChannel:
-        """Return what the halves of a channel that is gone still ask of it: the same facts, and no halves.
+        """Return a copy of this channel without its halves, for the halves of a channel that has been removed.
 
-        The halves get it in the place of the channel, or all three would wait for a garbage collection.
+        The halves still read attributes such as `id` and `gone`. If they kept the channel itself, the channel and its
+        halves would form reference cycles, and only a garbage collection could free them.
         """
         left = EngineChannel(self.id, self.type, ours=self.ours, is_reliable=self.is_reliable, now=self.heard_at)
         left.announced, left.taken, left.closing, left.gone = self.announced, self.taken, self.closing, True
@@ -134,14 +161,14 @@ class EngineChannel:
 
 
 class EngineHalf:
-    """What each half of a channel has: its channel, and what it needs of the state."""
+    """Base class of all sending and receiving halves in the engine."""
 
     def __init__(self, state: State, channel: EngineChannel) -> None:
         self.owner: object | None = None
         self.state: State = state
         self.channel: EngineChannel = channel
         self.ended: bool = False
-        """True once nothing more follows in this direction."""
+        """True once the last packet of this direction has been queued (sender) or processed (receiver)."""
 
     @property
     def label(self) -> str:
@@ -149,10 +176,10 @@ class EngineHalf:
 
 
 class EngineSender(EngineHalf, Sender):
-    """What both kinds of sending halves do in the same way."""
+    """Base class of the sending halves of reliable and unreliable channels."""
 
     def send(self, message: bytes) -> None:
-        """Queue a message."""
+        """Queue a message. Raises `LocalProtocolError` if the channel has ended or the queue has no room."""
         self._check_open()
         if not self.has_room(len(message)):
             limits = self.state.limits
@@ -164,7 +191,10 @@ class EngineSender(EngineHalf, Sender):
         self.state.messages_sent += 1
 
     def finish(self, payload: bytes = b"") -> None:
-        """End this side behind what is queued; `payload` is a last message. Harmless when the channel is gone."""
+        """Queue the end of this direction, after all queued messages, with `payload` as an optional last message.
+
+        Does nothing if the channel has been removed.
+        """
         if self.channel.gone:
             return
         self._check_open()
@@ -173,55 +203,61 @@ class EngineSender(EngineHalf, Sender):
         self.state.messages_sent += bool(payload)
 
     def cancel(self, reason: Reason) -> None:
-        """Break the channel: an err drops both directions."""
+        """Break the channel with an err. e3x can't cancel one direction only, so this drops both."""
         self.state.give_up(self.channel, reason)
 
     @property
     @abstractmethod
     def quota(self) -> int:
-        """Bytes that the next packet can carry: on an unreliable channel, the largest message."""
+        """Maximum size of the next packet's body in bytes. An unreliable channel can't send larger messages."""
 
     @property
     @abstractmethod
     def is_ready(self) -> bool:
-        """True if a new packet may be sent now."""
+        """True if this half has a new packet to send and the window allows it."""
 
     @property
     @abstractmethod
     def is_written(self) -> bool:
-        """True if everything that was queued was sent at least once."""
+        """True if every queued packet has been sent at least once."""
 
     @property
     @abstractmethod
     def is_done(self) -> bool:
-        """True if nothing of what was queued is left to send, or to be acked."""
+        """True if every queued packet has been sent and, on a reliable channel, acked."""
 
     @property
     def awaits_ack(self) -> bool:
-        """True while packets of a channel that lives are not acked."""
+        """True while a live channel has packets that the peer hasn't acked."""
         return False
 
     @abstractmethod
     def due(self, timeout: float) -> float:
-        """Return when the engine must act on this half next."""
+        """Return when the engine must next act on this half."""
 
     def report_if_writable(self) -> None:
-        """Report `Writable` if a watched message has room now, or let it wait for the outbox."""
+        """Report `Writable` if the message that a caller waits to send has room now.
+
+        If only the session's outbox is full, put this sender into `State.crowded`, the queue for room in the outbox.
+        """
 
     @abstractmethod
     def write(self, now: float) -> bytes:
-        """Return the next new packet, which leaves now, after `is_ready` was True."""
+        """Remove the next new packet from the queue and encode it. Call this only after `is_ready` was True."""
 
     @abstractmethod
     def dropped(self) -> None:
-        """The channel is gone: nothing of what is queued will be sent."""
+        """Discard all queued packets, because the channel has been removed."""
 
     @abstractmethod
     def queue(self, body: bytes, *, end: bool, is_message: bool) -> None:
-        """Queue a body, with `end` the last one. An empty body that is no message only opens or ends the channel."""
+        """Queue a body, as the last one if `end` is set.
+
+        `is_message` is False if the empty body isn't a message but only opens or ends the channel.
+        """
 
     def _check_open(self) -> None:
-        """Raise `LocalProtocolError` if nothing can be sent on the channel any more."""
+        """Raise `LocalProtocolError` if the channel has been removed or this direction has ended."""
         if self.channel.gone:
             raise LocalProtocolError(f"channel {self.channel.id} is gone")
         if self.ended:
@@ -229,50 +265,53 @@ class EngineSender(EngineHalf, Sender):
 
 
 class EngineReceiver(EngineHalf, Receiver[bytes]):
-    """What both kinds of receiving halves do in the same way."""
+    """Base class of the receiving halves of reliable and unreliable channels."""
 
     def __init__(self, state: State, channel: EngineChannel) -> None:
         super().__init__(state, channel)
         self.processed: int = 0
-        """The last seq that was processed, which an ack tells; 0 on an unreliable channel."""
+        """The seq of the last packet that the application has processed. An ack contains it. 0 if unreliable."""
         self.ack_at: float = NEVER
         """When an ack is due."""
 
     @property
     def owes_news(self) -> bool:
-        """True if an ack would tell the peer something new."""
+        """True if an ack would give the peer new information."""
         return False
 
     @property
     def last_ack(self) -> int | None:
-        """The ack with which a channel that is over answers packets that come again, if it has any."""
+        """The ack with which the tombstone of this channel answers resent packets. None for an unreliable channel."""
         return None
 
     @abstractmethod
     def receive(self, packet: Packet) -> None:
-        """Apply a packet of the channel, if all of it is legal."""
+        """Apply a packet of the channel. An illegal packet is reported as a fault and changes nothing."""
 
     @abstractmethod
     def done(self) -> None:
-        """Count what the application has as processed, and a channel of the peer as accepted."""
+        """Mark the messages that the application has as processed, and accept the channel if the peer opened it."""
 
     @abstractmethod
     def dropped(self) -> None:
-        """The channel is gone: what was not processed never will be."""
+        """Discard packets that the application hasn't processed, because the channel has been removed."""
 
     def continue_closing(self, *, has_advanced: bool = False) -> None:
-        """Act on a closed channel after a packet or an ack has arrived."""
+        """Check whether a channel that the application has closed can end, after a packet or an ack has arrived."""
 
     def encode_ack(self, room: int, *, wants_miss: bool, now: float) -> bytes:
-        """Encode what acks this direction in at most `room` bytes; empty if there is nothing, or it does not fit."""
+        """Encode `ack` and `miss` of this direction in at most `room` bytes, or return `b""` if they don't fit.
+
+        Unreliable channels have no acks, so they always return `b""`.
+        """
         return b""
 
     def write_ack(self, now: float) -> bytes:
-        """Return a packet that holds nothing but the ack."""
+        """Return a packet that contains only an ack."""
         raise AssertionError("an unreliable channel acks nothing")
 
     def accept(self) -> None:
-        """Count a channel of the peer as accepted, without its first message as processed."""
+        """Accept a channel that the peer opened, without acknowledging its first message."""
         channel = self.channel
         if not channel.gone and not channel.taken:
             channel.taken = True
@@ -281,23 +320,29 @@ class EngineReceiver(EngineHalf, Receiver[bytes]):
 
 @attrs.define(eq=False)
 class Tombstone:
-    """What is kept of a channel that is gone, to answer late packets."""
+    """The remains of a removed channel, from which the engine answers packets that arrive late."""
 
     until: float
     ack: int | None = None
-    """The last seq that was processed, if the channel ended in order: the peer is told it again."""
+    """The ack with which we answer resent packets, because our last ack may have been lost.
+
+    None if the channel didn't end in order.
+    """
     processed: int = 0
-    """The last seq that was processed, in any case."""
+    """The seq of the last packet that was processed, however the channel ended. A goodbye lists it."""
     err: str | None = None
-    """The err that this side broke it with."""
+    """The text of the err with which this side broke the channel."""
     repeats: int = 0
-    """How often the err will be sent again: it may be lost, and is not acked."""
+    """How many more times the engine will send the err. An err isn't acked, so it is repeated in case it gets lost."""
     is_ordered: bool = False
-    """True if the application broke the channel: its err is not dropped for the sake of newer ones."""
+    """True if the application broke the channel.
+
+    While its err is queued, this tombstone isn't removed to make room for newer tombstones.
+    """
 
 
 class State:
-    """The channels to one peer, and what is kept about them."""
+    """All state of an engine: its channels, counters, buffers, and the queues of packets to send."""
 
     def __init__(
         self, *, odd: bool, config: Config, limits: Limits, observer: Observer | None, clock: Clock | None
@@ -310,49 +355,51 @@ class State:
         self.now: float = 0.0
         self.packet: int = config.packet
         """The largest packet to send, in bytes."""
-        self.linger: float = max(LINGER, config.timeout)  # the peer sends again for as long
+        # How long the engine keeps tombstones and waits for ends. A peer resends packets for up to `timeout` seconds.
+        self.linger: float = max(LINGER, config.timeout)
         self.table: ChannelTable[EngineChannel] = ChannelTable(limits, Ids(1 if odd else 2, ID_MOST, step=2))
         self.tombstones: OrderedDict[int, Tombstone] = OrderedDict()
         self.used: UsedIds = UsedIds()
-        self.unopened: OrderedDict[int, EngineChannel] = OrderedDict()  # the first packet was not received yet
+        self.unopened: OrderedDict[int, EngineChannel] = OrderedDict()  # channels whose first packet hasn't arrived
         self.congestion: Congestion = Congestion(config.packet, is_on=config.congestion)
         self.reassembly: Reassembly = Reassembly(limits)
         self.starts: StartPace = StartPace(limits.resets_per_second, limits.resets_burst)
         self.err_pace: Final = TokenBucket(ERRS_PER_SECOND, ERRS_AT_ONCE)
         self.refusals: Final = TokenBucket(limits.resets_per_second, limits.resets_burst)
-        # What happened
+        # Events and counters
         self.silence: Silence = Silence(config, odd=odd)
         self.happened: list[Event] = []
         self.own: list[Event] = []
-        """What happened on the channels of the session's own, which `liveness` handles."""
+        """Events of reserved channels, such as pings. `liveness` handles them, and the session never sees them."""
         self.faults: Counter[Fault] = Counter()
-        self.reported: set[Fault] = set()  # since `Engine.events` was called
+        self.reported: set[Fault] = set()  # faults that were reported since the last call of `Engine.events`
         self.messages_sent: int = 0
         self.resent: int = 0
         self.lost: int = 0
         self.evicted: int = 0
-        # What is kept
-        self.held: int = 0  # bytes received and not processed
-        self.waiting: int = 0  # packets received and not processed
-        self.unsent: int = 0  # bytes queued, on all channels
+        # Buffered data, summed over all channels
+        self.held: int = 0  # bytes that were received on reliable channels and not processed
+        self.waiting: int = 0  # packets that were received on reliable channels and not processed
+        self.unsent: int = 0  # bytes that were queued and not sent
         self.unread: int = 0  # bytes of unreliable messages that the application has not taken
-        self.flying: int = 0  # bytes sent and not acked, on all channels
+        self.flying: int = 0  # bytes that were sent and not acked
         self.budget: ReceiveBudget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.short_window)
-        """Of the windows that follow the path; what may be kept in memory is bounded by `room`."""
-        # Queues of what to send
+        """The budget from which receive windows grow. It doesn't bound memory. `room` does."""
+        # Queues of packets to send
         self.errs: dict[int, str] = {}
-        self.answers: dict[int, None] = {}  # ids of tombstones to answer from
+        self.answers: dict[int, None] = {}  # ids of removed channels whose tombstone's ack is to be sent
         self.acking: dict[int, EngineReceiver] = {}
         self.resends: deque[tuple[EngineSender, Piece]] = deque()
         self.line: deque[EngineChannel] = deque()
-        # Who waits for room
-        self.drained: dict[int, EngineSender] = {}  # watched ones that sent something since they were looked at
-        self.crowded: dict[int, EngineSender] = {}  # watched ones with room of their own, and none in the outbox
-        self.resting: set[int] = set()  # ids of channels whose peer has everything, and that are probed rarely
+        # Senders on which a caller waits for room (`notify_when_room`)
+        self.drained: dict[int, EngineSender] = {}  # those that must be checked, because they have sent a packet since
+        self.crowded: dict[int, EngineSender] = {}  # those whose own queue has room, but the session's outbox is full
+        # Ids of channels whose peer has received every packet but hasn't acked them all. They are probed rarely.
+        self.resting: set[int] = set()
         self._timers: list[tuple[float, int]] = []
 
     def update_time(self) -> None:
-        """Read the clock, before a command that may follow a long silence."""
+        """Read the clock. Commands call this, because no packet may have updated `now` for a long time."""
         if self.clock is not None:
             self.now = max(self.now, self.clock.current_time())
 
@@ -360,31 +407,34 @@ class State:
 
     @property
     def window(self) -> int:
-        """Packets of one channel that may wait for the application, before the path has shown that it holds more."""
+        """Initial receive window of a channel in packets. The window grows if the path can use more."""
         return max(1, min(self.config.window, self.most_window))
 
     @property
     def most_window(self) -> int:
-        """Packets of one channel that may wait for the application at most."""
+        """Maximum receive window of a channel in packets."""
         return self.limits.channel_bytes // self.packet
 
     @property
     def room(self) -> int:
-        """Bytes of memory for one more packet that waits."""
+        """Maximum size of the next packet to buffer, in bytes, for a packet that arrives out of order."""
         return self.limits.connection_bytes - self.held - OVERHEAD * self.waiting
 
     @property
     def room_next(self) -> int:
-        """Bytes of memory for the packet that is next in order on its channel: there is always some."""
+        """Maximum size of the next packet to buffer, in bytes, for a packet that is next in order on its channel.
+
+        This is never 0, or a channel could wait for memory forever.
+        """
         return max(self.room, self.limits.channel_floor, self.config.packet)
 
-    # --- channels that begin
+    # --- opening channels
 
     def is_ours(self, id: int) -> bool:
         return (id % 2 == 1) == self.odd
 
     def refusal_of(self, type: str) -> str | None:
-        """Return why a reliable channel of this type is not taken, or None if it is."""
+        """Return the reason for refusing a reliable channel of this type, or None to admit it."""
         if len(type) > TYPE_MOST:
             return too_long(type)
         if not self.config.reliable:
@@ -394,7 +444,10 @@ class State:
     # --- events
 
     def report(self, channel: EngineChannel, event: Event) -> None:
-        """Report what the peer did on a channel: it lives. Of the session's own channels `liveness` hears."""
+        """Report an event that a packet of the peer has caused, and note that the peer is alive.
+
+        Events of reserved channels go to `liveness` instead of the session.
+        """
         self.silence.heard(self.now)
         if channel.is_reserved:
             self.own.append(event)
@@ -402,22 +455,22 @@ class State:
             self.happened.append(event)
 
     def suspect(self) -> None:
-        """Report `Silent` if the peer was silent for too long."""
+        """Report `Silent` if the peer has been silent for longer than the timeout."""
         if self.silence.is_over(self.now):
             self.silence.stop()
             self.happened.append(Silent(self.silence.seconds(self.now)))
 
     def fault(self, fault: Fault, text: str, *, limit: str | None = None) -> None:
-        """Count a fault; report the first of its kind until the events are taken."""
+        """Count a fault, and report it if it is the first of its kind since the last call of `Engine.events`."""
         self.faults[fault] += 1
         if fault is not Fault.DUPLICATE and fault not in self.reported:
             self.reported.add(fault)
             self.happened.append(Faulted(fault, text, limit))
 
-    # --- how channels end
+    # --- ending channels
 
     def close_if_over(self, channel: EngineChannel) -> None:
-        """Remove a channel if both sides have ended it and nothing of ours is left to send or to be acked."""
+        """Remove a channel if both sides have ended it and all packets of this side are sent and acked."""
         sender, receiver = channel.sender, channel.receiver
         if channel.gone or not (sender.ended and receiver.ended and sender.is_done):
             return
@@ -428,9 +481,11 @@ class State:
         self.happened.append(Closed(channel))
 
     def break_channel(self, channel: EngineChannel, cause: Cause, text: str, *, tell: bool) -> None:
-        """Break a channel; with `tell` the peer is sent an err."""
-        if cause is Cause.TIMEOUT:  # not for a closed channel whose peer goes on sending: such a peer lives
-            self.suspect()  # first: if the peer is silent, all channels get the same error
+        """Break a channel and report `Broken`. If `tell` is set, send an err to the peer."""
+        # Check first whether the peer is silent as a whole. If it is, the session is lost, and every channel gets the
+        # same error instead of some getting a timeout. (`close_timed_out` skips this check, because its peer sends.)
+        if cause is Cause.TIMEOUT:
+            self.suspect()
         if tell:
             self.break_silently(channel, text)
         else:
@@ -438,7 +493,7 @@ class State:
         self.report_broken(channel, cause, text)
 
     def report_broken(self, channel: EngineChannel, cause: Cause, text: str) -> None:
-        """Report that a channel was broken, unless nobody here has heard of it."""
+        """Report `Broken`, unless the peer opened the channel and the application doesn't know it yet."""
         if channel.announced or channel.ours:
             event = Broken(channel, cause, text)
             self.happened.append(event)
@@ -448,7 +503,7 @@ class State:
                 self.silence.heard(self.now)
 
     def err(self, channel: EngineChannel, text: str) -> None:
-        """Break a channel and tell the peer why; what is queued is dropped. Harmless when it is gone."""
+        """Break a channel, drop its queued packets, and tell the peer why. Does nothing if the channel is removed."""
         if not channel.gone:
             self.break_silently(channel, self._short(text) or "err", is_ordered=True)
 
@@ -458,26 +513,26 @@ class State:
         self.err(channel, reason.encode().decode() or NO_REASON)
 
     def _short(self, text: str) -> str:
-        """Return as much of the text of an err as fits into a packet, and not more than `ERR_MOST` bytes."""
+        """Truncate the text of an err so that it fits into a packet and has at most `ERR_MOST` bytes."""
         short = text.encode(errors="replace")[:ERR_MOST].decode(errors="ignore")
         while (over := len(quoted(short)) + ERR_HEAD - self.packet) > 0:
-            short = short[: -max(1, over // 6)]  # a character may take six bytes
+            short = short[: -max(1, over // 6)]  # JSON may encode a character with six bytes
         return short
 
     def break_silently(self, channel: EngineChannel, err: str, *, is_ordered: bool = False) -> None:
-        """Break a channel and send the peer an err, without an event."""
+        """Break a channel and queue an err for the peer, without reporting an event."""
         self.errs[channel.id] = err
         tombstone = Tombstone(self.now + self.linger, err=err, repeats=ERR_REPEATS, is_ordered=is_ordered)
         self._remove(channel, tombstone)
         heapq.heappush(self._timers, (self.now + ERR_PAUSE, channel.id))
 
     def end_closed(self, channel: EngineChannel) -> None:
-        """End a closed channel whose packets are all confirmed."""
+        """End a channel that the application has closed, after the peer has acked all our packets."""
         self.break_silently(channel, CLOSED)
         self.happened.append(Closed(channel))
 
     def close_timed_out(self, channel: EngineChannel) -> None:
-        """End a closed channel that has waited for too long."""
+        """End a channel that the application has closed, after the peer hasn't ended it in time."""
         if not channel.is_reliable or channel.sender.is_done:
             self.end_closed(channel)
         else:
@@ -486,7 +541,10 @@ class State:
             self.report_broken(channel, Cause.TIMEOUT, text)
 
     def drop_unopened(self, channel: EngineChannel) -> None:
-        """Remove a channel whose first packet was not received; without a tombstone, because that may still arrive."""
+        """Remove a channel whose first packet hasn't arrived.
+
+        A tombstone would reject the first packet, which may still arrive, so this leaves none.
+        """
         self._remove(channel, None)
 
     def _remove(self, channel: EngineChannel, tombstone: Tombstone | None) -> None:
@@ -516,20 +574,22 @@ class State:
         self.tombstones.move_to_end(id)
         while self._has_to_forget():
             forgotten, _ = self.tombstones.popitem(last=False)
-            self.errs.pop(forgotten, None)  # they may be unsent, if the link takes nothing
+            # The err or the ack may still be queued if the link has been blocked.
+            self.errs.pop(forgotten, None)
             self.answers.pop(forgotten, None)
 
     def _has_to_forget(self) -> bool:
-        """Return True if the oldest tombstone has expired, or there are too many."""
+        """Return True if the oldest tombstone has expired, or if there are more tombstones than the limit."""
         id, oldest = next(iter(self.tombstones.items()))
         if oldest.until <= self.now:
             return True
-        # When many channels are aborted at once, their errs wait: those tombstones are kept beside the limit.
+        # If the application aborts many channels simultaneously, their errs wait in a queue. A tombstone whose err is
+        # queued doesn't count towards the limit, or the peer would never get the err.
         beside = self.limits.channels if oldest.is_ordered and id in self.errs else 0
         return len(self.tombstones) > self.limits.tombstones + beside
 
     def tombstone(self, id: int) -> Tombstone | None:
-        """Return the tombstone of a channel, unless it has expired."""
+        """Return the tombstone of a channel, or None if there is none or it has expired."""
         tombstone = self.tombstones.get(id)
         if tombstone is None or self.now < tombstone.until:
             return tombstone
@@ -539,7 +599,10 @@ class State:
     # --- time
 
     def arm(self, channel: EngineChannel) -> None:
-        """Set the timer of a channel to when something is due on it. A timer that fires early costs one check."""
+        """Set the timer of a channel to the channel's next deadline.
+
+        If the deadline has moved to a later time, the old timer stays and fires early, which costs one check.
+        """
         due = channel.due(self.config.timeout)
         if due < channel.timer_at:
             channel.timer_at = due
@@ -547,11 +610,14 @@ class State:
 
     @property
     def next_timer(self) -> float | None:
-        """When the next timer fires; None if none runs."""
+        """When the next timer of a channel fires, or None if no timer is set."""
         return self._timers[0][0] if self._timers else None
 
     def due_channels(self, now: float) -> list[EngineChannel]:
-        """Return the channels whose timer has fired, which must be armed again; also repeat errs that are due."""
+        """Return the channels whose timers have fired, and queue the errs that must be repeated now.
+
+        The caller must call `arm` for each returned channel that is still in the table.
+        """
         due = []
         while self._timers and self._timers[0][0] <= now:
             when, id = heapq.heappop(self._timers)
@@ -570,16 +636,16 @@ class State:
             self.errs[id] = tombstone.err
             heapq.heappush(self._timers, (self.now + ERR_PAUSE, id))
 
-    # --- what to send
+    # --- sending
 
     def queue_up(self, channel: EngineChannel) -> None:
-        """Put a channel in the line of those with something to send."""
+        """Add a channel to `line`, the round-robin queue of channels that may have packets to send."""
         if not channel.in_line and not channel.gone:
             channel.in_line = True
             self.line.append(channel)
 
     def packet_of(self, id: int, head: bytes, name: str, body: bytes = b"") -> bytes:
-        """Encode a packet of a channel that leaves now, and show it to the observer by its name."""
+        """Encode a packet that is sent now, and notify the observer. `name` is the kind of packet for the observer."""
         if self.observer is not None:
             self.observer.frame("out", f"channel {id}", name, len(body))
         return join_packet(b"{%b}" % head, body)
@@ -590,19 +656,23 @@ def too_long(type: str) -> str:
 
 
 class UsedIds:
-    """The ids that the peer has used; it may open each once, and openings may overtake each other."""
+    """The set of channel ids that the peer has used.
+
+    The peer may use each id once. Openings may arrive out of order, so the highest id isn't enough. The set remembers
+    ranges of ids. If there are too many ranges, it treats the ids in the lowest gap as used.
+    """
 
     def __init__(self) -> None:
         self._ranges = Ranges(USED_RANGES)
         self._floor = 0
 
     def __contains__(self, id: int) -> bool:
-        index = (id + 1) // 2  # 1, 3, 5 … and 2, 4, 6 … both become 1, 2, 3 …
+        index = (id + 1) // 2  # maps the odd ids 1, 3, 5 … and the even ids 2, 4, 6 … to 1, 2, 3 …
         return index <= self._floor or index in self._ranges
 
     @property
     def gaps(self) -> int:
-        """How many separate ranges of ids are remembered."""
+        """Number of separate ranges of ids in the set."""
         return len(self._ranges)
 
     def add(self, id: int) -> None:
@@ -612,7 +682,7 @@ class UsedIds:
         try:
             self._ranges.add(index)
         except RemoteProtocolError:
-            # There are too many gaps: the ids in the lowest gap count as used from now on.
+            # There are too many ranges, so treat the ids in the lowest gap as used from now on.
             _, self._floor = next(iter(self._ranges))
             self._ranges.discard_below(self._floor + 1)
             self.add(id)
