@@ -1,10 +1,13 @@
-"""The receiving halves of channels: what is kept, when the application gets it, and what the peer is told.
+"""The receiving halves of channels, which buffer packets, deliver messages in order, and send acks.
 
-Packets of a reliable channel wait here, by seq, until the application has processed them. It gets one message at a
-time, and asks for the next with `done`, which counts the one before as processed. The ack tells the last seq that was
-processed, so the peer's window counts whatever the application has not done. A `miss` beside it lists the gaps.
+A `ReliableReceiver` buffers the packets of a reliable channel by seq until the application has processed them. The
+application gets one message at a time. When it calls `done`, the receiver marks that message as processed and delivers
+the next one. The ack contains the seq of the last processed packet, so the peer's window includes every packet that
+the application hasn't processed. A `miss` in the same packet lists the gaps.
 
-What comes on a channel that the application has closed is discarded; `state` tells how such a channel ends.
+An `UnreliableReceiver` reports each message as soon as it arrives, and sends no acks.
+
+A receiver discards messages of a channel that the application has closed. `state` explains how such a channel ends.
 """
 
 from __future__ import annotations
@@ -35,15 +38,19 @@ from muxkit.protocols.e3x.packets import (
 from muxkit.protocols.e3x.send import RESEND_PAUSE, ReliableSender
 from muxkit.protocols.e3x.state import CLOSE_TIMEOUT, NEVER, EngineChannel, EngineReceiver, State
 
-ACK_DELAY: Final = 1.0  # s, e3x "ack": "for up to one second"
-GAP_REPEAT: Final = 0.25  # s between reports of the same gap; not in the document
-ACK_SHARE: Final = 4  # an ack is due when a quarter of the window was processed since the last; not in the document
-PARTS_OF_WINDOW: Final = 16  # of a window that is not large; after each of them its size is looked at
-UNREAD_OVERHEAD: Final = 64  # bytes that an unreliable message which waits counts beside its own
+ACK_DELAY: Final = 1.0  # maximum delay of an ack in seconds. The specification says "for up to one second".
+# Seconds between two reports of the same gap. The specification gives no value.
+GAP_REPEAT: Final = 0.25
+# An ack is due when 1/ACK_SHARE of the window has been processed since the last ack. The specification has no such
+# rule.
+ACK_SHARE: Final = 4
+# The receiver adjusts its window each time that 1/PARTS_OF_WINDOW of the initial window has been processed.
+PARTS_OF_WINDOW: Final = 16
+UNREAD_OVERHEAD: Final = 64  # bytes of memory charged for each waiting unreliable message in addition to its body
 
 
 class Arrival(Enum):
-    """What `ReliableReceiver` did with a packet."""
+    """The result of `ReliableReceiver.take_in`: the packet was kept, or the reason for dropping it."""
 
     KEPT = "kept"
     DUPLICATE = "duplicate"
@@ -60,24 +67,25 @@ class ReliableReceiver(EngineReceiver):
         self.assembly: Assembly = Assembly(state.reassembly)
         self.capacity: int = capacity  # packets
         self._base = capacity
-        self._window: ReceiveWindow | None = None  # made when the channel turns out to be busy
-        self._sized_at = max(1, capacity // 2)  # the seq with which `capacity` is looked at the next time
-        self.bytes: int = 0
-        self.handed: int = 0  # packets after `processed` that the application has
+        self._window: ReceiveWindow | None = None  # created once the channel has used half of its initial window
+        self._sized_at = max(1, capacity // 2)  # the seq at which `capacity` will be adjusted the next time
+        self.bytes: int = 0  # size of the bodies of all waiting packets
+        self.handed: int = 0  # number of waiting packets that the application has and is processing
         self.end_seq: int | None = None
         self.ack_now: bool = False
         self.heard_at: float = 0.0
         self._waiting: dict[int, Packet] = {}
         self._seen = Ranges(max(capacity, state.most_window) + 2)  # seqs of the waiting packets
-        self._acked = 0  # the last ack that was sent
-        self._again = False  # the last ack will be sent once more
-        self._asked = 0  # the highest seq of a packet that asked for an ack
-        self._late = False  # the ack of the next processed packet is not delayed further
-        self._was_asked = False  # the peer has sent a packet again that waits here, and may ask rarely from now on
-        self._over_half = False
-        self._gap_at = 0.0  # since when packets are missing, if any are
+        self._acked = 0  # the last ack that this side sent
+        self._again = False  # True if the last ack must be sent once more
+        self._asked = 0  # the highest seq of a waiting packet that asked for an ack
+        self._late = False  # True if the ack has been delayed long enough, so the next processed packet is acked
+        # True if the peer has resent a packet that waits here. The peer may then rest, and probe rarely.
+        self._was_asked = False
+        self._over_half = False  # True while more than half of the window is occupied
+        self._gap_at = 0.0  # when the current gap appeared; only meaningful while packets are missing
 
-    # --- what others ask
+    # --- properties
 
     @property
     def held(self) -> int:
@@ -85,7 +93,7 @@ class ReliableReceiver(EngineReceiver):
 
     @property
     def credit_in(self) -> int | None:
-        """Packets, as the windows of the document are."""
+        """The rest of the window in packets, because the specification counts windows in packets."""
         return self.capacity - self.waiting
 
     @property
@@ -94,21 +102,21 @@ class ReliableReceiver(EngineReceiver):
 
     @property
     def highest(self) -> int:
-        """The highest seq that was received."""
+        """The highest seq that this side has received."""
         highest = self._seen.highest
         return self.processed if highest is None else highest
 
     @property
     def has_gaps(self) -> bool:
-        """True if a packet is missing before one that was received."""
+        """True if a packet is missing whose successor has arrived."""
         return len(self._seen) > 1 or self.highest > self.processed + len(self._waiting)
 
     @property
     def waiting(self) -> int:
-        """Number of packets that are not processed."""
+        """Number of received packets that the application hasn't processed."""
         return len(self._waiting)
 
-    # --- packets that arrive
+    # --- receiving packets
 
     def receive(self, packet: Packet) -> None:
         state, channel, sender, ack, seq = self.state, self.channel, self.sender, packet.ack, packet.seq
@@ -136,14 +144,14 @@ class ReliableReceiver(EngineReceiver):
             state.arm(channel)
 
     def _is_beyond_end(self, packet: Packet, seq: int) -> bool:
-        """Return True if a packet lies behind the end of its channel, or moves the end."""
+        """Return True if a packet comes after the end of its channel, or would change the position of the end."""
         if self.end_seq is not None:
             return seq > self.end_seq or (packet.end and seq != self.end_seq)
         return packet.end and seq < self.highest
 
     def _keep(self, packet: Packet, seq: int) -> None:
         state, channel = self.state, self.channel
-        # Do not keep fields that are not needed any more: a head may be large, and only bodies are counted.
+        # Drop the fields that we don't need any more. They can be large, and the memory limits only count bodies.
         type, packet.type, packet.miss = packet.type, None, None
         room = min(state.limits.channel_bytes - self.bytes, state.room)
         arrival = self.take_in(packet, seq, state.now, room, state.room_next)
@@ -161,17 +169,20 @@ class ReliableReceiver(EngineReceiver):
             self.deliver()
 
     def take_in(self, packet: Packet, seq: int, now: float, room: int, room_next: int) -> Arrival:
-        """Keep a packet if there is memory: `room` bytes if it must wait, `room_next` if it is the next in order."""
+        """Buffer a packet if it is new, within the window, and there is memory for it.
+
+        The limit is `room_next` bytes for the next packet in order, and `room` bytes for any other packet.
+        """
         self.heard_at = now
         if seq <= self.processed or seq in self._waiting:
-            # The ack may have been lost, so it is sent again.
+            # The peer resends the packet because our ack may have been lost, so send the ack again.
             self.ack_now = True
             self._was_asked = self._was_asked or seq > self.processed
             return Arrival.DUPLICATE
         if seq > self.processed + self.capacity:
             self.ack_now = True
             return Arrival.BEYOND
-        # There is always memory for the next packet in order, or the channel could wait for memory for ever.
+        # The next packet in order always gets memory, or the channel could wait for memory forever.
         if len(packet.body) > (room_next if seq == self.processed + 1 else room):
             self.ack_now = True
             return Arrival.FULL
@@ -185,9 +196,10 @@ class ReliableReceiver(EngineReceiver):
             if not had_gaps:
                 self._gap_at = now
         elif packet.ack is not None and self.has_gaps:
-            self.ack_now = True  # a packet that asks for an ack and cannot be processed yet
+            self.ack_now = True  # the packet asks for an ack, and a gap prevents us from processing the packet
         if seq < highest and now - self._gap_at > GAP_REPEAT:
-            # What is missing was resent, and lost again. It comes after a pause, for which the window has to last.
+            # The missing packet must have been lost twice. The peer waits `RESEND_PAUSE` before it resends the packet a
+            # second time, so the window has to cover that pause as well.
             self.state.budget.round_trip.besides = RESEND_PAUSE
         if packet.ack is not None or seq < highest or packet.end:
             self._asked = max(self._asked, seq)
@@ -200,7 +212,7 @@ class ReliableReceiver(EngineReceiver):
         return Arrival.KEPT
 
     def _accept_opening(self, type: str) -> None:
-        """Accept or refuse a channel whose first packet has arrived."""
+        """Admit or refuse a channel of the peer whose first packet has arrived."""
         state, channel = self.state, self.channel
         refusal = state.refusal_of(type)
         if refusal is not None:
@@ -213,10 +225,13 @@ class ReliableReceiver(EngineReceiver):
         state.unopened.pop(channel.id, None)
         state.used.add(channel.id)
 
-    # --- the application
+    # --- delivering messages
 
     def deliver(self) -> None:
-        """Report the next message, unless the application has one; put pieces together on the way."""
+        """Report the next message as an event, unless the application is still processing a message.
+
+        Joins the pieces of a message that was larger than a packet. Pieces before the last count as processed.
+        """
         state, channel = self.state, self.channel
         if channel.closing:
             self.continue_closing()
@@ -244,15 +259,18 @@ class ReliableReceiver(EngineReceiver):
                 self._process()
 
     def next(self) -> Packet | None:
-        """Return the next packet to process, if it was received and the application has none."""
+        """Return the next packet to deliver, or None if it is missing or if the application is processing a message."""
         return None if self.handed else self._waiting.get(self.processed + 1)
 
     def further(self) -> Packet | None:
-        """Return the packet behind those that the application has, if it was received."""
+        """Return the packet that follows the packets that the application has, or None if that packet is missing."""
         return self._waiting.get(self.processed + self.handed + 1)
 
     def take(self, most: int) -> list[bytes]:
-        """Take up to `most` complete messages behind the one reported last; the next `done` counts for all."""
+        """Return up to `most` messages that follow the last reported one. The next `done` marks them all as processed.
+
+        Only messages of one packet are returned. `deliver` reports the others.
+        """
         bodies: list[bytes] = []
         if self.channel.gone or not self.handed or self.assembly.expected:
             return bodies
@@ -264,13 +282,13 @@ class ReliableReceiver(EngineReceiver):
         return bodies
 
     def consumed(self, items: Sequence[bytes], size: int) -> bool:
-        """Do nothing: a message that the application has taken is processed when it asks for the next (`done`)."""
+        """Do nothing, because a message doesn't count as processed until the application asks for the next (`done`)."""
         return False
 
     def done(self) -> None:
-        """Count what the application has as processed, and report the next message. Harmless when the channel is gone.
+        """Mark the messages that the application has as processed, and report the next message.
 
-        It accepts a channel of the peer by that.
+        This also accepts a channel that the peer has opened. Does nothing if the channel has been removed.
         """
         if self.channel.gone:
             return
@@ -283,7 +301,7 @@ class ReliableReceiver(EngineReceiver):
         self.deliver()
 
     def _process(self) -> None:
-        """Count the next packet as processed."""
+        """Mark the next packet as processed, and handle it if it ends the channel."""
         state, channel = self.state, self.channel
         packet = self._remove_next()
         state.held -= len(packet.body)
@@ -297,7 +315,7 @@ class ReliableReceiver(EngineReceiver):
         state.close_if_over(channel)
 
     def _remove_next(self) -> Packet:
-        """Remove the next packet, and note what the ack of it may wait for."""
+        """Remove the next packet from the buffer, and decide whether its ack may be delayed."""
         seq = self.processed + 1
         packet = self._waiting.pop(seq)
         self._seen.discard_below(seq + 1)
@@ -315,9 +333,10 @@ class ReliableReceiver(EngineReceiver):
         return packet
 
     def _size_window(self, seq: int) -> None:
-        """Let the number of packets that may come follow the path, each time that a part of a window was processed.
+        """Adjust the receive window (`capacity`) to the path, each time that part of a window has been processed.
 
-        It counts each packet as a full one. What the peer was told that it may send is never taken back.
+        `ReceiveWindow` works in bytes, so each packet counts as a full one. The window shrinks only by as many packets
+        as have been processed, so a packet that the peer was allowed to send is never refused.
         """
         state, window = self.state, self._window
         if window is None:
@@ -340,10 +359,13 @@ class ReliableReceiver(EngineReceiver):
         if self._window is not None:
             self._window.retire()
 
-    # --- the end
+    # --- closing
 
     def stop(self, reason: Reason) -> None:
-        """Discard from now on what arrives, and wait for the peer's end; the document has no way to tell the peer."""
+        """Discard all further messages and wait for the peer's end.
+
+        The peer isn't notified, because the specification has no packet that asks it to stop sending.
+        """
         channel = self.channel
         if channel.gone or channel.closing:
             return
@@ -353,7 +375,10 @@ class ReliableReceiver(EngineReceiver):
         self.continue_closing()
 
     def continue_closing(self, *, has_advanced: bool = False) -> None:
-        """End a closed channel, or set its timeout, after a packet or, with `has_advanced`, an ack has arrived."""
+        """Check whether a channel that the application has closed can end now, or set the timeout for that.
+
+        `has_advanced` means that an ack has just acked new packets. See the module docstring of `state` for the rules.
+        """
         state, channel = self.state, self.channel
         if channel.gone:
             return
@@ -376,7 +401,7 @@ class ReliableReceiver(EngineReceiver):
     # --- acks
 
     def _owe_ack(self) -> None:
-        """Queue an ack, if it is due now."""
+        """Queue an ack if one is due now."""
         if self.ack_now:
             self.state.acking[self.channel.id] = self
 
@@ -385,12 +410,15 @@ class ReliableReceiver(EngineReceiver):
         return self.ack_now or self.processed > self._acked
 
     def handle_time(self, now: float, gap_timeout: float) -> None:
-        """Act at `ack_at`. A gap is reported again while packets arrived in the last `gap_timeout` seconds."""
+        """Send the delayed ack, because `ack_at` has passed.
+
+        A gap is reported again only if a packet has arrived in the last `gap_timeout` seconds.
+        """
         self.ack_at = NEVER
         if self.processed > self._acked or self._again or (self.has_gaps and now - self.heard_at < gap_timeout):
             self.ack_now = True
         else:
-            self._late = True  # there is nothing to tell before the application is done
+            self._late = True  # an ack has no new information until the application has processed a message
         self._owe_ack()
 
     def write_ack(self, now: float) -> bytes:
@@ -403,7 +431,8 @@ class ReliableReceiver(EngineReceiver):
 
     def encode_ack(self, room: int, *, wants_miss: bool, now: float) -> bytes:
         left = room - ACK_SIZE - MISS_SIZE
-        # The first and the last delta may be long, the others are short: try a long list, then shorter ones.
+        # The first and the last delta may have many digits, and the other deltas are usually short. So try the longest
+        # list that fits with short deltas, and then shorter lists.
         for most in ((left - 2 * DELTA_SIZE) // LISTED_SIZE, left // DELTA_SIZE, 2, 1):
             fields = self.ack(most, wants_miss=wants_miss) if most > 0 else None
             if fields is not None and len(part := ack_part(*fields)) <= room:
@@ -412,21 +441,22 @@ class ReliableReceiver(EngineReceiver):
         return b""
 
     def ack(self, most: int, *, wants_miss: bool = True) -> tuple[int, list[int] | None] | None:
-        """Return the current `ack` and `miss`, with at most `most` deltas; None if the miss needs more."""
+        """Return the current `ack` and `miss`, with at most `most` deltas, or None if the miss needs more deltas."""
         has_gaps = self.has_gaps
         needs_miss = has_gaps or self._over_half or self.processed == 0
         if needs_miss and most < (2 if has_gaps else 1):
             return None
-        # A peer assumes a window of `FIRST_WINDOW` packets: another one is told in each packet that holds only an ack.
+        # The peer assumes a window of `FIRST_WINDOW` packets. Only a miss can announce a different window, so include a
+        # miss in each packet that contains only an ack.
         if needs_miss or (wants_miss and self.capacity != FIRST_WINDOW):
             most = min(most, LISTED_MOST)
             return self.processed, encode_miss(self.processed, self._missing(most), self.capacity, most=most)
         return self.processed, None
 
     def _mark_acked(self, now: float) -> None:
-        """Note that the current ack is sent now."""
-        # An ack of many packets, or one that the peer has asked for, is sent once more: the peer may wait for it, and
-        # it may be lost.
+        """Record that the current ack is sent now, and schedule the next ack."""
+        # If the ack covers many packets, or if the peer has resent a packet, the peer may be waiting for this ack. The
+        # ack may get lost, so send it twice.
         is_news = self.processed > self._acked
         self._again = is_news and (self._was_asked or (self.processed - self._acked) * ACK_SHARE >= self.capacity)
         if is_news:
@@ -448,23 +478,24 @@ class ReliableReceiver(EngineReceiver):
 
 
 class UnreliableReceiver(EngineReceiver):
-    """The receiving half of an unreliable channel: each message is reported at once, and the application holds it.
+    """The receiving half of an unreliable channel.
 
-    It acks nothing.
+    It reports each message as soon as it arrives, and the session stores the message until the application takes it.
+    This half only counts the stored bytes. It sends no acks.
     """
 
     def __init__(self, state: State, channel: EngineChannel) -> None:
         super().__init__(state, channel)
-        self.unread: int = 0  # bytes that the application has not taken
+        self.unread: int = 0  # bytes of messages that the application hasn't taken, including `UNREAD_OVERHEAD`
 
     @property
     def held(self) -> int:
-        """Bytes that were not taken, with what each message counts beside its own."""
+        """Bytes of messages that the application hasn't taken, including `UNREAD_OVERHEAD` for each message."""
         return self.unread
 
     @property
     def is_too_much(self) -> bool:
-        """True if this channel, or all unreliable channels together, hold so much that the oldest must make way."""
+        """True if this channel, or all unreliable channels together, exceed a limit and must drop old messages."""
         limits = self.state.limits
         return self.unread > limits.channel_first or self.state.unread > limits.connection_bytes
 
@@ -488,19 +519,19 @@ class UnreliableReceiver(EngineReceiver):
         self.receive_end(packet)
 
     def receive_end(self, packet: Packet) -> None:
-        """Apply the end of the channel, if the packet has one."""
+        """End this direction of the channel if the packet has `end`."""
         if packet.end:
             self.ended = True
             self.state.report(self.channel, Finished(self))
             self.state.close_if_over(self.channel)
 
     def consumed(self, items: Sequence[bytes], size: int) -> bool:
-        """Count items as taken, or everything as dropped if there are no items."""
+        """Stop counting `items`, which the application has taken, or all messages if `items` is empty."""
         self._count(-size - UNREAD_OVERHEAD * len(items) if items else -self.unread)
         return False
 
     def hold(self, message: bytes) -> None:
-        """Count a message that the application has not taken."""
+        """Count a message that the session stores for the application."""
         self._count(len(message) + UNREAD_OVERHEAD)
 
     def _count(self, size: int) -> None:
@@ -508,11 +539,11 @@ class UnreliableReceiver(EngineReceiver):
         self.state.unread += size
 
     def done(self) -> None:
-        """Count a channel of the peer as accepted, as a receiver of messages that nothing waits for."""
+        """Accept a channel that the peer has opened. There are no acks, so no message is marked as processed."""
         self.accept()
 
     def stop(self, reason: Reason) -> None:
         self.channel.closing = True
 
     def dropped(self) -> None:
-        pass  # what the application has not taken stays its own
+        pass  # the session still stores the messages, and the application may take them

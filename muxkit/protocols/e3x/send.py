@@ -1,11 +1,18 @@
-"""The sending halves of channels: what may be sent, which packet is next, and what an ack says about it.
+"""The sending halves of channels, which queue messages, cut them into packets, and resend lost packets.
 
-A reliable sender keeps each packet until it is acked. Its window counts packets ahead of the last ack, which comes when
-the peer's application has processed them. Three things bring a packet again: a miss that lists it, a pause without any
-ack (a probe), and the end of a rest.
+A `ReliableSender` keeps each packet until the peer acks it. The peer's ack means that its application has processed the
+packet, so the window limits the packets that the application hasn't processed. A reliable sender resends a packet in
+two cases:
 
-An `ack` in a packet with a seq asks the peer for a prompt ack. So a packet carries one when it tells the peer something
-new, and otherwise about four times a round trip and before a pause.
+- The peer lists the packet as missing in a `miss`.
+- No ack has arrived for a while. The sender then *probes*: it resends the oldest and the last packet. If the answer to
+  a probe shows that the peer has received every packet, the peer's application is just slow. The channel then *rests*,
+  which means that it is probed less and less often.
+
+An `ack` in a packet with a seq asks the peer for a prompt ack. So a packet contains an `ack` when the `ack` gives the
+peer new information, before the sender pauses, and otherwise about four times per round trip.
+
+An `UnreliableSender` sends each message in one packet and forgets it.
 """
 
 from __future__ import annotations
@@ -22,30 +29,40 @@ from muxkit.protocols.e3x.events import Cause, Delivered
 from muxkit.protocols.e3x.packets import ASK_SIZE, LISTED_MOST, SEQ_MOST, cut, decode_miss, head_of, pieces_after
 from muxkit.protocols.e3x.state import NEVER, EngineChannel, EngineSender, Piece, State
 
-RESEND_PAUSE: Final = 1.0  # s, e3x "miss": "only be resent once until at least one second has passed"
-SPOKE_UNASKED: Final = 0.2  # s without an ack; the next ack may be a repetition by the peer, not an answer
-PROBE_FIRST: Final = 1.0  # s without an ack, after which the oldest and the last packet are sent again
+# Seconds between two resends of a packet. The specification says about `miss`: "only be resent once until at least one
+# second has passed".
+RESEND_PAUSE: Final = 1.0
+# If no ack has arrived for this many seconds, the next one may be an ack that the peer repeats (`GAP_REPEAT`) and not
+# an answer to our packet. So the sender doesn't measure the round trip with such an ack.
+SPOKE_UNASKED: Final = 0.2
+# Seconds without an ack before the first probe. The pause grows by `PROBE_FACTOR` up to `PROBE_MOST`, which gives eight
+# probes in the ten seconds after which a channel without an answer breaks.
+PROBE_FIRST: Final = 1.0
 PROBE_FACTOR: Final = 1.1
-PROBE_MOST: Final = 1.3  # s; eight probes in the ten seconds that a channel lives without an answer
-# A peer that answers a probe, and misses nothing, has everything: its application is at work. The document lets it wait
-# with its ack, so there is no hurry. Only that ack can be lost from then on, and a receiver sends such an ack twice.
-REST_FIRST: Final = 2.0  # s between an answer and the next probe, doubled with each answer
-REST_MOST: Final = 30.0  # s; long enough to cost nothing, and short enough to wait for an ack that was lost twice
-REST_SHARE: Final = 1.0  # s between two probes of channels that rest, on average over the session
+PROBE_MOST: Final = 1.3
+# Seconds between the answer to a probe and the next probe of a resting channel. The pause doubles with each answer. The
+# peer has received every packet, and the specification lets it delay the ack until its application has processed them,
+# so only that ack can still get lost. A muxkit receiver sends such an ack twice. 30 s are long enough to cost nothing,
+# and short enough for the rare case that both acks are lost.
+REST_FIRST: Final = 2.0
+REST_MOST: Final = 30.0
+# Seconds between two probes of resting channels, averaged over all channels of the session.
+REST_SHARE: Final = 1.0
 
 
 @attrs.define(eq=False)
 class News:
-    """The information in an ack and its miss."""
+    """The information that a sender has learned from an ack and its miss."""
 
-    first: int  # first and last of the newly acked seqs; none if `last` is smaller
+    # The first and the last newly acked seq. If no packet was newly acked, `last` is smaller than `first`.
+    first: int
     last: int
     resend: list[Piece]
-    named: int = 0  # packets that were listed as missing for the first time
-    lost: int = 0  # of those, the packets sent since the rate was last lowered
-    is_cut: bool = False  # the list may not hold all that is missing
+    named: int = 0  # number of packets that this miss lists and no earlier miss has listed
+    lost: int = 0  # number of those packets that were sent after the rate was last lowered
+    is_cut: bool = False  # True if the miss is so long that the peer may have left out missing packets
     round_trip: float | None = None
-    is_sure: bool = True  # the round trip was measured without doubt
+    is_sure: bool = True  # False if the ack may not be an answer to the packet that measured the round trip
 
 
 class ReliableSender(EngineSender):
@@ -58,27 +75,31 @@ class ReliableSender(EngineSender):
         self._most_window = config.most_window
         self._short_window = state.limits.short_window
         self._pieces: dict[int, Piece] = {}
-        self._ready: Piece | None = None  # the next packet, between `is_ready` and `write`
+        self._ready: Piece | None = None  # the packet that `is_ready` has found and `write` will encode
         self.next_seq: int = 1
         self.last: int = 0
-        """The receipt of the last message: the seq of its last packet."""
-        self.unsent: int = 0  # bytes queued
-        self.flying: int = 0  # bytes sent and not acked
-        self.is_cut: bool = False  # the last list of missing packets may have been longer
-        self.watched: int = 0  # bytes of the message that a `Writable` event was asked for; 0 for none
+        """The seq of the last packet of the last message, which is the number of that message's receipt."""
+        self.unsent: int = 0  # bytes that were queued and not sent
+        self.flying: int = 0  # bytes that were sent and not acked
+        self.is_cut: bool = False  # True if the peer may have left packets out of its last list of missing packets
+        self.watched: int = 0  # size of the message for which `Writable` was requested; 0 if it wasn't requested
         self.acked_at: float = 0.0  # when the last ack arrived
+        # When a packet last asked for an ack, and the seq of that packet
         self.asked_at: float = -1.0
         self.asked_seq: int = 0
-        self.stands_still: bool = False  # the last ack did not advance, and packets are missing
-        self.timed_at: float | None = None  # while acks stand still: when the packet was sent that the next ack answers
-        self.waiting_since: float = 0.0  # since when packets are unacked
+        self.stands_still: bool = False  # True if the last ack acked no new packet and listed missing packets
+        # While acks stand still: when the packet was sent whose answer will measure the round trip
+        self.timed_at: float | None = None
+        self.waiting_since: float = 0.0  # when the current period with unacked packets, or without an ack, began
         self.probe_at: float = NEVER
         self.probe_pause: float = PROBE_FIRST
-        self._probed = 0  # the last packet that the peer accepts, if it was sent again and no answer has come yet
-        self.is_resting: bool = False  # the peer has everything that was sent, and its application is at work
+        # The highest seq that the peer accepts, if a probe has resent that packet and no ack has arrived since; else 0
+        self._probed = 0
+        # True if the peer has received every packet that was sent, and its application has not processed them all
+        self.is_resting: bool = False
         self._rest_pause = REST_FIRST
 
-    # --- what others ask
+    # --- properties
 
     @property
     def queued(self) -> int:
@@ -86,7 +107,7 @@ class ReliableSender(EngineSender):
 
     @property
     def credit_out(self) -> int | None:
-        """Packets, as the windows of the document are."""
+        """The rest of the window in packets, because the specification counts windows in packets."""
         return max(0, self.limit - self.sent)
 
     @property
@@ -100,7 +121,7 @@ class ReliableSender(EngineSender):
 
     @property
     def sent(self) -> int:
-        """The highest seq that was sent."""
+        """The highest seq that this side has sent."""
         return self._ceiling.sent
 
     @property
@@ -109,7 +130,7 @@ class ReliableSender(EngineSender):
 
     @property
     def is_done(self) -> bool:
-        """True if everything that was queued was acked."""
+        """True if the peer has acked every queued packet."""
         return self.acked == self.next_seq - 1
 
     @property
@@ -118,35 +139,35 @@ class ReliableSender(EngineSender):
 
     @property
     def unacked(self) -> list[int]:
-        """The seqs of all packets that are not acked, sent or not."""
+        """The seqs of all packets that the peer hasn't acked, including packets that haven't been sent."""
         return list(self._pieces)
 
     @property
     def window(self) -> int:
-        """Packets that may be sent ahead of the acks."""
+        """Size of the window in packets: how many packets may be sent and not acked."""
         return self._ceiling.size
 
     @property
     def limit(self) -> int:
-        """The highest seq that the peer accepts: a miss may have put it below what was sent."""
+        """The highest seq that the peer accepts. It can be lower than `sent`, because a miss may shrink the window."""
         return self._ceiling.acknowledged + self._ceiling.size
 
     @property
     def quota(self) -> int:
-        """Bytes that the next packet can carry."""
+        """Maximum size of the next packet's body in bytes."""
         return self.state.packet - overhead(self.channel, self.next_seq, end=True)
 
     def due(self, timeout: float) -> float:
-        if self.probe_at == NEVER or self.is_resting:  # silence is noticed later than the next probe is due
+        if self.probe_at == NEVER or self.is_resting:  # a resting channel can't time out before its next probe
             return self.probe_at
         return min(self.probe_at, self.silent_at(timeout))
 
     def silent_at(self, timeout: float) -> float:
-        """Return when the channel breaks because nothing was received while packets are unacked."""
+        """Return when the channel will break unless a packet arrives, or `NEVER` if all sent packets are acked."""
         if self.probe_at == NEVER:
             return NEVER
         if self.is_resting:
-            return self.probe_at + timeout  # it owes an answer to the next probe, and none before
+            return self.probe_at + timeout  # the peer doesn't have to send a packet before we probe
         return max(self.channel.heard_at, self.waiting_since) + timeout
 
     # --- queueing messages
@@ -154,7 +175,7 @@ class ReliableSender(EngineSender):
     def has_room(self, size: int) -> bool:
         """Return True if a message of `size` bytes may be queued.
 
-        An empty queue takes any message, so no channel waits for another.
+        An empty queue accepts any message, so a channel never has to wait for another channel.
         """
         if self.channel.gone:
             return False
@@ -165,13 +186,13 @@ class ReliableSender(EngineSender):
     def notify_when_room(self, size: int) -> None:
         if not self.channel.gone:
             self.watched = size
-            self.state.drained[self.channel.id] = self  # to be looked at once, since there may be room already
+            self.state.drained[self.channel.id] = self  # have the sender checked once, because there may be room now
 
     def check_size(self, size: int) -> None:
         self._body_sizes(size)
 
     def try_send(self, message: bytes) -> bool | None:
-        """`send` without its checks, which `has_room` and the state of the runtime's half make unnecessary."""
+        """Queue a message if it has room. Return None instead of raising if it hasn't, or if the channel has ended."""
         if not self.has_room(len(message)) or self.ended:
             return None
         self.queue(message, end=False, is_message=True)
@@ -193,9 +214,10 @@ class ReliableSender(EngineSender):
             self.last = self.next_seq - 1
 
     def _body_sizes(self, size: int) -> tuple[int, int]:
-        """Return the bytes of body in the first packet of a message, and in each other one.
+        """Return the maximum size of the body in the first packet of a message, and in each of its other packets.
 
-        Raises `LocalProtocolError` for a message that cannot be sent.
+        Raises:
+            LocalProtocolError: The message can't be sent, because it is too large or needs more seqs than are left.
         """
         state, channel, seq = self.state, self.channel, self.next_seq
         packet = state.packet
@@ -209,7 +231,7 @@ class ReliableSender(EngineSender):
         if size <= whole:
             first = other = whole
         else:
-            # Numbers are counted with as many digits as they can have in this message.
+            # Reserve as many digits for `seq` and `frag` as these numbers can have in this message.
             first = packet - overhead(channel, seq, frag=size, end=True)
             other = packet - overhead(channel, max(2, min(SEQ_MOST, seq + size)), frag=size, end=True)
         if first < 1:
@@ -244,9 +266,10 @@ class ReliableSender(EngineSender):
         return self._ready is not None
 
     def next(self) -> Piece | None:
-        """Return the next new packet if the window and the memory limit allow it to be sent.
+        """Return the next new packet, or None if there is none or if the window or a memory limit forbids sending it.
 
-        No packet is sent while more is missing than the peer can list: the peer could not report what became of it.
+        The sender also pauses while the peer misses more packets than a `miss` can list, because the peer couldn't
+        report the loss of a new packet.
         """
         piece = self._pieces.get(self._ceiling.sent + 1)
         if piece is None or self._ceiling.available <= 0 or self.is_cut:
@@ -255,7 +278,7 @@ class ReliableSender(EngineSender):
         return piece if not self.flying or flying <= self._short_window or self._may_fly(flying) else None
 
     def _may_fly(self, flying: int) -> bool:
-        """Return True if so many bytes may be kept until they are acked, which are more than a short window."""
+        """Return True if the limits allow `flying` unacked bytes on this channel. Only called above a short window."""
         limits, state = self.state.limits, self.state
         return flying <= limits.channel_bytes and state.flying + flying - self.flying <= limits.connection_bytes
 
@@ -268,14 +291,17 @@ class ReliableSender(EngineSender):
         return self.encode(piece, now)
 
     def encode(self, piece: Piece, now: float) -> bytes:
-        """Encode a packet that leaves now, for the first time or again, with an ack if one is due or wanted."""
+        """Encode a packet that is sent now, for the first time or again.
+
+        The packet includes an ack if this side has new information for the peer, or wants an ack from the peer.
+        """
         state, channel = self.state, self.channel
         receiver = channel.receiver
         self._mark_sent(piece, now)
         head = head_of(channel.id, piece.type, piece.seq, piece.end, piece.frag)
         pace = state.congestion
         wants = self._wants_ack(piece, now, pace.ask_pause, pace.round_trip)
-        # An opening carries no ack: nothing was received on its channel.
+        # An opening never includes an ack, because no packet has been received on its channel.
         if piece.type is None and (wants or receiver.owes_news):
             part = receiver.encode_ack(state.packet - 4 - len(head) - len(piece.body), wants_miss=False, now=now)
             if part:
@@ -287,7 +313,7 @@ class ReliableSender(EngineSender):
         return state.packet_of(channel.id, head, f"{name} again" if piece.times > 1 else name, piece.body)
 
     def _mark_sent(self, piece: Piece, now: float) -> None:
-        """Count a packet as sent, for the first time or again."""
+        """Update the window, the byte counters and the probe timer for a packet that is sent now."""
         if piece.times == 0:
             if self._ceiling.sent == self._ceiling.acknowledged:
                 self.waiting_since = now
@@ -305,7 +331,11 @@ class ReliableSender(EngineSender):
         piece.is_queued = False
 
     def take_back(self, piece: Piece) -> bool:
-        """Return True, and let it be queued anew, if a queued packet must not go again: acked, or above the window."""
+        """Return True if a packet in the resend queue must not be sent after all.
+
+        That is the case if the peer has acked the packet meanwhile, or if the packet is now above the window. The
+        packet may be queued again later.
+        """
         if self._ceiling.acknowledged < piece.seq <= self.limit:
             return False
         piece.is_queued = False
@@ -314,7 +344,7 @@ class ReliableSender(EngineSender):
     # --- acks
 
     def receive_ack(self, ack: int, deltas: list[int] | None) -> None:
-        """Apply the `ack` of a packet, up to `sent`, with the deltas of its `miss`."""
+        """Apply the `ack` of a packet and the deltas of its `miss`. The caller has checked that `ack` <= `sent`."""
         state, channel, congestion = self.state, self.channel, self.state.congestion
         window: int | None = None
         missing: list[int] = []
@@ -325,7 +355,7 @@ class ReliableSender(EngineSender):
         if news is None:
             return
         if self.is_resting:
-            # Many channels that rest are probed as rarely as one of them: one probe per `REST_SHARE` for all.
+            # Limit the total rate of probes to one per `REST_SHARE` seconds, however many channels rest.
             state.resting.add(channel.id)
             self.probe_at = max(self.probe_at, state.now + REST_SHARE * len(state.resting))
         elif state.resting:
@@ -345,7 +375,7 @@ class ReliableSender(EngineSender):
             channel.receiver.continue_closing(has_advanced=has_advanced)
 
     def _acknowledge(self, ack: int, window: int | None, missing: list[int], now: float, fell_at: float) -> News | None:
-        """Note what an ack tells; None if it is older than the last."""
+        """Apply an ack and its miss to the window and the packets. Return None if a later ack has arrived before."""
         before = self._ceiling.acknowledged
         if ack < before:
             return None
@@ -355,7 +385,7 @@ class ReliableSender(EngineSender):
         if ack > before:
             self._forget(before, ack, news, now)
             self.timed_at = None
-        # The peer cannot know packets that were not sent; those above the own bound are not sent again either.
+        # Ignore listed packets that we haven't sent, and those above the window, because the peer would drop them.
         highest = min(self._ceiling.sent, self.limit)
         missing = [seq for seq in missing if ack < seq <= highest]
         self.stands_still = ack == before and bool(missing)
@@ -366,8 +396,8 @@ class ReliableSender(EngineSender):
                 news.named += 1
                 news.lost += piece.times == 1 and piece.sent_at > fell_at
                 if seq == self.asked_seq:
-                    self.timed_at = None  # the packet that asked was lost
-            # The first resend may follow at once; later ones pause for a second.
+                    self.timed_at = None  # the packet that was to measure the round trip has been lost
+            # The first resend of a packet is immediate. Later resends wait `RESEND_PAUSE`.
             if not piece.is_queued and (piece.times == 1 or now >= piece.sent_at + RESEND_PAUSE):
                 piece.is_queued = True
                 news.resend.append(piece)
@@ -386,11 +416,12 @@ class ReliableSender(EngineSender):
         return news
 
     def _wants_ack(self, piece: Piece, now: float, pause: float, round_trip: float | None) -> bool:
-        """Return True if this packet, which was just marked as sent, asks for an ack.
+        """Return True if this packet, which has just been marked as sent, should ask for an ack.
 
-        About four packets a round trip do, and the last one before a pause. While acks stand still behind a missing
-        packet, an ack does not show which packet it answers: then one packet at a time asks, so that its ack measures
-        the round trip.
+        About four packets per round trip ask for one, and so does the last packet before the sender has to pause.
+
+        While a missing packet keeps acks from advancing, an ack doesn't show which packet it answers. During that time
+        only one packet at a time asks for an ack, so that the next ack measures the round trip of that packet.
         """
         if self.next() is None:
             return True
@@ -404,7 +435,7 @@ class ReliableSender(EngineSender):
         return piece.seq - self.asked_seq >= max(1, self.window // 4)
 
     def _mark_asked(self, piece: Piece, now: float) -> None:
-        """Note that this packet asks for an ack."""
+        """Record that this packet asks for an ack."""
         self.timed_at = now if self.stands_still and self.next() is not None else None
         self.asked_at, self.asked_seq = now, piece.seq
         piece.asks = True
@@ -420,8 +451,8 @@ class ReliableSender(EngineSender):
             is_clean = is_clean and piece.times == 1
             if piece.asks:
                 asked = piece
-        # The packet that asked for this ack measures the round trip, unless it has waited for another packet. An ack
-        # that a resend made possible measures the resend.
+        # The packet that asked for this ack measures the round trip, unless the ack was delayed because another packet
+        # was missing. In that case the resend of the missing packet made the ack possible, so measure the resend.
         if asked is not None and is_clean and not self.stands_still:
             news.round_trip = now - asked.sent_at
         elif first.times == 2 and first.is_named:
@@ -432,16 +463,21 @@ class ReliableSender(EngineSender):
         self.probe_at = now + PROBE_FIRST if self._ceiling.sent > ack else NEVER
 
     def _seen_beyond(self, last_missing: int, now: float) -> float | None:
-        """Return the round trip of the packet after the last missing one, whose arrival made the peer send the miss."""
+        """Return the round trip of the packet after the last missing packet.
+
+        The arrival of that packet showed the peer the gap and made it send the miss. Returns None if the packet has
+        been resent, because then the round trip is ambiguous.
+        """
         after = self._pieces.get(last_missing + 1)
         return now - after.sent_at if after is not None and after.times == 1 else None
 
     # --- probes
 
     def probes(self, now: float) -> list[Piece]:
-        """Return the packets to send again because no ack came: the oldest and the last, each at most once a second.
+        """Return the packets to resend as a probe: the oldest unacked packet and the last one, each once per second.
 
-        The last is the last one that the peer accepts: it would drop one above its window, and might not answer.
+        The last one is the last packet within the peer's window. The peer would drop a packet above its window, and
+        might not answer.
         """
         oldest, last = self._pieces[self.acked + 1], self._pieces[min(self.sent, self.limit)]
         pieces = [oldest] if oldest is last else [oldest, last]
@@ -460,14 +496,14 @@ class ReliableSender(EngineSender):
         return probes
 
     def _rest(self, now: float) -> None:
-        """A probe was answered: probe again later, and later each time."""
+        """Start or continue a rest, because the peer has answered a probe. Each rest is longer than the one before."""
         self._probed = 0
         self.is_resting = True
         self.probe_at = now + self._rest_pause
         self._rest_pause = min(2 * self._rest_pause, REST_MOST)
 
     def _wake(self, now: float) -> None:
-        """End a rest: from now on an answer is due within the timeout."""
+        """End a rest. From now on the channel breaks if the peer doesn't answer within the timeout."""
         self._probed = 0
         self.is_resting = False
         self.waiting_since = now
@@ -475,15 +511,16 @@ class ReliableSender(EngineSender):
 
 
 class UnreliableSender(EngineSender):
-    """The sending half of an unreliable channel: it never waits, and drops the oldest if too much is queued.
+    """The sending half of an unreliable channel.
 
-    Nothing of it is ever confirmed, so it has no timers.
+    It accepts every message, and drops the oldest queued messages if too many bytes are queued. The peer never acks its
+    packets, so it has no timers.
     """
 
     def __init__(self, state: State, channel: EngineChannel) -> None:
         super().__init__(state, channel)
         self.datagrams: deque[tuple[bytes, bool]] = NO_QUEUE
-        """Unsent messages, each with whether it is the last."""
+        """Unsent messages. Each message comes with a flag that is True if the message is the last of the channel."""
         self.queued_bytes: int = 0
 
     @property
@@ -492,7 +529,7 @@ class UnreliableSender(EngineSender):
 
     @property
     def has_sent(self) -> bool:
-        """False, since nothing of it is ever confirmed."""
+        """Always False, because the peer never acks packets of an unreliable channel."""
         return False
 
     @property
@@ -512,7 +549,7 @@ class UnreliableSender(EngineSender):
 
     @property
     def quota(self) -> int:
-        """Bytes of the largest message."""
+        """Maximum size of a message in bytes."""
         return self.state.packet - overhead(self.channel, None, end=True)
 
     def check_size(self, size: int) -> None:
@@ -523,7 +560,7 @@ class UnreliableSender(EngineSender):
         return not self.channel.gone
 
     def notify_when_room(self, size: int) -> None:
-        """Do nothing, since there is always room."""
+        """Do nothing, because there is always room."""
 
     def queue(self, body: bytes, *, end: bool, is_message: bool) -> None:
         self.check_size(len(body))
@@ -545,7 +582,7 @@ class UnreliableSender(EngineSender):
         self.state.unsent += size
 
     def write(self, now: float) -> bytes:
-        """Return the next packet, which leaves now; there must be one."""
+        """Remove the oldest message from the queue and encode its packet. The queue must not be empty."""
         channel = self.channel
         body, end = self.datagrams.popleft()
         self._count(-len(body))
@@ -559,12 +596,12 @@ class UnreliableSender(EngineSender):
 
 
 def too_large(channel: EngineChannel, size: int, packet: int, room: int) -> LocalProtocolError:
-    """Make the error for a message that does not fit into a packet."""
+    """Return the error for a message that doesn't fit into a packet."""
     return LocalProtocolError(f"channel {channel.id}: {size} bytes; a packet of {packet} has room for {room}")
 
 
 def overhead(channel: EngineChannel, seq: int | None, *, frag: int = 0, end: bool = False) -> int:
-    """Return the bytes of a packet of this channel beside its body."""
-    # An unreliable channel tells its type until the peer answers on it: the first packet may be lost.
+    """Return the size of a packet of this channel without the body."""
+    # The first packet of an unreliable channel may be lost, so its packets contain the type until the peer answers.
     type = channel.type if channel.ours and (seq is None or seq == 1) else None
     return 4 + len(head_of(channel.id, type, seq, end, frag)) + (0 if seq is None else ASK_SIZE)
