@@ -1,8 +1,8 @@
-"""The e3x engine: received packets and commands go in, events and packets to send come out.
+"""The e3x engine, which implements the protocol without I/O.
 
-What it keeps, and how channels live, is told in `state`. This is its face: packets in, deadlines, the choice of the
-packet that leaves next, and the commands that are not a half's own. Messages are sent and received on the halves of
-a channel (`send`, `receive`).
+The session's pump passes received packets, deadlines and commands to an `Engine`, and gets events and packets to send.
+This module has the public methods of the engine, and decides which packet is sent next. Messages are sent and received
+on the halves of a channel (`send`, `receive`). The module `state` explains the states of a channel and has the data.
 """
 
 from __future__ import annotations
@@ -26,47 +26,55 @@ from muxkit.protocols.e3x.receive import ReliableReceiver
 from muxkit.protocols.e3x.send import ReliableSender
 from muxkit.protocols.e3x.state import EngineChannel, EngineSender, State
 
-PACKETS_AT_ONCE = 256  # packets that one call of `datagrams_to_send` returns at most
-CHANNEL_PRICE = 7 * 1024  # bytes of memory for a channel, its session objects and a task that handles it
+PACKETS_AT_ONCE = 256  # maximum number of packets that one call of `datagrams_to_send` returns
+# Estimated memory of a channel in bytes, including its session objects and the task that handles it.
+CHANNEL_PRICE = 7 * 1024
 
 
-@attrs.frozen(kw_only=True, slots=False)  # a session adds its own to them
+@attrs.frozen(kw_only=True, slots=False)  # without slots, because `SessionStats` inherits from two such classes
 class Stats:
-    """Counters of an engine since its beginning; times in seconds."""
+    """Counters of an engine since it was created. Times are in seconds."""
 
     packets_sent: int
     packets_received: int
     bytes_sent: int
     bytes_received: int
     resent: int
-    """Packets sent again."""
+    """Packets that were sent again."""
     lost: int
     """Packets that the peer reported missing."""
     evicted: int
-    """Packets of unreliable channels that made way for newer ones before they were sent."""
+    """Packets of unreliable channels that were dropped before they were sent, to make room for newer packets."""
     channels: int
     held: int
-    """Bytes received and not processed."""
+    """Bytes that were received and that the application hasn't processed."""
     unsent: int
-    """Bytes queued and not sent."""
+    """Bytes that are queued and not sent."""
     faults: dict[str, int]
-    """Dropped packets, by `Fault`."""
+    """Number of dropped packets for each `Fault`."""
     round_trip: float | None
-    """Smoothed; None before the first one was measured."""
+    """Smoothed round-trip time. None until the first round trip has been measured."""
     least_round_trip: float | None
     queue: float
-    """The part of it that the path's queue causes."""
+    """The part of the round-trip time that packets spend in queues on the path."""
     rate: float
-    """Bytes a second that may be sent, by the congestion control; without meaning over a byte stream."""
+    """Bytes per second that the congestion control allows. Meaningless over a byte stream."""
     falls: int
-    """Times that the rate was lowered."""
+    """Number of times that the congestion control has lowered the rate."""
 
 
 class Engine(MuxEngine):
-    """One end of e3x towards one peer; a `DatagramEngine`.
+    """The engine of one session with one peer. It implements `DatagramEngine`.
 
-    The connector is odd, the listener even. Each command either does all of its work, or raises `LocalProtocolError`
-    and changes nothing. No packet of a peer makes an engine raise or end. `clock` gives the time to commands.
+    A command either does all of its work, or raises `LocalProtocolError` and changes nothing. No packet of the peer
+    makes an engine raise an exception or end the session.
+
+    Args:
+        odd: True for the connector, whose channels have odd ids. False for the listener, whose channels have even ids.
+        config: The settings of the protocol.
+        limits: The limits on memory and channels.
+        observer: Receives a callback for each packet and each change of state.
+        clock: Commands read the time from this clock. Packets and deadlines pass the time as an argument.
     """
 
     def __init__(
@@ -94,7 +102,7 @@ class Engine(MuxEngine):
         self.bytes_received: int = 0
         self.bytes_sent: int = 0
 
-    # --- what others ask
+    # --- properties
 
     @property
     def limits(self) -> Limits:
@@ -102,12 +110,12 @@ class Engine(MuxEngine):
 
     @property
     def channels(self) -> int:
-        """Number of live channels of both sides."""
+        """Number of live channels, whichever side opened them."""
         return len(self.state.table)
 
     @property
     def frames(self) -> int:
-        """Packets received."""
+        """Number of received packets."""
         return self.packets_received
 
     @property
@@ -128,7 +136,7 @@ class Engine(MuxEngine):
 
     @property
     def packet_size(self) -> int:
-        """The largest packet to send, in bytes. A new size holds for messages that are queued afterwards."""
+        """Maximum size of a packet to send, in bytes. A new size applies to messages that are queued afterwards."""
         return self.state.packet
 
     @packet_size.setter
@@ -138,11 +146,11 @@ class Engine(MuxEngine):
         self.state.packet = size
 
     def channel(self, id: int) -> EngineChannel | None:
-        """Return the live channel with this id."""
+        """Return the live channel with this id, or None."""
         return self.state.table.get(id)
 
     def stats(self) -> Stats:
-        """Return the counters of now."""
+        """Return the current counters."""
         state, congestion = self.state, self.state.congestion
         return Stats(
             packets_sent=self.packets_sent,
@@ -168,16 +176,16 @@ class Engine(MuxEngine):
     def open(
         self, type: str, body: bytes = b"", *, reliable: bool = True, id: int | None = None, end: bool = False
     ) -> EngineChannel:
-        """Open a channel; its first packet, which carries `body`, is queued at once. With `end` it is also the last."""
+        """Open a channel and queue its first packet, which contains `body`. See `Openings.open`."""
         return self.openings.open(type, body, reliable=reliable, id=id, end=end)
 
     def open_channel(self, opening: bytes) -> Halves:
-        """Open a reliable channel without a name."""
+        """Open a reliable channel of the default type."""
         channel = self.open(DEFAULT_TYPE, opening)
         return Halves(channel.sender, channel.receiver)
 
     def err(self, channel: EngineChannel, text: str) -> None:
-        """Break a channel and tell the peer why; what is queued is dropped. Harmless when it is gone."""
+        """Break a channel, drop its queued packets, and tell the peer why. Does nothing if the channel is removed."""
         self.state.err(channel, text)
 
     def refuse(self, channel: Halves, reason: Reason) -> None:
@@ -185,11 +193,15 @@ class Engine(MuxEngine):
         self.give_up(channel.sender.channel, reason)
 
     def give_up(self, channel: EngineChannel, reason: Reason) -> None:
-        """Break a channel and tell the peer the reason. Harmless when it is gone."""
+        """Break a channel and tell the peer the reason. Does nothing if the channel has been removed."""
         self.state.give_up(channel, reason)
 
     def blame(self, channel: EngineChannel) -> None:
-        """Count a failure of local work on a channel that the peer opened, as if the peer had broken it."""
+        """Count a channel as cancelled by the peer, because its local handler failed.
+
+        `StartPace` then limits how fast handlers start for further channels of this peer. Channels that this side
+        opened don't count.
+        """
         if not channel.ours:
             self.starts.broken_off(self.state.now)
 
@@ -197,21 +209,21 @@ class Engine(MuxEngine):
         self.liveness.ping(key)
 
     def go_away(self, reason: Reason) -> None:
-        """Do nothing: whoever opens a channel learns it from the err of that one."""
+        """Do nothing, because e3x has no packet for this. The session answers each further opening with an err."""
 
     def farewell(self, reason: Reason) -> bytes:
-        """Return a packet that opens and ends a channel of the goodbye, past all queues."""
+        """Return a packet with a goodbye, which the caller sends immediately, before all queued packets."""
         return self.liveness.farewell(reason)
 
-    # --- packets in
+    # --- receiving packets
 
     def receive_datagram(self, data: bytes, now: float) -> Sequence[Event]:
-        """Parse and apply a received packet; never raises."""
+        """Parse and apply a received packet, and return the events. Never raises."""
         self.take_in(data, now)
         return self.take_events()
 
     def take_in(self, data: bytes, now: float) -> None:
-        """Parse and apply a received packet, and leave its events to `take_events`."""
+        """Parse and apply a received packet. `take_events` returns the events. Never raises."""
         state = self.state
         state.now = max(state.now, now)
         self.packets_received += 1
@@ -237,12 +249,15 @@ class Engine(MuxEngine):
             state.break_channel(channel, Cause.PEER, packet.err, tell=False)
 
     def events(self) -> Sequence[Event]:
-        """Take what commands and writing have caused, oldest first."""
+        """Return the events that have happened since the last call, oldest first, and forget them.
+
+        After this call, the engine reports the first fault of each kind again.
+        """
         self.state.reported.clear()
         return self.take_events()
 
     def take_events(self) -> Sequence[Event]:
-        """Take what has happened, without the start of a new count of faults."""
+        """Return and forget the events like `events`, but don't report faults of a kind that was already reported."""
         while self.state.own:
             self.liveness.handle_events()
         happened = self.state.happened
@@ -254,19 +269,19 @@ class Engine(MuxEngine):
     # --- time
 
     def start(self, now: float) -> None:
-        """Begin to notice a silent peer; without it the engine never pings by itself."""
+        """Start the keepalive timers. Before this call, the engine sends no pings and never reports `Silent`."""
         self.state.now = max(self.state.now, now)
         self.state.silence.start(now)
 
     def next_timer(self) -> float | None:
-        """`SeparateTimers`: when the next timer fires, without packets that wait to be sent."""
+        """Return when the next timer fires, disregarding packets that wait to be sent. Part of `SeparateTimers`."""
         of_channels, of_session = self.state.next_timer, self.state.silence.deadlines.next
         if of_channels is None or of_session is None:
             return of_session if of_channels is None else of_channels
         return min(of_channels, of_session)
 
     def next_deadline(self) -> float | None:
-        """When to call `handle_deadline`, and `datagrams_to_send` after it."""
+        """Return when the caller must call `handle_deadline` and then `datagrams_to_send`; None for never."""
         state = self.state
         now, congestion = state.now, state.congestion
         if state.acking or state.answers:
@@ -274,14 +289,15 @@ class Engine(MuxEngine):
         moment = self.next_timer()
         if not (state.errs or state.resends or state.line):
             return moment
-        # A channel in line may be unable to send because of its window; then this deadline has no effect, once.
+        # A channel in `line` may have a full window. Then this deadline has no effect, but only once, because
+        # `datagrams_to_send` removes the channel from `line`.
         ready = max(congestion.free_at, now) if congestion.is_on else now
         if congestion.is_on and not (state.resends or state.line):
             ready = max(ready, now + state.err_pace.pause(now))
         return ready if moment is None else min(ready, moment)
 
     def handle_deadline(self, now: float) -> Sequence[Event]:
-        """Act on the timers that are due; harmless when early."""
+        """Act on the timers that are due, and return the events. Does nothing if no timer is due yet."""
         state = self.state
         state.now = now = max(state.now, now)
         for channel in state.due_channels(now):
@@ -310,20 +326,23 @@ class Engine(MuxEngine):
                 state.break_channel(channel, Cause.TIMEOUT, f"nothing came for {timeout:g} s", tell=True)
                 return
             if receiver.ack_at <= now:
-                # A channel without its first packet may be forged: its gaps are reported once.
+                # A channel without its first packet may come from a forged address, so report its gaps only once.
                 receiver.handle_time(now, 0.0 if channel.id in state.unopened else timeout)
             if sender.probe_at <= now:
                 state.resends.extendleft((sender, piece) for piece in reversed(sender.probes(now)))
 
-    # --- packets out
+    # --- sending packets
 
     @property
     def owes(self) -> bool:
-        """True if acks wait, which are sent at any rate, or errs."""
+        """True if acks or errs are queued."""
         return bool(self.state.errs or self.state.acking or self.state.answers)
 
     def datagrams_to_send(self, now: float) -> Sequence[bytes]:
-        """Take out the packets to send now: errs, then packets to send again, then new ones in turns, then acks."""
+        """Remove the packets to send now from their queues, and return at most `PACKETS_AT_ONCE` of them.
+
+        The order is errs, resent packets, new packets of the channels in round-robin order, and acks.
+        """
         state = self.state
         state.now = now = max(state.now, now)
         out: list[bytes] = []
@@ -345,7 +364,10 @@ class Engine(MuxEngine):
         return out
 
     def _take_resend(self, now: float) -> bytes | None:
-        """Take the next packet to send again; None if it is not needed any more, or not allowed yet."""
+        """Encode the next packet to resend.
+
+        Returns None if the packet doesn't have to be resent any more, or if the rate doesn't allow a packet yet.
+        """
         state = self.state
         sender, piece = state.resends[0]
         assert isinstance(sender, ReliableSender)
@@ -359,7 +381,10 @@ class Engine(MuxEngine):
         return sender.encode(piece, now)
 
     def _take_new(self, now: float) -> bytes | None:
-        """Take the next new packet, of the channel whose turn it is; None if it has none, or none is allowed yet."""
+        """Encode the next new packet of the channel whose turn it is.
+
+        Returns None if the channel has no packet to send, or if the rate doesn't allow a packet yet.
+        """
         state = self.state
         channel = state.line[0]
         if channel.gone or not channel.sender.is_ready:
@@ -385,7 +410,7 @@ class Engine(MuxEngine):
             out.append(packet)
 
     def _write_acks(self, out: list[bytes], now: float) -> None:
-        """Write acks at any rate: they are small, and the peer waits for them."""
+        """Write the queued acks. The congestion control doesn't delay them: they are small, and the peer needs them."""
         state = self.state
         while state.acking and len(out) < PACKETS_AT_ONCE:
             receiver = state.acking.pop(next(iter(state.acking)))
@@ -399,9 +424,10 @@ class Engine(MuxEngine):
                 out.append(state.packet_of(id, head, "ack"))
 
     def _report_writable(self) -> None:
-        """Report senders that have room again: those that sent something, and then who waits for the outbox, in turn.
+        """Report `Writable` for senders that have room again.
 
-        A sender whose own queue is full is not looked at while others send.
+        First check the senders that have sent a packet, and then those that wait for room in the session's outbox, in
+        the order in which they began to wait. A sender whose own queue is full isn't checked until it sends a packet.
         """
         state = self.state
         drained = [*state.drained.values()]
@@ -412,4 +438,4 @@ class Engine(MuxEngine):
             first = next(iter(state.crowded.values()))
             first.report_if_writable()
             if first.channel.id in state.crowded:
-                break  # the outbox has no room for it, and it is its turn
+                break  # the outbox has no room for the first sender, and no other sender may overtake it
