@@ -1,8 +1,9 @@
-"""Messages that are put together from pieces.
+"""Reassembly of messages that were cut into pieces.
 
-Pieces are not in the document. A message that is larger than a packet is cut (`packets.cut`), and each piece tells in
-`frag` how many follow. Those before the last are processed when they arrive, so that a message may be larger than the
-window; the last one is processed when the application is done with the message.
+The specification has no messages larger than a packet. muxkit cuts a larger message into pieces (`packets.cut`), and
+the field `frag` of each piece contains the number of pieces that follow. The receiver acks a piece as soon as the
+pieces before it have arrived, so a message may be larger than the window. Only the last piece isn't acked until the
+application has processed the message.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from muxkit._limits import Limits
 
 
 class Reassembly:
-    """Counts the bytes of incomplete messages on all channels of an engine."""
+    """The number of bytes in incomplete messages, counted over all channels of an engine."""
 
     __slots__ = ("limits", "used")
 
@@ -22,18 +23,22 @@ class Reassembly:
 
 
 class Assembly:
-    """The message of one channel that is put together now."""
+    """The incomplete message of one channel."""
 
     __slots__ = ("_bytes", "_shared", "expected", "size")
 
     def __init__(self, shared: Reassembly) -> None:
         self._shared = shared
-        self._bytes = bytearray()  # not a list: a piece of one byte would cost fifty
+        self._bytes = bytearray()  # not a list of pieces, because a piece of 1 byte would need 50 bytes of memory
         self.size: int = 0
-        self.expected: int = 0  # pieces missing
+        self.expected: int = 0  # number of pieces that are still missing
 
     def add(self, frag: int, piece: bytes) -> bytes | None:
-        """Add a piece; return the message with its last piece, None before that."""
+        """Add a piece that has `frag` pieces after it. Return the message if the piece was the last one, else None.
+
+        Raises:
+            RemoteProtocolError: The piece doesn't continue the message, or a limit would be exceeded.
+        """
         if self.expected == 0 and frag == 0:
             return piece
         self._check(frag, piece)
@@ -53,7 +58,8 @@ class Assembly:
         if not piece:
             raise RemoteProtocolError(f"an empty piece before {frag} others")
         limits = self._shared.limits
-        # Pieces have one size, except the last: a message above the limit is refused at its first piece.
+        # All pieces except the last have the same size. So the first piece shows the approximate size of the message,
+        # and a message above the limit is refused before its other pieces are stored.
         announced = self.size + len(piece) * max(1, frag if not self.expected else 1)
         if announced > limits.message:
             raise RemoteProtocolError(
@@ -66,7 +72,7 @@ class Assembly:
             )
 
     def drop(self) -> None:
-        """Discard the pieces."""
+        """Discard the incomplete message."""
         self._shared.used -= self.size
         self._bytes = bytearray()
         self.size = self.expected = 0

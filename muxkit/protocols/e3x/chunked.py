@@ -1,6 +1,7 @@
-"""Packets over a byte stream: chunks of up to 255 bytes, each behind its length, and a 0 behind the last.
+"""Encoding of e3x packets for a byte stream, and the engine for sessions over TCP, TLS or a WebSocket.
 
-A 0 outside a packet is a keepalive and ignored.
+A packet is sent as chunks of up to 255 bytes. Each chunk starts with a byte that contains its length, and a 0 byte
+follows the last chunk. A 0 byte between two packets is a keepalive, and is ignored.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from muxkit.protocols.e3x.config import Config
 from muxkit.protocols.e3x.engine import Engine
 from muxkit.protocols.e3x.events import Event
 
-CHUNK_MOST: Final = 256  # bytes, with the length
-PACKET_CHUNKS: Final = 8  # chunks that a complete packet counts as
-PACKET_MOST: Final = 2 + 65_535 + 65_535  # bytes of the largest possible packet
+CHUNK_MOST: Final = 256  # maximum size of a chunk in bytes, including its length
+# `Dechunker.feed` limits its work by a number of chunks. It counts a complete packet as this many chunks, because
+# handling a packet takes much longer than parsing a chunk.
+PACKET_CHUNKS: Final = 8
+PACKET_MOST: Final = 2 + 65_535 + 65_535  # size of the largest possible packet in bytes
 
 
 def encode_chunks(packet: bytes, size: int = CHUNK_MOST) -> bytes:
-    """Encode a packet as chunks of at most `size` bytes and the 0 that ends it."""
+    """Encode a packet as chunks of at most `size` bytes, followed by the 0 byte that ends the packet."""
     if not 2 <= size <= CHUNK_MOST:
         raise ValueError(f"chunks of {size} bytes; from 2 to {CHUNK_MOST} are possible")
     out = bytearray()
@@ -38,20 +41,20 @@ def encode_chunks(packet: bytes, size: int = CHUNK_MOST) -> bytes:
 
 
 class Dechunker:
-    """Decodes packets from a byte stream; one larger than `most` bytes is skipped and counted."""
+    """Decodes packets from a byte stream. A packet larger than `most` bytes is skipped and counted."""
 
     def __init__(self, most: int = PACKET_MOST) -> None:
         self.most = most
         self.oversized: int = 0
-        self._rest = b""  # bytes not parsed yet, from `_at` on
+        self._rest = b""  # input whose bytes from `_at` on haven't been parsed
         self._at = 0
         self._packet = bytearray()
-        self._size = 0  # bytes of the incomplete packet, with those not kept
-        self._left = 0  # bytes missing of the incomplete chunk
+        self._size = 0  # size of the incomplete packet so far, including bytes that were skipped
+        self._left = 0  # number of bytes that are missing from the incomplete chunk
 
     @property
     def unparsed(self) -> int:
-        """Bytes that were fed and not parsed yet."""
+        """Number of bytes that were fed and not parsed yet."""
         return len(self._rest) - self._at
 
     @property
@@ -60,16 +63,16 @@ class Dechunker:
         return self._size > 0
 
     def feed(self, data: bytes, most_chunks: int = sys.maxsize) -> list[bytes]:
-        """Parse up to `most_chunks` chunks and return the packets that are complete; the rest waits for the next call.
+        """Parse up to `most_chunks` chunks, and return the packets that are complete now.
 
-        A packet takes much longer than a chunk, so a complete one counts as `PACKET_CHUNKS`.
+        Input beyond that number of chunks is kept for the next call. A complete packet counts as `PACKET_CHUNKS`.
         """
         packets: list[bytes] = []
         position = chunks = 0
         if self._rest:
             if data:
                 data = self._rest[self._at :] + data
-            else:  # keep the position, because each step of a turn would copy the rest
+            else:  # keep the position instead of slicing, because every call for the same input would copy the rest
                 data, position = self._rest, self._at
             self._rest, self._at = b"", 0
         while position < len(data):
@@ -104,10 +107,11 @@ class Dechunker:
 
 
 class ChunkedEngine(Engine):
-    """An `Engine` over TCP, TLS or a WebSocket: a `StreamEngine`.
+    """An `Engine` for a byte stream such as TCP, TLS or a WebSocket. It implements `StreamEngine`.
 
-    It has a clock, which gives the time when packets are pulled. The stream limits the rate itself, so the engine does
-    without its congestion control. Packets larger than `most` bytes are skipped.
+    A pump that pulls bytes from a stream engine doesn't pass the time, so this engine reads it from `clock`. The stream
+    has its own congestion control, so the congestion control of the engine is off. Packets larger than `most` bytes are
+    skipped.
     """
 
     def __init__(
@@ -123,26 +127,29 @@ class ChunkedEngine(Engine):
         config = attrs.evolve(config or Config(), congestion=False)
         super().__init__(odd, config, limits=limits, observer=observer, clock=clock)
         self.frames_at_once: int = sys.maxsize
-        """`BoundedParsing`: the most chunks that one call parses; a chunk of 1 byte costs as much as one of 255."""
+        """Maximum number of chunks that one call parses. Part of `BoundedParsing`.
+
+        The limit is a number of chunks and not of bytes, because a chunk of 1 byte costs as much as a chunk of 255.
+        """
         self.ended: bool = False
-        """True once the peer closed its direction of the stream."""
+        """True once the peer has closed its direction of the stream."""
         self.ended_cleanly: bool = False
-        """True if it did so between two packets."""
+        """True if the peer closed its direction of the stream between two packets."""
         self._dechunker = Dechunker(most)
         self._ready: deque[Buffer] = deque()
 
     @property
     def oversized(self) -> int:
-        """Number of packets that were too large."""
+        """Number of packets that were skipped because they were too large."""
         return self._dechunker.oversized
 
     @property
     def unparsed(self) -> int:
-        """`BoundedParsing`: bytes that were received and not parsed yet."""
+        """Number of bytes that were received and not parsed yet. Part of `BoundedParsing`."""
         return self._dechunker.unparsed
 
     def receive_bytes(self, data: bytes, now: float) -> Sequence[Event]:
-        """Parse and apply received bytes; never raises."""
+        """Parse and apply received bytes, and return the events. Never raises."""
         if self.state.observer is not None and data:
             self.state.observer.transport("in", data)
         for packet in self._dechunker.feed(data, self.frames_at_once):
@@ -150,7 +157,7 @@ class ChunkedEngine(Engine):
         return self.take_events()
 
     def receive_eof(self, now: float) -> Sequence[Event]:
-        """Note that the peer closed its direction of the stream; the session decides what follows."""
+        """Record that the peer has closed its direction of the stream. The session decides whether to hang up."""
         self.ended = True
         self.ended_cleanly = not self._dechunker.is_mid_packet
         return ()

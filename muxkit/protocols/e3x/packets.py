@@ -1,6 +1,7 @@
-"""Packets of e3x: the JSON head and the binary body, the delta list `miss`, and the pieces of large messages.
+"""Encoding and parsing of e3x packets: the JSON head, the binary body, the `miss` array, and pieces of large messages.
 
-Parsing is strict, and checks sizes before it does any work that depends on them.
+The engine uses these functions for every packet. A packet comes from an untrusted peer, so parsing is strict, and
+checks a size before it does any work that is proportional to the size.
 """
 
 from __future__ import annotations
@@ -15,25 +16,30 @@ import attrs
 from muxkit._errors import RemoteProtocolError
 
 ID_MOST = 2**32 - 1
-SEQ_MOST = 2**32 - 1  # no wrap: a channel that reaches it ends
-TYPE_MOST = 1024  # characters; not in the document: a channel keeps its type for as long as it lives
-PING = "muxkit.ping"  # the types of channels that are the session's own: see `liveness`; not in the document
+SEQ_MOST = 2**32 - 1  # sequence numbers don't wrap around: a channel that reaches this number ends
+# Maximum length of a channel's type in characters. The specification has no limit, but a channel keeps its type in
+# memory for its whole life.
+TYPE_MOST = 1024
+# The types of channels that the session itself uses. `liveness` explains them. They are not in the specification.
+PING = "muxkit.ping"
 BYE = "muxkit.bye"
 RESERVED = frozenset({PING, BYE})
-HEAD_MOST = 2**16 - 1  # bytes, the most that two bytes of length can express
-JSON_LEAST = 7  # bytes; shorter heads are binary, as in the original implementations
-DEPTH_MOST = 32  # nested brackets
-LISTED_MOST = 256  # deltas of a `miss` that is sent; a longer list may be cut, and does not tell what arrived
+HEAD_MOST = 2**16 - 1  # maximum size of a head in bytes, because its length is encoded in two bytes
+JSON_LEAST = 7  # shorter heads are binary and not JSON, as in the original implementations
+DEPTH_MOST = 32  # maximum number of nested brackets in a head
+# Maximum number of deltas in a `miss` that we send. We treat a received list of this length as incomplete, so we don't
+# conclude from it which packets have arrived.
+LISTED_MOST = 256
 ACK_SIZE = len(b',"ack":4294967295')
 MISS_SIZE = len(b',"miss":[]')
 DELTA_SIZE = len(b"4294967295,")
-LISTED_SIZE = 4  # bytes of one delta of a long list, on average
-ASK_SIZE = ACK_SIZE + MISS_SIZE + len(b"99999")  # kept free in each packet for an ack
+LISTED_SIZE = 4  # average size of a delta in a long list, in bytes
+ASK_SIZE = ACK_SIZE + MISS_SIZE + len(b"99999")  # bytes that each packet with a seq reserves for an ack
 
 
 @attrs.define
 class Packet:
-    """One packet of a channel; absent fields are None, False, 0 or empty."""
+    """One packet of a channel. Absent fields are None, False, 0 or empty."""
 
     channel: int
     type: str | None = None
@@ -45,7 +51,7 @@ class Packet:
     frag: int = 0
     body: bytes = b""
     miss_fault: str = ""
-    """Why a received `miss` was ignored; the other fields of such a packet count."""
+    """The reason for ignoring an illegal `miss`, or an empty string. The other fields of the packet are still valid."""
 
 
 # --- length, head, body
@@ -69,7 +75,7 @@ def split_packet(packet: bytes) -> tuple[bytes, bytes]:
 
 
 def encode_head(fields: dict[str, object]) -> bytes:
-    """Encode a JSON head without spaces; one without keys is empty."""
+    """Encode a JSON head without spaces. A head without keys is empty."""
     if not fields:
         return b""
     head = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
@@ -79,10 +85,11 @@ def encode_head(fields: dict[str, object]) -> bytes:
 
 
 def parse_head(head: bytes) -> dict[str, object]:
-    """Parse a JSON head strictly: UTF-8 without BOM, NaN, lone surrogates, repeated keys or deep nesting.
+    """Parse a JSON head.
 
-    A head shorter than any JSON object with a key is binary and has no keys, even if its bytes are JSON. A float may
-    be infinite (1e999 is valid JSON); no key of the protocol takes one.
+    The head must be UTF-8, and must not contain a BOM, NaN, lone surrogates, repeated keys or deep nesting. A head that
+    is shorter than `JSON_LEAST` is binary and has no keys, even if its bytes are valid JSON. A float may be infinite
+    (1e999 is valid JSON), which is harmless because no key of the protocol accepts a float.
     """
     if len(head) < JSON_LEAST:
         return {}
@@ -92,12 +99,12 @@ def parse_head(head: bytes) -> dict[str, object]:
             _check_depth(text)
         fields: object = _DECODER.decode(text)
         if "\\u" in text:
-            json.dumps(fields, ensure_ascii=False).encode()  # fails for one half of a surrogate pair
-    except ValueError as error:  # UTF-8 decoding and long numbers raise it, too
+            json.dumps(fields, ensure_ascii=False).encode()  # raises for a lone surrogate
+    except ValueError as error:  # invalid UTF-8 and numbers with too many digits raise this as well
         raise RemoteProtocolError(f"a head that is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise RemoteProtocolError(f"a head that is a JSON {type(fields).__name__}, not an object")
-    return cast("dict[str, object]", fields)  # keys of JSON are strings
+    return cast("dict[str, object]", fields)  # the keys of a JSON object are always strings
 
 
 def _check_depth(text: str) -> None:
@@ -135,7 +142,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_consta
 
 
 def encode_packet(packet: Packet) -> bytes:
-    """Encode a packet; the keys have a fixed order."""
+    """Encode a packet. The keys have a fixed order."""
     head = head_of(packet.channel, packet.type, packet.seq, packet.end, packet.frag)
     if packet.err is not None:
         head += b',"err":%b' % quoted(packet.err)
@@ -143,7 +150,7 @@ def encode_packet(packet: Packet) -> bytes:
 
 
 def head_of(channel: int, type: str | None, seq: int | None, end: bool, frag: int) -> bytes:
-    """Encode a head without braces and without `ack` and `miss`, which differ each time the packet is sent."""
+    """Encode the part of a head that is the same each time that the packet is sent: no `ack`, `miss` or braces."""
     head = b'"c":%d' % channel
     if type is not None:
         head += b',"type":%b' % quoted(type)
@@ -157,18 +164,22 @@ def head_of(channel: int, type: str | None, seq: int | None, end: bool, frag: in
 
 
 def ack_part(ack: int | None, miss: Sequence[int] | None) -> bytes:
-    """Encode `ack` and `miss` to append to a head."""
+    """Encode `ack` and `miss` as the part that is appended to `head_of`."""
     part = b"" if ack is None else b',"ack":%d' % ack
     return part if miss is None else part + b',"miss":[%b]' % b",".join([b"%d" % delta for delta in miss])
 
 
 def quoted(text: str) -> bytes:
-    """Encode a JSON string; raises `UnicodeEncodeError` for a lone surrogate."""
+    """Encode a JSON string. Raises `UnicodeEncodeError` if the string contains a lone surrogate."""
     return json.dumps(text, ensure_ascii=False).encode()
 
 
 def parse_packet(data: bytes) -> Packet:
-    """Parse a packet; raises `RemoteProtocolError` for any fault in it. Unknown keys are ignored."""
+    """Parse a packet. Unknown keys are ignored.
+
+    Raises:
+        RemoteProtocolError: The packet is malformed. An illegal `miss` doesn't raise but sets `Packet.miss_fault`.
+    """
     head, body = split_packet(data)
     fields = parse_head(head)
     get = fields.get
@@ -195,7 +206,7 @@ def parse_packet(data: bytes) -> Packet:
     if "miss" in fields:
         _take_miss(packet, get("miss"))
     if packet.ack == 0 and packet.miss is None:
-        packet.ack = None  # it confirms nothing: 0 is only the base of a `miss`
+        packet.ack = None  # an ack of 0 acks no packet, and is only useful as the base of a `miss`
     return packet
 
 
@@ -225,7 +236,7 @@ def _take_miss(packet: Packet, miss: object) -> None:
 
 def _whole(fields: dict[str, object], key: str, least: int, most: int, rule: str | None = None) -> int | None:
     number = fields.get(key)
-    if type(number) is int and least <= number <= most:  # an exact type: true is an int too
+    if type(number) is int and least <= number <= most:  # compare the exact type, because True is an int as well
         return number
     if key not in fields:
         return None
@@ -240,7 +251,7 @@ def _text(fields: dict[str, object], key: str) -> str | None:
 
 
 def _shown(value: object) -> str:
-    """Return a value for an error text, shortened."""
+    """Return a shortened value for an error message."""
     if type(value) is int and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"
     text = json.dumps(value)
@@ -255,17 +266,21 @@ class Miss:
     """A decoded `miss` array."""
 
     missing: list[int]
-    """The seqs to send again, ascending."""
+    """The seqs of the missing packets, ascending."""
     limit: int
-    """The highest seq that is accepted now; the document calls it that, and also the first that is not accepted."""
+    """The highest seq that the sender of the miss accepts now.
+
+    The specification contradicts itself: in another place it calls this number the first seq that is not accepted.
+    """
     window: int
-    """Its distance from the ack, which stays as the ack moves."""
+    """The size of the window: `limit` minus the ack of the same packet. It stays valid when later acks advance."""
 
 
 def encode_miss(ack: int, missing: Iterable[int], capacity: int | None = None, *, most: int | None = None) -> list[int]:
-    """Encode the missing seqs above `ack` as deltas, then one for the limit: `ack + capacity`, itself still accepted.
+    """Encode a `miss`: the seqs of the missing packets above `ack` and then the limit, each as a delta to the last one.
 
-    Encodes at most `most` deltas; the peer learns nothing about missing seqs that are left out.
+    The limit is `ack + capacity`, which is the highest seq that is accepted. At most `most` deltas are encoded. Missing
+    seqs that don't fit are left out, and the peer can't see that.
     """
     listed = sorted(missing) if capacity is None else sorted(seq for seq in missing if seq < ack + capacity)
     if most is not None:
@@ -276,7 +291,7 @@ def encode_miss(ack: int, missing: Iterable[int], capacity: int | None = None, *
 
 
 def decode_miss(ack: int, deltas: Sequence[int]) -> Miss:
-    """Decode a `miss`; raises `RemoteProtocolError` if it is empty or has a delta below 1."""
+    """Decode a `miss`. Raises `RemoteProtocolError` if it is empty or contains a delta below 1."""
     if not deltas:
         raise RemoteProtocolError("miss is empty", rule="e3x-M03")
     for delta in deltas:
@@ -290,9 +305,9 @@ def decode_miss(ack: int, deltas: Sequence[int]) -> Miss:
 
 
 def cut(body: bytes, first: int, other: int) -> Iterator[tuple[int, bytes]]:
-    """Cut a message into pieces, each with the number of those after it.
+    """Cut a message into pieces, and yield each piece with the number of pieces after it.
 
-    The first has at most `first` bytes, the others `other`.
+    The first piece has at most `first` bytes, each other piece has at most `other` bytes.
     """
     yield pieces_after(len(body), first, other), body[:first]
     for start in range(first, len(body), other):
@@ -300,5 +315,5 @@ def cut(body: bytes, first: int, other: int) -> Iterator[tuple[int, bytes]]:
 
 
 def pieces_after(size: int, first: int, other: int) -> int:
-    """Return the number of pieces after the first."""
+    """Return the number of pieces after the first piece of a message of `size` bytes."""
     return max(0, -(-(size - first) // other))
