@@ -1,14 +1,18 @@
-"""Pings and goodbyes, by channels of reserved types.
+"""Pings and goodbyes, which the engine sends on channels of two reserved types.
 
-The document has neither a ping nor an end of a session, and a packet link has no end of its own. So, and this is not in
-the document, two types of channels are reserved. Applications can't open them and never see them.
+The specification has no ping and no packet that ends a session, and a packet link doesn't signal that the peer has
+left. So muxkit reserves two types of channels, which are not in the specification. Applications can't open channels of
+these types, and never see them.
 
-    muxkit.ping   ends with its opening, and is answered with an ack, as every channel is
-    muxkit.bye    tells that its sender leaves. If the sender has processed everything, the body is 0, then the id and
-                  the last ack of each channel, because the last acks may have been lost and are not sent again.
-                  Otherwise it is something else: the reason, if there is one. The answer is an err
+    muxkit.ping   The channel ends with its first packet. The peer acks the packet as on every channel, and the ack is
+                  the answer to the ping.
+    muxkit.bye    The sender of this channel leaves the session, and the peer answers with an err. The body of the first
+                  packet depends on whether the sender has processed every message. If it has, the body is a 0 byte and
+                  then the id and the last ack of each channel. The body includes the acks because the last ack of a
+                  channel may have been lost, and the sender won't be there to send the ack again. If the sender hasn't
+                  processed every message, the body is the reason for leaving, or a 1 byte if there is no reason.
 
-A peer that knows neither type answers with an err, which counts as an answer.
+A peer that doesn't know these types answers with an err, which counts as an answer.
 """
 
 from __future__ import annotations
@@ -26,12 +30,12 @@ from muxkit.protocols.e3x.send import ReliableSender
 from muxkit.protocols.e3x.silence import Timer
 from muxkit.protocols.e3x.state import EngineChannel, State
 
-IN_ORDER: Final = b"\0"  # how the body of a goodbye begins that is in order
-WITHOUT_REASON: Final = b"\1"  # the body of a goodbye that is not in order, and gives no reason
-REASON_MOST: Final = 512  # bytes
-BYE_HEAD: Final = 64  # bytes of the packet of a goodbye beside its body
-ACKS_MOST: Final = 8000  # channels whose last acks a goodbye tells
-ACKS_MOST_IN_PACKET: Final = 20  # the same if it must fit into one packet
+IN_ORDER: Final = b"\0"  # first byte of a goodbye whose sender has processed every message
+WITHOUT_REASON: Final = b"\1"  # body of a goodbye whose sender hasn't processed every message and gives no reason
+REASON_MOST: Final = 512  # maximum size of the reason in bytes
+BYE_HEAD: Final = 64  # upper bound for the size of a goodbye's packet without the body
+ACKS_MOST: Final = 8000  # maximum number of acks in a goodbye
+ACKS_MOST_IN_PACKET: Final = 20  # maximum number of acks in a goodbye that must fit into one packet
 _ACK: Final = struct.Struct("!II")
 
 
@@ -40,16 +44,16 @@ class Liveness:
 
     def __init__(self, state: State, openings: Openings) -> None:
         self.peer_left: bool = False
-        """True once the peer has left in order."""
+        """True once the peer has said goodbye after it had processed every message."""
         self._state = state
         self._openings = openings
-        self._pings: dict[int, object] = {}  # the keys of pings under way, by the ids of their channels
-        self._round_trip: object = None  # of these, the one that measures the round trip for the windows
-        self._goodbye: EngineChannel | None = None  # ours
-        self._bye: EngineChannel | None = None  # the peer's
+        self._pings: dict[int, object] = {}  # maps the id of each unanswered ping's channel to the ping's key
+        self._round_trip: object = None  # the key of the ping that measures the round trip for the receive windows
+        self._goodbye: EngineChannel | None = None  # the channel of our goodbye
+        self._bye: EngineChannel | None = None  # the channel of the peer's goodbye
 
     def handle_events(self) -> None:
-        """Act on what has happened on the session's own channels."""
+        """Handle the queued events of reserved channels."""
         events, self._state.own = self._state.own, []
         for event in events:
             match event:
@@ -60,17 +64,20 @@ class Liveness:
                 case Broken(EngineChannel() as channel, cause):
                     self._broken(channel, is_answer=cause is Cause.PEER)
                 case _:
-                    pass  # messages and ends on these channels mean nothing
+                    pass  # further messages and ends on reserved channels have no meaning
 
-    # --- questions
+    # --- sending pings and goodbyes
 
     def ping(self, key: object) -> None:
-        """Ask the peer for an answer, which is reported as a `Pong`; raises `LocalProtocolError` if no id is left."""
+        """Send a ping. The peer's answer is reported as a `Pong` with the same key.
+
+        Raises `LocalProtocolError` if no channel can be opened.
+        """
         channel = self._ask(PING)
         self._pings[channel.id] = key
 
     def measure(self) -> None:
-        """Ask the peer for an answer, to measure the round trip for the windows."""
+        """Send a ping that measures the round trip for the receive windows, unless there is no free channel slot."""
         state = self._state
         if self._openings.places > 0:
             key = object()
@@ -80,7 +87,7 @@ class Liveness:
             state.happened.append(Probed(key))
 
     def say_goodbye(self) -> None:
-        """Tell the peer that this side leaves in order. The answer is reported as `GoodbyeHeard`."""
+        """Say goodbye after this side has processed every message. The answer is reported as `GoodbyeHeard`."""
         acks = self._final_acks()[: ACKS_MOST if self._state.config.frag else ACKS_MOST_IN_PACKET]
         self._goodbye = self._ask(BYE, IN_ORDER + b"".join(_ACK.pack(id, ack) for id, ack in acks))
 
@@ -88,9 +95,10 @@ class Liveness:
         return self._openings.open(type, body, reliable=True, id=None, end=True)
 
     def farewell(self, reason: Reason | None) -> bytes:
-        """Return a packet that tells that this side leaves, past all queues; None says that it leaves in order.
+        """Return a packet with a goodbye, which the caller sends immediately, before all queued packets.
 
-        It is not sent again if it is lost.
+        `reason` is None if this side has processed every message. The packet isn't sent again if it gets lost. Returns
+        `b""` if no id is left for the channel of the goodbye.
         """
         state = self._state
         body = IN_ORDER
@@ -102,14 +110,14 @@ class Liveness:
             return b""
 
     def _final_acks(self) -> list[tuple[int, int]]:
-        """Return the last processed seq of each channel, with those that ended lately."""
+        """Return the last processed seq of each live channel and of each channel that still has a tombstone."""
         state = self._state
         live = [(channel.id, channel.receiver.processed) for channel in state.table]
         ended = [(id, tombstone.processed) for id, tombstone in state.tombstones.items()]
         return [(id, ack) for id, ack in live + ended if ack > 0]
 
     def _answered(self, channel: EngineChannel) -> None:
-        """The peer has processed or refused a channel that asked it."""
+        """Handle the answer to a ping or a goodbye: the peer has acked or refused its channel."""
         if channel.id in self._pings:
             key = self._pings.pop(channel.id)
             if key is self._round_trip:
@@ -120,7 +128,7 @@ class Liveness:
             self._state.happened.append(GoodbyeHeard())
 
     def _broken(self, channel: EngineChannel, *, is_answer: bool) -> None:
-        """A channel that asked the peer is broken; an err by the peer is an answer."""
+        """Handle the loss of a ping's or goodbye's channel. If the peer broke the channel, that is an answer."""
         if is_answer:
             self._answered(channel)
         elif channel.id in self._pings:
@@ -132,12 +140,12 @@ class Liveness:
             self._goodbye = None
             self._state.happened.append(GoodbyeHeard())
 
-    # --- answers
+    # --- answering the peer
 
     def _answer(self, channel: EngineChannel, body: bytes) -> None:
         """Answer a channel of a reserved type that the peer has opened."""
         state = self._state
-        if not channel.is_reliable:  # a forged packet could open an unreliable one
+        if not channel.is_reliable:  # one packet from a forged address is enough to open an unreliable channel
             state.err(channel, "reliable only")
         elif channel.type == PING:
             channel.receiver.done()
@@ -163,15 +171,15 @@ class Liveness:
             sender.channel.receiver.receive(Packet(id, ack=ack))
 
     def answer_goodbye(self) -> None:
-        """Answer the peer's goodbye, for which it waits before it hangs up."""
+        """Answer the peer's goodbye. The peer waits for the answer before it hangs up."""
         if self._bye is not None:
             self._state.update_time()
             self._state.err(self._bye, "bye")
 
-    # --- silence
+    # --- keepalive
 
     def handle_time(self, now: float) -> None:
-        """Ask a peer that is silent, and give up one that does not answer."""
+        """Ping a peer that has been silent, and report `Silent` for a peer that doesn't answer."""
         state = self._state
         due = state.silence.deadlines.expired(now)
         if Timer.ANSWER in due:
@@ -182,7 +190,8 @@ class Liveness:
             key = object()
             try:
                 self.ping(key)
-            except LocalProtocolError:  # every id was used, so no ping can be sent
+            except LocalProtocolError:  # every id has been used, so no channel can be opened for a ping
                 return
             state.happened.append(Probed(key))
-        state.silence.asked(now)  # without a place for a ping, whatever the peer sends is an answer
+        # If there was no free slot for a ping, still start the timeout. Any packet of the peer stops the timeout.
+        state.silence.asked(now)

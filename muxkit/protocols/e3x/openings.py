@@ -1,9 +1,11 @@
-"""How channels begin: those that this side opens, and what is admitted of those that the peer opens.
+"""How channels begin: `Openings` opens channels of this side, and admits or refuses channels of the peer.
 
-A packet of a channel that is not in the table is an opening, a later packet that has overtaken one, an answer to
-a channel that is over (its tombstone answers), or forged. What a peer may open is limited by `Limits.channels` and
-`Limits.backlog`, and channels whose first packet is missing by `Limits.half_open`. The answers to what is refused are
-limited as well.
+If a packet belongs to a channel that isn't in the table, there are four cases. The packet opens the channel, it has
+overtaken the packet that opens the channel, it belongs to a channel that has ended (whose tombstone answers it), or it
+comes from a forged address.
+
+`Limits.channels` and `Limits.backlog` limit how many channels a peer may open. `Limits.half_open` limits the channels
+whose first packet is missing. The rate of errs that refuse channels is limited as well.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from muxkit.protocols.e3x.state import EngineChannel, State, too_long
 
 
 class Openings:
-    """Opens channels, and admits those of the peer."""
+    """Opens channels of this side, and admits or refuses channels of the peer."""
 
     def __init__(self, state: State) -> None:
         self.state: State = state
@@ -31,7 +33,13 @@ class Openings:
         return self.state.table.census.places
 
     def open(self, type: str, body: bytes, *, reliable: bool, id: int | None, end: bool) -> EngineChannel:
-        """Open a channel; its first packet, which carries `body`, is queued at once. With `end` it is also the last."""
+        """Open a channel and queue its first packet, which contains `body`. With `end`, that is also the last packet.
+
+        If `id` is None, the next free id is used.
+
+        Raises:
+            LocalProtocolError: The channel can't be opened with these arguments, or a limit has been reached.
+        """
         state = self.state
         if not type:
             raise LocalProtocolError("a channel needs a type")
@@ -58,7 +66,7 @@ class Openings:
         if state.observer is not None:
             state.observer.state(f"channel {id}", "open")
         channel.sender.queue(body, end=end, is_message=bool(body))
-        state.messages_sent += bool(body) and not reliable  # the opening of a reliable channel is no message
+        state.messages_sent += bool(body) and not reliable  # the opening of a reliable channel isn't a message
         return channel
 
     def _new_channel(self, id: int, type: str, *, ours: bool, reliable: bool) -> EngineChannel:
@@ -79,7 +87,7 @@ class Openings:
         state, id = self.state, packet.channel
         tombstone = state.tombstone(id)
         if tombstone is not None:
-            if packet.seq is not None and packet.err is None:  # the last ack, or the err, was lost
+            if packet.seq is not None and packet.err is None:  # our last ack or our err must have been lost
                 if tombstone.ack is not None:
                     state.answers[id] = None
                 elif tombstone.err is not None and state.refusals.take(state.now):
@@ -130,7 +138,10 @@ class Openings:
             channel.receiver.receive(packet)
 
     def _await_opening(self, packet: Packet) -> None:
-        """Keep a packet that arrived before the first of its channel, so that a miss can ask for that."""
+        """Keep a packet that has arrived before the first packet of its channel.
+
+        The channel becomes `unopened`, and its acks list the first packet as missing.
+        """
         state = self.state
         channel = self._admit(packet.channel, "", reliable=True, answers=False)
         if channel is None:
@@ -144,7 +155,7 @@ class Openings:
         channel.receiver.receive(packet)
 
     def _admit(self, id: int, type: str, *, reliable: bool, answers: bool = True) -> EngineChannel | None:
-        """Add a channel of the peer, or return None if a limit forbids it."""
+        """Add a channel of the peer to the table, or return None if a limit has been reached."""
         state = self.state
         census = state.table.census
         if census.theirs >= state.limits.channels or not census.has_backlog_room:

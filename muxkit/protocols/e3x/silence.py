@@ -1,8 +1,9 @@
-"""Whether the peer still says something: when it was heard last, and when to ask it.
+"""The keepalive timers of a session: when to ping a silent peer, and when to treat the peer as lost.
 
-A peer that was silent for `Config.keepalive` is asked by a ping (`liveness`). If it says nothing for `Config.timeout`
-after that, or while a channel waits for an ack, it is gone. What counts as heard is what has a meaning: an opening,
-a message, an ack of something new, an end, an err. Packets that change nothing may be forged.
+When the peer has been silent for `Config.keepalive`, the engine sends a ping (`liveness`). The peer is lost if it stays
+silent for `Config.timeout` after a ping, or while a channel waits for an ack. Only packets that change the state of the
+session count as a sign of life: an opening, a message, an ack of new packets, an end, or an err. Other packets don't
+count, because somebody else may have sent them from a forged address.
 """
 
 from __future__ import annotations
@@ -13,57 +14,59 @@ from typing import Final
 from muxkit.core import Deadlines, Keepalive
 from muxkit.protocols.e3x.config import Config
 
-LISTENER_DELAY: Final = 1.25  # a listener asks a little later, so that the connector's ping makes its own unnecessary
+# The listener waits longer than the connector before it pings, so that the connector's ping makes the listener's ping
+# unnecessary.
+LISTENER_DELAY: Final = 1.25
 
 
 class Timer(Enum):
-    """What the session's own deadlines are for."""
+    """The deadlines of the keepalive: when to send a ping, and when the answer is overdue."""
 
     ASK = "ask"
     ANSWER = "answer"
 
 
 class Silence:
-    """When the peer was heard, and the deadlines that follow from it; nothing runs before `start`."""
+    """Records when the peer last showed a sign of life, and computes the keepalive deadlines. Idle before `start`."""
 
     def __init__(self, config: Config, *, odd: bool) -> None:
         interval = None if config.keepalive is None else config.keepalive * (1.0 if odd else LISTENER_DELAY)
         self.deadlines: Deadlines[Timer] = Deadlines()
         self.was_heard: bool = False
-        """True once the peer has sent anything that had a meaning."""
+        """True once the peer has shown a sign of life. The module docstring says which packets count."""
         self._timeout = config.timeout
         self._is_running = False
         self._keepalive = Keepalive(self.deadlines, Timer.ASK, Timer.ANSWER, interval=interval, timeout=config.timeout)
 
     def start(self, now: float) -> None:
-        """Begin to notice silence."""
+        """Start the keepalive timers."""
         self._is_running = True
         self._keepalive.start(now)
 
     def stop(self) -> None:
-        """Notice silence no longer, since the peer has left or is given up."""
+        """Stop the keepalive timers, because the peer has left or is lost."""
         self._is_running = False
         for timer in Timer:
             self.deadlines.stop(timer)
 
     def heard(self, now: float) -> None:
-        """The peer has sent something that had a meaning."""
+        """Record a sign of life of the peer, and restart the timers."""
         self.was_heard = True
         if self._is_running:
             self._keepalive.heard(now)
 
     def asked(self, now: float) -> None:
-        """The peer was asked: wait for whatever it sends."""
+        """Record that a ping was sent, and start the timeout. Any sign of life stops the timeout."""
         self._keepalive.asked(now)
 
     def seconds(self, now: float) -> float:
-        """Return the seconds since the peer was heard."""
+        """Return the number of seconds since the last sign of life."""
         return self._keepalive.silence(now)
 
     def is_due(self, now: float) -> bool:
-        """Return True if the peer is to be asked, at the deadline for that."""
+        """Return True if the peer has been silent for so long that a ping must be sent now."""
         return self._keepalive.is_due(now)
 
     def is_over(self, now: float) -> bool:
-        """Return True if the peer was silent for so long that it is gone."""
+        """Return True if the peer has been silent for longer than the timeout."""
         return self._is_running and now >= self._keepalive.heard_at + self._timeout
