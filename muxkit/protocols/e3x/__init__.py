@@ -1,17 +1,19 @@
-"""e3x reliable channels: order, repair and receipts over packets that may be lost, doubled or late.
+"""e3x: reliable and unreliable channels over packets that may be lost, duplicated or reordered.
 
 The specification is "Reliable Channels" and "Unreliable Channels" of the E3X wire protocol of telehash v3, in the
-repository telehash/telehash.github.io, under v3/e3x. A session here has many channels to one peer, over packets or over
-a byte stream in the chunks that the same documents define for it. What isn't in them is marked in the code: messages
-larger than a packet, pings, goodbyes, and congestion control.
+repository telehash/telehash.github.io, under v3/e3x. A session has many channels to one peer. It runs over packets, or
+over a byte stream with the chunked encoding from the same repository. muxkit adds messages larger than a packet, pings,
+goodbyes and congestion control. Comments in the code say where it goes beyond the specification.
 
-    application    channels, sessions           the Trio side
-    halves         send, receive                what one channel may send, and what the peer learns of what came
-    engine         engine, state                the face without I/O, the table of channels and how they live
-                   openings, liveness           how channels begin; pings, goodbyes and silence
-                   congestion, assembly         how fast packets leave; messages from pieces
-                   chunked                      packets over a byte stream
-    grammar        packets, config, events
+    application    _session, _channels          sessions and channels for Trio programs
+                   _connection                  runs the engine, and passes its events to the channels
+    halves         send, receive                windows, acks, resends and delivery for one channel
+    engine         engine, state                the public methods of the engine, and its state
+                   openings, liveness           how channels begin; pings, goodbyes and keepalive
+                   silence                      the keepalive timers
+                   congestion, assembly         the sending rate; reassembly of messages
+                   chunked                      the engine for a byte stream
+    grammar        packets, config, events      encoding and parsing; settings; events
 """
 
 from __future__ import annotations
@@ -99,10 +101,10 @@ __all__ = [
     "split_packet",
 ]
 
-# The engine works without Trio; what needs it is fetched when it is first asked for.
+# The engine works without Trio. The names that need Trio are imported when they are first accessed.
 _LAZY = dict.fromkeys(("Channel", "Receipt"), "_channels")
 _LAZY |= dict.fromkeys(("Session", "SessionStats", "protocol", "session"), "_session")
 _LAZY |= dict.fromkeys(("connect", "open_server", "reconnecting"), "_session")
 
-if not TYPE_CHECKING:  # or type checkers would accept any name
+if not TYPE_CHECKING:  # a type checker that sees `__getattr__` would accept any name
     __getattr__, __dir__ = lazily(globals(), _LAZY)

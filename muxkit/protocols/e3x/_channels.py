@@ -1,10 +1,13 @@
-"""What applications hold of an e3x session: channels, and receipts for processed messages.
+"""The channels of an e3x session, and receipts for messages that the peer has processed.
 
-e3x differs from other protocols in what it confirms: the peer tells what its application has processed, not what has
-come. So a sending half has receipts (`Receipt`), and `finish` waits only until the end was sent. On a reliable channel
-packets wait in the engine, where the peer's window counts them, and the receiving half holds only the message that the
-application takes next; asking for the next one counts it as processed. An unreliable channel confirms nothing, never
-waits, and drops its oldest messages if too many wait at either end.
+In other protocols, a peer acks the messages that it has received. An e3x peer acks the messages that its application
+has processed. That is why channels of e3x differ from those of other protocols:
+
+- `post` returns a `Receipt`, which tells when the peer's application has processed the message.
+- `finish` waits only until the end has been sent, because an ack of the end may take as long as the peer's application.
+- Received packets of a reliable channel stay in the engine, where they occupy the peer's window. The receiving half
+  stores only the next message, and acks it when the application asks for the one after it.
+- An unreliable channel has no acks. `send` never waits, and each side drops the oldest messages if too many are queued.
 """
 
 from __future__ import annotations
@@ -29,15 +32,17 @@ from muxkit.runtime.halves.send import SendHalf
 if TYPE_CHECKING:
     from muxkit.protocols.e3x._connection import Connection
 
-MESSAGES_MOST = 1_000_000  # messages that one call of `receive_many` takes
+MESSAGES_MOST = 1_000_000  # maximum number of messages that one call of `receive_many` returns
 
 
 class Channel(MuxChannel):
-    """A channel; made by `session.open`, or taken from `session.incoming`.
+    """A channel. `session.open` and `session.incoming` return it.
 
-    On a reliable channel a message counts as processed, and the peer is told, with the next call of `receive` or
-    `receive_many`, with `done`, or when the channel is closed. On an unreliable one `send` never waits, each message
-    must fit into one packet (`quota`), and the oldest messages are dropped if too much waits at either end.
+    On a reliable channel, a received message counts as processed when the application calls `receive` or `receive_many`
+    again, calls `done`, or closes the channel. The peer is then notified with an ack.
+
+    On an unreliable channel, each message must fit into one packet (`quota`). `send` never waits. If too many messages
+    are queued on either side, the oldest messages are dropped.
     """
 
     __slots__ = ("engine_channel",)
@@ -52,13 +57,13 @@ class Channel(MuxChannel):
         if isinstance(receiver, ReliableReceiver):
             receiving = ReliableReceiveHalf(connection, receiver)
         else:
-            assert isinstance(receiver, UnreliableReceiver)  # as there are two kinds
+            assert isinstance(receiver, UnreliableReceiver)  # because there are only two kinds of receivers
             receiving = UnreliableReceiveHalf(connection, receiver)
         super().__init__(connection, E3xSendHalf(connection, channel), receiving, opening)
         self.engine_channel: EngineChannel = channel
 
     def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
-        # The end of a channel that the peer closed looks like the end of its messages, until we send something.
+        # If the peer has closed the whole channel, we only see that it sends no more messages, until we send a message.
         super()._cancel_when_stopped(scope)
         self.receiving.cancel_when_ended(scope)
 
@@ -69,7 +74,7 @@ class Channel(MuxChannel):
 
     @property
     def type(self) -> str:
-        """The type that its opener gave it, as it came."""
+        """The type of the channel, as chosen by the side that opened it."""
         return self.engine_channel.type
 
     @property
@@ -82,31 +87,42 @@ class Channel(MuxChannel):
 
     @property
     def is_reliable(self) -> bool:
-        """False for a channel whose messages may be lost and may overtake each other."""
+        """False for a channel whose messages may be lost or reordered."""
         return self.engine_channel.is_reliable
 
     @property
     def quota(self) -> int:
-        """Bytes that fit into the next packet: on an unreliable channel, the largest message."""
+        """Maximum size of the next packet's body in bytes. An unreliable channel can't send larger messages."""
         return self.engine_channel.sender.quota
 
     @property
     def dropped(self) -> int:
-        """Received messages of an unreliable channel that made way for newer ones before the application took them."""
+        """Received messages that were dropped, to make room for newer ones, before the application took them.
+
+        Always 0 for a reliable channel.
+        """
         return self.receiving.dropped
 
     async def post(self, message: bytes) -> Receipt:
-        """Send a message; `await receipt.delivered()` returns when the peer's application has processed it."""
+        """Send a message and return its receipt.
+
+        `await receipt.delivered()` waits until the peer's application has processed the message. Otherwise `post` is
+        like `send`. Raises `Unsupported` on an unreliable channel.
+        """
         self._need_receipts()
         return await self.sending.post(message)
 
     async def delivered(self) -> None:
-        """Wait until the peer's application has processed everything sent so far, with a `finish`."""
+        """Wait until the peer's application has processed every message that was sent before this call.
+
+        If `finish` was called, this also waits until the peer has acked the end. Raises `Unsupported` on an unreliable
+        channel.
+        """
         self._need_receipts()
         await self.sending.wait_delivered()
 
     def done(self) -> None:
-        """Count the received messages as processed, before the next one is asked for."""
+        """Mark the received messages as processed now, instead of when the application asks for the next message."""
         self.receiving.done()
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
@@ -115,9 +131,9 @@ class Channel(MuxChannel):
         self._connection.give_up(self, Reason(reason, code))
 
     def as_stream(self) -> ByteStream:
-        """Return the channel as a `trio.abc.HalfCloseableStream`; use either that or the methods of the channel.
+        """Return a `trio.abc.HalfCloseableStream` that sends and receives on this channel.
 
-        Raises `Unsupported` for an unreliable channel.
+        Don't mix the methods of the stream with those of the channel. Raises `Unsupported` for an unreliable channel.
         """
         if not self.is_reliable:
             raise Unsupported("messages of an unreliable channel may be lost, so it is no stream of bytes")
@@ -139,17 +155,19 @@ class Receipt:
 
     _half: E3xSendHalf
     number: int
-    """The seq of its last packet."""
+    """The seq of the message's last packet."""
 
     @property
     def is_delivered(self) -> bool:
         return self._half.delivery.value >= self.number
 
     async def delivered(self) -> None:
-        """Wait until the peer's application has processed the message.
+        """Wait until the peer's application has processed the message. Cancelling this call has no effect on it.
 
-        Raises `ChannelStopped` if the peer broke the channel before, `LinkLost` if it is lost and the peer may have
-        processed the message or not. A cancellation changes nothing.
+        Raises:
+            ChannelStopped: The peer has broken the channel before it acked the message.
+            LinkLost: The channel or the connection is lost. The peer may or may not have processed the message.
+            trio.ClosedResourceError: This side has aborted the channel.
         """
         await self._half.wait_delivered(self.number)
 
@@ -158,7 +176,7 @@ class Receipt:
 
 
 class E3xSendHalf(SendHalf):
-    """The sending half of a channel, with the receipts of a reliable one."""
+    """The sending half of a channel. It adds receipts to `SendHalf`, for reliable channels only."""
 
     __slots__ = ("_failure", "_is_broken", "_written", "delivery", "engine_channel")
 
@@ -166,26 +184,26 @@ class E3xSendHalf(SendHalf):
         super().__init__(connection, channel.sender)
         self.engine_channel: EngineChannel = channel
         self.delivery: Watermark = Watermark(0)
-        """The receipt up to which the peer's application has processed everything."""
+        """The highest receipt number such that the peer's application has processed all messages up to it."""
         self._written = connection.written
         self._failure: ErrorMaker | None = None
-        self._is_broken = False  # by the peer, so it knows that messages are missing
+        self._is_broken = False  # True if the peer has broken the channel, so it knows that messages are missing
 
     async def post(self, message: bytes) -> Receipt:
-        """Send a message; return its receipt."""
+        """Send a message and return its receipt. See `Channel.post`."""
         self._budget.thread.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._hand_over(message if type(message) is bytes else as_bytes(message))
         sender = self.engine_channel.sender
         assert isinstance(sender, ReliableSender)
-        receipt = Receipt(self, sender.last)  # before another task can send
+        receipt = Receipt(self, sender.last)  # read `last` before the next checkpoint, where another task could send
         self._connection.request_write()
         if self._since_yield >= YIELD_BYTES:
             await self._yield()
         return receipt
 
     async def wait_finished(self) -> None:
-        """Wait until the end was sent. The peer confirms only what its application has processed."""
+        """Wait until the end has been sent. Don't wait for the ack, which depends on the peer's application."""
         channel = self.engine_channel
         while self._error is None and not (channel.gone or channel.sender.is_written):
             await self._written.park()
@@ -194,7 +212,7 @@ class E3xSendHalf(SendHalf):
             raise self._error()
 
     async def wait_delivered(self, number: int | None = None) -> None:
-        """Wait until the peer's application has processed everything up to a receipt; None waits for everything."""
+        """Wait until the peer's application has processed all messages up to the receipt `number`, or all messages."""
         self._budget.thread.check()
         if number is None:
             sender = self.engine_channel.sender
@@ -203,7 +221,7 @@ class E3xSendHalf(SendHalf):
         await self.delivery.reached(number, self._raise_if_failed)
 
     def _raise_if_failed(self) -> None:
-        """Raise why nothing more will be confirmed."""
+        """Raise the error of this half if the peer can't ack any more messages."""
         if self._failure is not None:
             raise self._failure()
 
@@ -211,11 +229,11 @@ class E3xSendHalf(SendHalf):
 
     @property
     def is_unheard(self) -> bool:
-        """True while messages may be unprocessed by the peer's application, on a channel that nobody gave up."""
+        """True while the peer may have unprocessed messages, unless either side has broken the channel."""
         return self.sender.has_sent and not (self.was_given_up or self._is_broken)
 
     def delivered(self, last: int) -> None:
-        """The peer's application has processed everything up to a receipt."""
+        """Wake tasks that wait for receipts, because the peer has processed all messages up to the receipt `last`."""
         self.delivery.advance(last)
         sender = self.engine_channel.sender
         if sender.ended and sender.is_done:
@@ -240,16 +258,16 @@ class E3xSendHalf(SendHalf):
 
 
 class E3xReceiveHalf(ReceiveHalf[bytes]):
-    """The receiving half of a channel whose end may mean that the peer has closed the channel as a whole."""
+    """Base class of the receiving halves. The peer's end may mean that the peer has closed the whole channel."""
 
     __slots__ = ("_scope",)
 
     def __init__(self, connection: Connection, receiver: ReliableReceiver | UnreliableReceiver) -> None:
         super().__init__(connection, receiver)
-        self._scope: trio.CancelScope | None = None  # cancelled when the peer sends no more
+        self._scope: trio.CancelScope | None = None  # cancelled when the peer has sent its end
 
     def cancel_when_ended(self, scope: trio.CancelScope) -> None:
-        """Cancel this scope when the peer sends no more."""
+        """Cancel this scope when the peer has sent its end."""
         self._scope = scope
         if self.state is not Receiving.OPEN:
             scope.cancel()
@@ -261,11 +279,11 @@ class E3xReceiveHalf(ReceiveHalf[bytes]):
 
 
 class ReliableReceiveHalf(E3xReceiveHalf):
-    """The receiving half of a reliable channel, which holds only the message that the application takes next."""
+    """The receiving half of a reliable channel. It stores one message at most. The engine has the others."""
 
     __slots__ = ("_e3x", "_reliable")
 
-    portion_most = 0  # the engine gives one message at a time
+    portion_most = 0  # the engine reports one message at a time
 
     def __init__(self, connection: Connection, receiver: ReliableReceiver) -> None:
         super().__init__(connection, receiver)
@@ -273,7 +291,10 @@ class ReliableReceiveHalf(E3xReceiveHalf):
         self._reliable = receiver
 
     async def receive_many(self, limit: int | None = None) -> list[bytes]:
-        """Wait for at least one message, then take all that have arrived; they count as processed together."""
+        """Wait for at least one message, and return all messages that have arrived, up to `limit`.
+
+        The next call of `receive`, `receive_many` or `done` marks all these messages as processed.
+        """
         messages = await super().receive_many(limit)
         most = MESSAGES_MOST if limit is None else limit
         further = self._reliable.take(most - len(messages))
@@ -285,19 +306,19 @@ class ReliableReceiveHalf(E3xReceiveHalf):
         return messages
 
     def done(self) -> None:
-        """Count the taken messages as processed, and tell the peer. Harmless if none was taken."""
+        """Mark the messages that the application has taken as processed, and ack them. Does nothing without any."""
         self._thread.check()
         if self._reliable.handed and not self._stored.count:
             self._reliable.done()
             self._e3x.dispatch_events()
 
     def close(self, reason: Reason | None = None) -> None:
-        """Stop receiving; the taken messages count as processed."""
+        """Stop receiving, and mark the messages that the application has taken as processed."""
         self.done()
         super().close(reason)
 
     def drop(self) -> None:
-        """Stop receiving; the taken messages do not count as processed."""
+        """Stop receiving, without marking the messages that the application has taken as processed."""
         super().close()
 
     @property
@@ -306,11 +327,11 @@ class ReliableReceiveHalf(E3xReceiveHalf):
 
     @property
     def unread(self) -> int:
-        """Messages that wait to be received, in the packets that came."""
+        """Number of messages that wait to be received. The packets in the engine count as one message each."""
         return max(super().unread, self._reliable.waiting)
 
     async def _wait(self) -> bytes:
-        """Count the message before as processed: the engine may have the next one."""
+        """Mark the previous message as processed, which makes the engine deliver the next one if it has arrived."""
         self.done()
         if not self._stored.count:
             return await super()._wait()
@@ -321,15 +342,15 @@ class ReliableReceiveHalf(E3xReceiveHalf):
         return message
 
     def _drain(self) -> None:
-        """Do nothing: after the loss of the connection the engine still gives what came before."""
+        """Do nothing, because the engine still delivers received messages after the connection has been lost."""
 
 
 class UnreliableReceiveHalf(E3xReceiveHalf):
-    """The receiving half of an unreliable channel, which drops the oldest messages when too much waits."""
+    """The receiving half of an unreliable channel. It drops the oldest messages if it stores too many bytes."""
 
     __slots__ = ("_e3x", "_unreliable", "dropped")
 
-    portion_most = 0  # the engine hears of each message
+    portion_most = 0  # notify the engine of each message that the application takes, because the engine counts bytes
 
     def __init__(self, connection: Connection, receiver: UnreliableReceiver) -> None:
         super().__init__(connection, receiver)
@@ -338,7 +359,7 @@ class UnreliableReceiveHalf(E3xReceiveHalf):
         self.dropped: int = 0
 
     def done(self) -> None:
-        """Do nothing, since an unreliable channel confirms nothing."""
+        """Do nothing, because an unreliable channel has no acks."""
         self._thread.check()
 
     def drop(self) -> None:
@@ -350,7 +371,7 @@ class UnreliableReceiveHalf(E3xReceiveHalf):
         self._make_room()
 
     def _make_room(self) -> None:
-        """Drop the oldest messages while one channel, or all together, hold too much."""
+        """Drop the oldest messages while this channel, or all unreliable channels together, exceed a limit."""
         while self._stored.count and self._unreliable.is_too_much:
             oldest: Sequence[bytes] = (self._stored.take(),)
             self._unreliable.consumed(oldest, len(oldest[0]))
@@ -358,4 +379,5 @@ class UnreliableReceiveHalf(E3xReceiveHalf):
             self._e3x.dropped += 1
 
 
-ReliableReceiveHalf.receive_many.__qualname__ = "Channel.receive_many"  # which Python prints if it is never awaited
+# Python prints this name in the warning for a coroutine that was never awaited.
+ReliableReceiveHalf.receive_many.__qualname__ = "Channel.receive_many"

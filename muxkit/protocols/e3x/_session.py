@@ -1,4 +1,8 @@
-"""e3x sessions: reliable and unreliable channels, over packets or over a byte stream."""
+"""e3x sessions, which have reliable and unreliable channels over packets or over a byte stream.
+
+`muxkit.connect` and `muxkit.serve` find the protocol here under the name `e3x`. Programs that have a link of their own
+call `session`.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +34,22 @@ def session(
     observer: Observer | None = None,
     linger: float = LINGER,
 ) -> AbstractAsyncContextManager[Session]:
-    """Run an e3x session on a link to one peer, packets or a byte stream, which the session owns from now on.
+    """Run an e3x session on a link to one peer.
 
-    The connector's channels have odd ids, the listener's even ones; the two sides must have different roles. Leaving
-    the block normally ends all channels, waits until the peer's application has processed what was sent, and hangs up,
-    all within `linger` seconds. It raises `LinkLost` if the peer may not have processed everything. Leaving by an error
-    or a cancellation hangs up at once.
+    Leaving the block normally ends all channels, waits until the peer's application has processed every message, and
+    hangs up. All of that takes at most `linger` seconds. Leaving the block because of an exception or a cancellation
+    hangs up immediately.
+
+    Args:
+        link: A packet link or a byte stream, which the session owns from now on.
+        role: `"connector"` on one side and `"listener"` on the other. The connector's channels have odd ids.
+        config: The settings of the protocol.
+        limits: The limits on memory and channels.
+        observer: Receives callbacks about the session.
+        linger: Maximum number of seconds for closing the session.
+
+    Raises:
+        LinkLost: The session has ended, and the peer may not have processed every message.
     """
 
     def make() -> Session:
@@ -45,9 +59,10 @@ def session(
 
 
 class Session(MuxSession[Connection, Channel]):
-    """An e3x session; made by `session`.
+    """An e3x session. `session` creates it.
 
-    `incoming` gives the channels that the peer opens; `channel.type` says what each is for.
+    `incoming` returns the channels that the peer opens. The peer chooses the `type` of a channel when it opens the
+    channel.
     """
 
     @overload
@@ -82,13 +97,13 @@ class Session(MuxSession[Connection, Channel]):
         if codec is not None:
             return typed(self.open(name, payload=payload, headers=announced(headers, codec), reliable=reliable), codec)
         if name:
-            encode_name(name)  # raises for one that cannot be sent
+            encode_name(name)  # raises an error if the name can't be sent
         body = with_name("", payload, encode_headers(headers, self.limits.headers))
         return ChannelOpening(partial(self._connection.open_typed, name or DEFAULT_TYPE, reliable, body))
 
     @property
     def packet_limit(self) -> int:
-        """The largest packet that is sent now, in bytes: as configured, or less if the path takes less."""
+        """Current maximum size of a packet to send, in bytes. It is below `Config.packet` if the link requires that."""
         return self._connection.engine.packet_size
 
     def stats(self) -> SessionStats:

@@ -1,4 +1,4 @@
-"""Settings of an e3x engine beside the limits."""
+"""Settings of an e3x engine, apart from the limits that all protocols share (`Limits`)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import attrs
 
 from muxkit._settings import ABOVE_ZERO, ABOVE_ZERO_OR_NONE, between
 
-PACKET = 1400  # bytes of a datagram's payload
-FIRST_WINDOW = 50  # packets before the first miss; the original implementations buffer so many
-LEAST_PACKET = 256  # bytes; in a smaller packet a head could leave no space for a body
-MOST_PACKET = 65_507  # bytes that UDP can carry over IPv4
+PACKET = 1400  # default maximum size of a packet in bytes, which is the payload of a UDP datagram
+# The window in packets before the peer has announced its window in a miss. The original implementations buffer this
+# many packets.
+FIRST_WINDOW = 50
+LEAST_PACKET = 256  # bytes. In a smaller packet, the head could leave no room for a body.
+MOST_PACKET = 65_507  # maximum payload of a UDP datagram over IPv4 in bytes
 U32_MAX = 2**32 - 1
-DEFAULT_TYPE = "muxkit"  # the type of channels without a name
+DEFAULT_TYPE = "muxkit"  # the type of a channel that was opened without a name
 
 
 def _names(names: Iterable[str]) -> frozenset[str]:
@@ -22,28 +24,31 @@ def _names(names: Iterable[str]) -> frozenset[str]:
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """The settings of an engine; times in seconds."""
+    """The settings of an engine. Times are in seconds."""
 
     packet: int = attrs.field(default=PACKET, validator=between(LEAST_PACKET, MOST_PACKET))
-    """The largest packet to send, in bytes, without the heads of UDP, IP and DTLS."""
+    """Maximum size of a packet to send in bytes, without the headers of UDP, IP and DTLS."""
     reliable: bool = True
-    """Accept reliable channels; otherwise an opening of one is answered with an err."""
+    """Accept reliable channels from the peer. If False, the engine refuses them with an err."""
     unreliable_types: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Types of channels that are always unreliable; an opening of one with `seq` is answered with an err."""
+    """Types of channels that are always unreliable. The engine refuses reliable channels of these types with an err."""
     window: int = attrs.field(default=850, validator=between(1, U32_MAX))
-    """Packets of a channel that may be received and not processed. They become more, within `Limits.channel_bytes`,
-    while the path holds more and the application processes them."""
+    """Initial receive window of a channel in packets. The window grows, up to `Limits.channel_bytes`, if the path can
+    use a larger window and the application processes the packets quickly enough."""
     first_window: int = attrs.field(default=FIRST_WINDOW, validator=between(1, U32_MAX))
-    """Packets to send ahead of the acks before the peer has announced its window."""
+    """Window in packets for sending on a channel before the peer has announced its own window."""
     most_window: int = attrs.field(default=32_768, validator=between(1, U32_MAX))
-    """Packets to send ahead of the acks at most, even if the peer announces a larger window."""
+    """Maximum window in packets for sending on a channel, even if the peer announces a larger window."""
     frag: bool = True
-    """Split messages larger than a packet, and join those of the peer. Not in the document: off for foreign peers."""
+    """Cut messages that are larger than a packet into pieces, and join the peer's pieces.
+
+    The specification doesn't have pieces, so set this to False if the peer isn't muxkit.
+    """
     congestion: bool = True
-    """Limit the rate to what the path carries; off where the link does so itself, as TCP does."""
+    """Limit the sending rate to the capacity of the path. Off for links with their own congestion control, as TCP."""
     timeout: float = attrs.field(default=10.0, validator=ABOVE_ZERO)
-    """A channel that waits for an ack and receives nothing for so long is broken."""
+    """A channel breaks if it waits for an ack and receives no packet for this long."""
     keepalive: float | None = attrs.field(default=20.0, validator=ABOVE_ZERO_OR_NONE)
-    """A session that received nothing for so long sends a ping; None never pings."""
+    """The session sends a ping if the peer has been silent for this long. None turns keepalive pings off."""
     refusal_is_fatal: bool = False
-    """End a session when the network reports that the peer is unreachable; such reports can be forged."""
+    """End the session if the network reports that the peer is unreachable. Such reports can be forged."""
