@@ -5,8 +5,8 @@
 `--check` only compares the pictures and pages with the files.
 
 `floors.svg` has the layers of the import rules in pyproject.toml. `message-out.svg` and `bytes-in.svg` list the
-functions through which a message passes. `tests/test_architecture.py` runs a session and compares what was called with
-these lists, so a stop that is no longer on the way fails there.
+functions that process a message. `tests/test_architecture.py` runs a session and compares the functions that were
+called with these lists, so the test fails if a listed function isn't called any more.
 
 A page in docs/explanation/engines has the states of an engine, its theory of operation and its files. The states come
 from the tables in the code, or from the tables in the docstring of the module that explains the engine.
@@ -52,49 +52,49 @@ FLOORS: Final[Sequence[tuple[str, str]]] = (
     ("anyio", "channels and sessions as AnyIO's streams and listeners"),
     ("asyncio", "the same API for asyncio programs"),
     ("rpc : topics", "typed calls; publish and subscribe"),
-    ("forward : protocols", "port forwarding; one folder for each protocol, and none knows another"),
-    ("_typed", "connect and open_server with the types of one protocol"),
-    ("_server : _reconnecting : metrics", "running servers, clients that come back, counters"),
-    ("_door", "from a URL to a session: finds the protocol and the transport by name"),
-    ("_authorize : _handlers : _racing : _redirect", "who may connect, what handles a channel, which URL wins"),
+    ("forward : protocols", "port forwarding; one independent folder for each protocol"),
+    ("_typed", "connect and open_server with the types of a protocol"),
+    ("_server : _reconnecting : metrics", "running servers, reconnecting clients, counters"),
+    ("_door", "creates the session for a URL, whose protocol and transport it finds by name"),
+    ("_authorize : _handlers : _racing : _redirect", "authorization, handlers of channels, choice between URLs"),
     ("storage", "databases and their worker threads"),
     ("_plugins", "loads protocols and transports by name"),
-    ("runtime", "everything that waits: sessions, channels, halves, pumps; knows no wire format"),
-    ("codecs", "messages to bytes and back"),
-    ("core", "what engines share: windows, queues, timers; knows neither Trio nor a socket"),
-    ("trace", "recording what a session does"),
-    ("_observer", "the callbacks behind traces, metrics and captures"),
+    ("runtime", "sessions, channels, halves and pumps; independent of wire formats"),
+    ("codecs", "encoding and decoding of messages"),
+    ("core", "windows, queues and timers for engines; independent of Trio and sockets"),
+    ("trace", "recording of sessions"),
+    ("_observer", "callbacks for traces, metrics and captures"),
     ("_errors : _info : _limits : _quick_check", "errors, session information, limits"),
-    ("_settings", "validators of settings"),
+    ("_settings", "validation of settings"),
 )
 
 # Each stop: its module below muxkit or adapters, the function, and what it does.
 OUT: Final[Sequence[tuple[str, str, str]]] = (
     ("runtime/channel", "MuxChannel.send", "the application's call"),
-    ("runtime/halves/send", "SendHalf.send", "checks that nobody waits in line and the outbox has room"),
+    ("runtime/halves/send", "SendHalf.send", "checks that no sender waits and the outbox has room"),
     ("protocols/bpmux/send", "Sender.try_send", "queues the message if the peer's credit covers it"),
-    ("core/_queues", "Scheduler.add", "puts the channel in line with the others"),
-    ("runtime/connection", "MuxConnection.request_write", "there is something to write"),
-    ("runtime/pumps/stream", "StreamPump.request_write", "now, or in the writer's task if more may follow"),
-    ("runtime/pumps/stream", "StreamPump._write_once", "one write for everything that is queued"),
-    ("core/stream_engine", "StreamMuxEngine.buffers_to_send", "at most 256 KiB"),
-    ("protocols/bpmux/engine", "Engine.write", "credit and acknowledgements first"),
-    ("core/_queues", "Scheduler.pull", "gives each channel in line its turn"),
+    ("core/_queues", "Scheduler.add", "adds the channel to the round-robin queue"),
+    ("runtime/connection", "MuxConnection.request_write", "tells the pump that there is something to write"),
+    ("runtime/pumps/stream", "StreamPump.request_write", "writes now, or in the writer's task if more may follow"),
+    ("runtime/pumps/stream", "StreamPump._write_once", "writes all queued frames with one call"),
+    ("core/stream_engine", "StreamMuxEngine.buffers_to_send", "collects at most 256 KiB"),
+    ("protocols/bpmux/engine", "Engine.write", "writes credit and acknowledgements first"),
+    ("core/_queues", "Scheduler.pull", "gives each queued channel its turn"),
     ("protocols/bpmux/send", "Outgoing.write", "encodes the frame and uses the credit"),
-    ("adapters/_sockets", "SocketStream.send_nowait", "the kernel takes the bytes"),
+    ("adapters/_sockets", "SocketStream.send_nowait", "passes the bytes to the kernel"),
 )
 IN: Final[Sequence[tuple[str, str, str]]] = (
-    ("runtime/halves/receive", "ReceiveHalf.receive", "nothing has come yet, so the task waits"),
-    ("runtime/pumps/reading", "Reading.read_for", "it may read in place of the reader's task"),
+    ("runtime/halves/receive", "ReceiveHalf.receive", "waits, because no message has arrived yet"),
+    ("runtime/pumps/reading", "Reading.read_for", "reads in place of the reader's task"),
     ("adapters/_sockets", "SocketStream.wait_readable", "sleeps until the socket has bytes"),
-    ("adapters/_sockets", "SocketStream.receive_nowait", "reads them"),
+    ("adapters/_sockets", "SocketStream.receive_nowait", "reads the bytes"),
     ("runtime/pumps/stream", "StreamPump.handle_bytes", "limits the work of one turn"),
-    ("core/stream_engine", "StreamMuxEngine.receive_bytes", "keeps what is incomplete, and the time"),
-    ("protocols/bpmux/engine", "Engine.parse", "this protocol's grammar"),
+    ("core/stream_engine", "StreamMuxEngine.receive_bytes", "keeps incomplete frames, and the time"),
+    ("protocols/bpmux/engine", "Engine.parse", "parses the frames of this protocol"),
     ("protocols/bpmux/reader", "ChunkReader.parse_payloads", "checks each message against its window"),
     ("runtime/connection", "MuxConnection.handle_events", "finds the half that the message is for"),
     ("runtime/halves/receive", "ReceiveHalf.deliver", "wakes the task that waits in receive()"),
-    ("protocols/bpmux/receive", "Receiver.consumed", "the application has it: credit may be renewed"),
+    ("protocols/bpmux/receive", "Receiver.consumed", "grants new credit if enough was consumed"),
 )
 
 
@@ -135,10 +135,10 @@ def drawings() -> dict[str, str]:
     pictures = {}
     floors = [(floor.replace(" : ", ", "), text) for floor, text in FLOORS]
     height = 2 * TOP + len(floors) * ROW - (ROW - BOX)
-    pictures["floors.svg"] = svg(height, "The floors of muxkit", [*rows(floors, box=330, has_arrows=False)])
+    pictures["floors.svg"] = svg(height, "The layers of muxkit", [*rows(floors, box=330, has_arrows=False)])
     for name, label, stops in (
-        ("message-out.svg", "The way of a message from send to the socket", OUT),
-        ("bytes-in.svg", "The way of bytes from the socket to receive", IN),
+        ("message-out.svg", "The path of a message from send to the socket", OUT),
+        ("bytes-in.svg", "The path of bytes from the socket to receive", IN),
     ):
         lines = [(function, f"{text} ({module})") for module, function, text in stops]
         height = 2 * TOP + len(lines) * ROW - (ROW - BOX)
