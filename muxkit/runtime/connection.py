@@ -1,16 +1,22 @@
-"""The machinery of a session: everything between its channels, its engine and its pump. All protocols share it.
+"""The connection of a session, which joins its channels, its engine and its pump. All protocols share this code.
 
-Applications hold a session (`MuxSession`), which shows only what they call, and below it stands one `MuxConnection`.
-The pump reports to it what happens on the link, and the halves of the channels ask it to write. A protocol derives its
-own `Connection` from it, makes an engine and a pump, and adds what only its document says. This is what it inherits:
+Applications use a session (`MuxSession`), which has only the public methods and delegates to a `MuxConnection`. The
+pump passes the engine's events to the connection, and the halves of the channels ask it to write. Each protocol derives
+its own `Connection` from this class, creates an engine and a pump, and overrides the steps in which it differs from
+other protocols. A protocol inherits these steps:
 
-    open      a task waits for a free place under the limits (`SlotQueue`), then the engine opens the channel
-    accept    what the peer opens is refused (the session drains, the backlog is full, nobody takes its kind), or waits
-              in a backlog until the application takes it, or is dropped because the peer breaks it off before that
-    events    each event of the engine goes to the half that it names, or to a method of the session
-    leave     finish everything, wait until the peer has heard it, say goodbye, hang up, all within `linger`
-    shut down take no new channels, let the live ones end for up to `grace` seconds, then abort them
-    lose      every half, every ping and every task that waits to open hears why the connection is over
+    open      A task waits for a free slot under the limits (`SlotQueue`), and then the engine opens the channel.
+    accept    When the peer opens a channel, the connection refuses it (because the session is closing, the backlog is
+              full, or no task takes this kind of channel) or puts it into a backlog. It stays there until the
+              application takes it, or until the peer cancels it.
+    events    The connection passes each event of the engine to the half that the event names, or handles it itself.
+    leave     The connection finishes all halves, waits until the peer has confirmed that, says goodbye and hangs up.
+              All of that takes at most `linger` seconds.
+    shut down The connection takes no new channels, lets the live channels end for up to `grace` seconds, and then
+              aborts them.
+    lose      The connection raises its error in every half, every ping and every task that waits to open a channel.
+
+A message passes through these functions:
 
     a message out                              a message in
     MuxChannel.send                            Reading (waits on the link, and reads)
@@ -22,10 +28,8 @@ own `Connection` from it, makes an engine and a pump, and adds what only its doc
     Scheduler.pull, Sender.write (frames)
     NowaitLink.send_nowait
 
-A task that waits in `receive` may read in the place of the reader's task (`muxkit.runtime.pumps.reading`); the way from
-there on is the same.
-
-Where protocols differ in a step, the step is one method, which a protocol overrides.
+A task that waits in `receive` may read the link instead of the reader task (`muxkit.runtime.pumps.reading`). The path
+from `StreamPump.handle_bytes` on is the same.
 """
 
 from __future__ import annotations
@@ -81,11 +85,11 @@ from muxkit.runtime.pumps.reading import Reading
 from muxkit.runtime.pumps.stream import StreamPump
 from muxkit.runtime.pumps.turns import turns
 
-MAX_REASON: Final = 4096  # bytes of the peer's reason that are kept for the errors that hold it
+MAX_REASON: Final = 4096  # maximum number of bytes of the peer's reason that an error contains
 LEFT_BY_ERROR: Final = Reason("the other side left the session by an error", 500)
 CLOSING: Final = Reason("no channel can be opened any more: the other side is closing the session", 503)
 TOO_MANY_WAIT: Final = Reason("too many channels wait here", 503)
-PEER_BROKE_A_RULE: Final = 400  # the code of a connection that ends because its peer broke a rule
+PEER_BROKE_A_RULE: Final = 400  # the code that the peer gets if the connection ends because the peer broke a rule
 
 EngineT = TypeVar("EngineT", bound=MuxEngine)
 ChannelT = TypeVar("ChannelT", bound=MuxChannel)
@@ -94,20 +98,20 @@ _log = logging.getLogger("muxkit")
 
 
 class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
-    """What a session is made of; a protocol's connection derives from it, gives it the engine, and sets `pump`."""
+    """Base class of the connections of all protocols. A subclass passes the engine to `__init__` and sets `pump`."""
 
     pump: Pump[Any]
     session: Session
-    """What applications hold of it."""
+    """The session that the application uses."""
     channel_type: type[ChannelT]
-    """What applications hold of a two-way channel; for the default of `new_channel`."""
+    """The class of two-way channels, which `new_channel` instantiates."""
 
     reason_of_error: ClassVar[Reason] = LEFT_BY_ERROR
-    """What the peer is told if the session is left by an error."""
+    """The reason that the peer gets if the application leaves the session because of an exception."""
     refusal_while_closing: ClassVar[Reason] = CLOSING
-    """What the peer is told of a channel that it opens while this side takes no new ones."""
+    """The reason that the peer gets if it opens a channel while this side takes no new channels."""
     refusal_of_too_many: ClassVar[Reason] = TOO_MANY_WAIT
-    """What the peer is told of a channel that it opens while the backlog is full."""
+    """The reason that the peer gets if it opens a channel while the backlog is full."""
 
     def __init__(
         self,
@@ -129,7 +133,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         self.pings: Pings[Any] = Pings(self.facts)
         self.openers: SlotQueue = SlotQueue(self.free_slots)
         self.gone: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
-        """Tasks that wait until halves have ended."""
+        """Tasks that wait until certain halves have ended. They wake up whenever any half ends."""
         self.is_draining: bool = False
         """True once this side takes no new channels."""
         self.messages_received: int = 0
@@ -141,7 +145,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         """The two-way channels that the peer opened and the application hasn't taken."""
 
     def new_backlog(self, kind: str = "channels") -> Backlog[Any]:
-        """Make a backlog for what the peer opens; `kind` is what users call it."""
+        """Create a backlog for one kind of items that the peer opens. `kind` is the users' name for the items."""
         backlog: Backlog[Any] = Backlog(self.took, self.engine.starts, kind=kind)
         self._backlogs.append(backlog)
         return backlog
@@ -151,7 +155,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         nursery.start_soon(self.pump.run)
         self._unclaimed.nursery = nursery
 
-    # --- what carries the session
+    # --- the pump
 
     def request_write(self) -> None:
         self.pump.request_write()
@@ -167,7 +171,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         return self.pump.loss if self.pump.is_lost else None
 
     def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, told: Reason | None = None) -> None:
-        """End the connection, and tell the peer why if `told` says so and the protocol or the link can carry it."""
+        """End the connection. The peer gets the reason `told` if the protocol or the link can transmit a reason."""
         farewell = self.engine.farewell(told) if told else b""
         self.pump.lose(reason, by=by, cause=cause, parting=[farewell] if farewell else (), farewell=told)
 
@@ -178,9 +182,10 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
     # --- channels that this side opens
 
     async def wait_to_open(self) -> None:
-        """Wait until a channel may be opened; the caller opens it before its next checkpoint, then `opened`.
+        """Wait until this side may open a channel.
 
-        Raises why no channel can be opened any more.
+        The caller must open the channel before its next checkpoint, and then call `opened`. If no channel can be opened
+        any more, this raises the error that `closed` returns.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
@@ -193,16 +198,19 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
             raise
 
     def opened(self) -> None:
-        """A channel was opened, or its opener gave up: write the opening, and let the next opener look."""
+        """Write the opening of a channel and wake the next waiting opener. Also call this if opening has failed."""
         self.request_write()
         self.openers.wake_waiters()
 
     def free_slots(self) -> int:
-        """Return how many channels may be opened now; once none ever may, more than wait, so that all wake."""
+        """Return the number of channels that may be opened now.
+
+        If no channel can be opened any more, return a huge number, so that all waiting openers wake up and raise.
+        """
         return self.engine.places if self.closed() is None else sys.maxsize
 
     def closed(self) -> Exception | None:
-        """Return why no channel can be opened any more, or None."""
+        """Return an error if no channel can be opened any more, else None."""
         if (loss := self.loss) is not None:
             return loss()
         if self.engine.peer_takes_no_channels:
@@ -212,7 +220,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         return None
 
     async def open_channel(self, opening: bytes) -> ChannelT:
-        """Open a two-way channel once there is a place for it."""
+        """Wait for a free slot, then open a two-way channel."""
         await self.wait_to_open()
         try:
             return self.new_channel(self.engine.open_channel(opening), opening)
@@ -220,13 +228,13 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
             self.opened()
 
     def new_channel(self, channel: Any, opening: bytes) -> ChannelT:  # noqa: ANN401 - see `Opened.channel`
-        """Make the application's channel for a two-way channel of the engine."""
+        """Create the application's channel for a two-way channel of the engine."""
         return self.channel_type(self, SendHalf(self, channel.sender), ReceiveHalf(self, channel.receiver), opening)
 
     # --- channels that the peer opens
 
     def refusal_of(self, backlog: Backlog[Any], opening: bytes) -> Reason | None:
-        """Return why what the peer has just opened must be refused, or None if the backlog takes it."""
+        """Return the reason for refusing a channel that the peer has just opened, or None if the backlog takes it."""
         if self.is_draining:
             return self.refusal_while_closing
         limit = self.full_limit()
@@ -245,25 +253,28 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
             self.facts.limit("headers")
 
     def full_limit(self) -> str | None:
-        """Return the limit that what waits for the application has reached, None while there is room."""
+        """Return the name of the limit that the waiting channels have reached, or None while there is room."""
         return "backlog" if sum(map(len, self._backlogs)) >= self.limits.backlog else None
 
     def offer(self, backlog: Backlog[Any], item: object, key: object = None) -> None:
-        """Let something that the peer opened wait until the application takes it; `key` finds it again."""
+        """Put a channel that the peer opened into a backlog. `drop_waiting` finds it by `key`, by default by itself."""
         backlog.put(item, key)
         if not backlog.is_claimed:
             self._unclaimed.arrived()
 
     def took(self, item: Any) -> None:  # noqa: ANN401 - what a protocol puts into its backlogs
-        """The application has taken something that the peer opened; protocols renew the credit of its opening."""
+        """Called when the application takes an item from a backlog. Protocols return the credit of the opening here."""
 
     def decline(self, item: Any, reason: Reason) -> None:  # noqa: ANN401 - as above
-        """End something that the peer opened and the application hasn't taken. This is right for two-way channels."""
+        """Refuse an item that has waited in a backlog. Protocols whose items aren't two-way channels override this."""
         item.sending.abort(reason.text, code=reason.code)
         item.receiving.close()
 
     def drop_waiting(self, key: object) -> Any:  # noqa: ANN401 - as above
-        """Forget what the peer broke off before the application took it, and return it: it needs no work."""
+        """Remove an item from its backlog, because the peer has cancelled it. Return the item, or None if not found.
+
+        No handler has started for the item, so it doesn't count as a cancelled channel of the peer (`StartPace`).
+        """
         for backlog in self._backlogs:
             if (item := backlog.drop(key)) is not None:
                 self.engine.starts.spared()
@@ -271,14 +282,17 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         return None
 
     def channel_aborted(self, channel: MuxChannel) -> None:
-        """The application aborted a channel; protocols count it against the peer if that opened the channel."""
+        """Called when the application aborts a channel. Protocols count it against the peer if the peer opened it."""
 
     def take_only(self, kinds: Sequence[str]) -> None:
-        """Refuse what the peer opens if it is of none of these kinds and no task takes it."""
+        """Refuse all other kinds of items that the peer opens, unless a task of the application takes them."""
         self._unclaimed.take_only(kinds)
 
     def stop_opening(self, error: ErrorMaker | None) -> None:
-        """End the iterators over new channels and fail the waiting openers; `error` is None if that is in order."""
+        """Stop taking and opening channels. Iterators over new channels end, and waiting openers raise.
+
+        If `error` isn't None, the iterators raise it instead of ending normally.
+        """
         self.is_draining = True
         for backlog in self._backlogs:
             backlog.ended(error)
@@ -310,16 +324,16 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
                 self.handle_event(event)
 
     def receiver_half(self, receiver: Receiver[Any]) -> ReceiveHalf[Any] | None:
-        """Return a half for messages on a receiver that has none, or None, the usual answer, to drop the messages.
+        """Return a half for a receiver that has none, or None to drop the messages.
 
-        A protocol makes one if messages of a channel may come before the message that brings the channel itself.
+        A protocol overrides this if the messages of a channel can arrive before the message that contains the channel.
         """
         return None
 
     def handle_event(self, event: object) -> None:
-        """Act on any other event than `Received`."""
-        # The patterns name no fields: for a positional one, CPython makes a string and puts it into the cache of
-        # attributes, so each event would evict an entry that the next call needs.
+        """Handle an event other than `Received`."""
+        # The patterns don't match fields. For each positional field, CPython would create a string and put it into the
+        # attribute cache, where it would evict an entry that the next call needs.
         half: object
         match event:
             case Writable():
@@ -333,7 +347,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
                 self.handle_cancelled(event)
             case Stopped():
                 if isinstance(half := event.sender.owner, SendHalf):
-                    # The error holds the other half and not the channel, which would be a cycle of references.
+                    # The error refers to the other half and not to the channel, to avoid a reference cycle.
                     beside = None if half.channel is None else half.channel.receiving
                     half.stopped(partial(stopped_by_peer, beside, event.payload[:MAX_REASON]))
                 if event.breaks_off:
@@ -375,26 +389,26 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
                 self.handle_own_event(event)
 
     def handle_own_event(self, event: object) -> None:
-        """Act on an event that only the protocol of this session has."""
+        """Handle an event that only one protocol has. Protocols with such events override this."""
         raise AssertionError(f"an event that no session handles: {event!r}")
 
     def handle_finished(self, receiver: Receiver[Any]) -> None:
-        """The peer has ended a half in order."""
+        """End a receiving half normally, because the peer has finished sending on it."""
         if isinstance(half := receiver.owner, ReceiveHalf):
             half.ended(trio.EndOfChannel)
         self.half_ended(receiver)
 
     def handle_cancelled(self, event: Cancelled) -> None:
-        """The peer gave up sending on a half."""
+        """End a receiving half with an error, because the peer has cancelled sending on it."""
         if isinstance(half := event.receiver.owner, ReceiveHalf):
-            half.reason = event.payload[:MAX_REASON]  # kept as long as the half, so its size is bounded
+            half.reason = event.payload[:MAX_REASON]  # truncated, because the half keeps it in memory
             half.ended(partial(cancelled_by_peer, half.reason))
-        if event.breaks_off:  # behind the end, or dropping the channel would stop a half that is gone
+        if event.breaks_off:  # only after `ended`, or dropping the channel would send a stop for an ended half
             self.drop_broken_off(event.receiver)
         self.half_ended(event.receiver)
 
     def handle_refused(self, end: Sender | Receiver[Any]) -> None:
-        """The peer will never see this half, because it takes no new channels."""
+        """End a half that the peer has refused, because the peer takes no new channels."""
         half = end.owner
         if isinstance(half, SendHalf):
             half.stopped(refused_by_peer)
@@ -403,14 +417,20 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         self.half_ended(end)
 
     def handle_opened(self, event: Opened) -> None:
-        """The peer opened a channel: refuse or offer it. Protocols with several kinds choose the backlog."""
+        """Refuse a channel that the peer has opened, or put it into a backlog.
+
+        Protocols with several kinds of channels override this to choose the backlog.
+        """
         if (reason := self.refusal_of(self.incoming, event.opening)) is not None:
             self.engine.refuse(event.channel, reason)
         else:
             self.offer(self.incoming, self.new_channel(event.channel, event.opening))
 
     def handle_going_away(self, event: GoingAway) -> None:
-        """The peer opens no more channels and takes none; with a reason it ends the connection now."""
+        """Stop opening and accepting channels, because the peer is closing the session.
+
+        If the event has a reason, the peer ends the connection immediately.
+        """
         if event.reason:
             self.pump.told(event.reason)
             self.lose("the peer ended the session", by="peer")
@@ -420,7 +440,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         self.openers.wake_waiters()
 
     def handle_channel_failed(self, event: ChannelFailed) -> None:
-        """The engine gave a channel up because of what the peer sent on it: only its halves hear of it."""
+        """End the halves of a channel on which the peer has broken a rule. The other channels go on."""
         tell_limit(self.facts, event.error)
         reason = str(event.error).encode()
         if (receiver := event.channel.receiver) is not None:
@@ -429,15 +449,15 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
             self.handle_event(Stopped(sender, reason))
 
     def handle_hung_up(self, event: HungUp) -> None:
-        """The peer ended its direction of the connection."""
+        """End the connection, because the peer has ended its direction of it."""
         live = counted(self.live_channels, "channel", were=True)
         what = "" if event.is_clean else f" while {live} open" if self.live_channels else " in mid-message"
         self.pump.lose(f"the peer hung up{what}", by="peer")
 
     def drop_broken_off(self, half: Sender | Receiver[Any]) -> None:
-        """The peer broke a channel off: drop it if the application hasn't taken it, since it needs no work then.
+        """Remove a channel that the peer has cancelled from its backlog, if the application hasn't taken it yet.
 
-        It is found by itself if it is a two-way channel, and by the half if it was offered with that as its key.
+        A two-way channel is its own key in the backlog. The key of any other channel is the engine's half.
         """
         owner = half.owner
         channel = owner.channel if isinstance(owner, (SendHalf, ReceiveHalf)) else None
@@ -445,12 +465,13 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
             item.receiving.close()
 
     def half_ended(self, half: Sender | Receiver[Any]) -> None:
-        """A half has ended: let go of it, and wake those who wait for its place, its bytes or its pong."""
+        """Forget a half that has ended, and wake tasks that wait for its slot, for room in the outbox, or a pong."""
         owner = half.owner
-        half.owner = None  # or only a garbage collection would free both
+        # Break the reference cycles, so that the objects don't stay in memory until the next garbage collection.
+        half.owner = None
         if isinstance(owner, (SendHalf, ReceiveHalf)):
-            owner.channel = None  # the same
-        self.budget.wake_waiting()  # its queue no longer counts
+            owner.channel = None
+        self.budget.wake_waiting()  # the bytes that were queued on the half don't count any more
         if half in self.pings:
             self.pings.ended(ended_before_the_pong, half)
         if self.gone:
@@ -470,19 +491,19 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         self.gone.unpark_all()
 
     def ends_in_order(self) -> bool:
-        """Return True if the iterators over new channels end without an error when the connection is over."""
+        """Return True if iterators over new channels should end normally, although the connection is lost."""
         return False
 
     def taken_channels(self) -> Sequence[ChannelT]:
-        """Return the live channels that the application has: those that it opened, and those that it took."""
+        """Return the live channels that the application has opened or has taken from a backlog."""
         live: dict[Any, None] = dict.fromkeys(half.channel for half in self.live_halves() if half.channel is not None)
         return [channel for channel in live if not any(channel in backlog for backlog in self._backlogs)]
 
-    # --- leaving
+    # --- closing the session
 
     @abstractmethod
     def live_halves(self) -> Iterator[SendHalf | ReceiveHalf[Any]]:
-        """Iterate over the live halves, in the order in which they are closed: those to send on come first."""
+        """Iterate over the live halves in the order in which they must be closed: sending halves come first."""
 
     def halves_of(self, channels: Sequence[Halves]) -> Iterator[SendHalf | ReceiveHalf[Any]]:
         """Iterate over the halves of these channels in the order of `live_halves`."""
@@ -491,10 +512,11 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
                 yield half.owner
 
     async def leave(self, linger: float) -> None:
-        """Close everything, wait until the peer has heard it, say goodbye and hang up; at most `linger` seconds.
+        """Close all channels, wait until the peer has confirmed that, say goodbye and hang up.
 
-        Raises also for a violation by the peer that came after its orderly end, and if the peer sent this side away
-        (401 for example), because no other call may have reported them.
+        All of that takes at most `linger` seconds. Raises `LinkLost` if the peer may not have received every message.
+        Also raises the loss of the connection if the peer has broken a rule or has refused this side (for example with
+        401), because the application may not have made another call that raised the error.
         """
         pump = self.pump
         pump.phase = "leave"
@@ -513,29 +535,29 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
             raise pump.loss()
 
     async def wait_until_heard(self, told: Sequence[SendHalf]) -> None:
-        """Wait until the peer has confirmed the ends of all halves that were not given up."""
+        """Wait until the peer has confirmed the ends of all halves that weren't aborted."""
         while not self.pump.is_lost and self.awaits_confirmation():
             await self.gone.park()
 
     def awaits_confirmation(self) -> bool:
-        """Return True while a half lives that was not given up. Looks at the first of them, not at all."""
+        """Return True while there is a live half that wasn't aborted. This usually checks only the first half."""
         return any(not (isinstance(half, SendHalf) and half.was_given_up) for half in self.live_halves())
 
     def reason_for_late_leaving(self, linger: float) -> Reason | None:
-        """Return what to tell a peer that this side leaves because `linger` is over; most tell nothing."""
+        """Return the reason that the peer gets if closing takes longer than `linger`. Most protocols send none."""
         return None
 
     async def say_goodbye(self) -> None:
-        """Tell the peer in the protocol's own words that this side leaves in order; most say nothing."""
+        """Notify the peer that this side leaves in order, if the protocol has a frame for that. Most have none."""
 
     def close_all(self) -> None:
-        """Take no new channels, finish all halves to send on and close all those to receive from."""
+        """Take no new channels, finish all sending halves and close all receiving halves."""
         if self.pump.is_lost:
             return
         self.stop_opening(None)
         for half in [*self.live_halves()]:
             half.close()
-        self.openers.wake_waiters()  # now that nothing may be opened on a half that was closed here
+        self.openers.wake_waiters()  # some protocols open channels on a half, which is closed now
         self.request_write()
 
     def abort_all(self) -> None:
@@ -561,18 +583,21 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
             self.abort_all()
 
     def announce_shutdown(self) -> None:
-        """Tell the peer that this side takes no more channels, if the protocol can say so."""
+        """Notify the peer that this side takes no more channels, if the protocol has a frame for that."""
         self.engine.go_away(Reason())
         self.request_write()
 
-    # --- pings, limits, numbers
+    # --- pings and statistics
 
     async def ping(self) -> float:
-        """Send a ping about the connection as a whole, and wait for the answer; return its seconds."""
+        """Ping the connection as a whole, wait for the answer, and return the round-trip time in seconds."""
         return await self.ping_about(None)
 
     async def ping_about(self, key: object) -> float:
-        """Send a ping, about a half if the protocol has such pings, and wait for the answer; return its seconds."""
+        """Send a ping, wait for the answer, and return the round-trip time in seconds.
+
+        In protocols that have pings for a single half, `key` may be a half.
+        """
         self.budget.thread.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         if (loss := self.loss) is not None:
@@ -585,11 +610,11 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
 
     @property
     def live_channels(self) -> int:
-        """How many channels of both sides live; without those that are the session's own, if a protocol has such."""
+        """Number of live channels, whichever side opened them. Channels that the session itself uses don't count."""
         return self.engine.channels
 
     def stats(self) -> SessionStats:
-        """Return the counters since the session began, and the gauges of now."""
+        """Return counters since the beginning of the session, and current gauges."""
         return SessionStats(
             bytes_received=self.engine.bytes_received,
             bytes_sent=self.pump.bytes_sent,
@@ -601,7 +626,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         )
 
     def state_text(self) -> str:
-        """Return the state of the connection in words, for the `repr` of its session."""
+        """Return a description of the connection's state for the `repr` of its session."""
         return "lost" if self.pump.is_lost else counted(self.live_channels, "channel")
 
 
@@ -609,25 +634,26 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
 
 
 def cancelled_by_peer(reason: bytes) -> Exception:
-    """Make the error for a channel on which the peer gave up sending, with its reason."""
+    """Return the error for a channel on which the peer has cancelled sending."""
     return ChannelCancelled("the peer gave up on this channel before it was done", payload=reason)
 
 
 def stopped_by_peer(beside: ReceiveHalf[Any] | None, payload: bytes) -> Exception:
-    """Make the error for a channel on which the peer wants no more, with its reason.
+    """Return the error for a channel on which the peer has stopped receiving.
 
-    An abort of a whole channel tells the reason to the half `beside` it, which receives. The end of that half may come
-    later, since it waits for what was sent before it.
+    If the peer has aborted the whole channel, it may have sent the reason on the receiving half `beside` only. That
+    half may end later than the sending half, because its end waits for earlier messages. So the reason is read when the
+    error is raised.
     """
     told = payload or (b"" if beside is None else beside.reason)
     return ChannelStopped("the peer does not receive on this channel any more", payload=told)
 
 
 def refused_by_peer() -> Exception:
-    """Make the error for a channel that the peer will never see."""
+    """Return the error for a channel that the peer has refused, because the peer is closing the session."""
     return ChannelStopped("no channel can be opened any more: the peer is closing the session")
 
 
 def ended_before_the_pong() -> Exception:
-    """Make the error for a ping about a channel that ended before the answer came."""
+    """Return the error for a ping whose channel ended before the answer arrived."""
     return ChannelStopped("the channel ended before the answer to the ping came")
