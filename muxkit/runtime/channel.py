@@ -1,8 +1,8 @@
-"""Channels as applications hold them: a half to send on and a half to receive from, one of them, or both.
+"""The channel objects that applications use.
 
-`MuxChannel` is the two-way channel of every protocol. `Sink` and `Source` are the one-way channels of those that have
-such. None of them does anything but hand calls to its halves, so "go to definition" leads from `channel.send` to
-`SendHalf.send`, and from there to the engine's `Sender`.
+`MuxChannel` is the two-way channel of every protocol, and has a sending half and a receiving half. `Sink` and `Source`
+are the one-way channels of protocols that have them, and have one half each. All these classes only delegate to their
+halves, so "go to definition" leads from `channel.send` to `SendHalf.send`, and from there to the engine's `Sender`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MuxChannel(Channel):
         self._connection = connection
         self._opening = opening
         self.sending: SendHalf = sending
-        self.receiving: ReceiveHalf[Any] = receiving  # of messages, or of more if the subclass makes messages of it
+        self.receiving: ReceiveHalf[Any] = receiving  # its items are messages, or a subclass converts them to messages
         sending.channel = receiving.channel = self
 
     @property
@@ -42,7 +42,7 @@ class MuxChannel(Channel):
 
     @property
     def sent_with_opening(self) -> bytes:
-        """All bytes of the opening's payload, with the name."""
+        """The opening as it was sent: the name, the headers and the payload."""
         return self._opening
 
     @property
@@ -57,7 +57,7 @@ class MuxChannel(Channel):
     def headers(self) -> Headers:
         return decode_headers(without_name(self.sent_with_opening).headers)
 
-    # These return the half's own coroutine, because one more coroutine for each message takes time.
+    # These methods return the half's coroutine instead of awaiting it, because another coroutine per message is slow.
 
     def send(self, message: bytes) -> Coroutine[object, object, None]:
         return self.sending.send(message)
@@ -88,9 +88,10 @@ class MuxChannel(Channel):
         await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
-        """`aclose` without the checkpoint."""
-        self.sending.close_quietly()  # first: peers count the other order as breaking off
-        self.receiving.close()  # writes both ends
+        """Close the channel like `aclose`, but without a checkpoint."""
+        # Close the sending half first, because a peer treats the opposite order as a cancelled channel.
+        self.sending.close_quietly()
+        self.receiving.close()  # this requests a write for the ends of both halves
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
         self.sending.abort(reason, code=code)
@@ -98,11 +99,14 @@ class MuxChannel(Channel):
         self._connection.channel_aborted(self)
 
     async def ping(self) -> float:
-        """Wait for one round trip about this channel, if the protocol has such pings; return its seconds."""
+        """Ping the peer and return the round-trip time in seconds. The ping is about this channel if possible."""
         return await ping_half(self._connection, self.sending if self.sending.state is Sending.OPEN else self.receiving)
 
     def as_stream(self) -> ByteStream:
-        """Return the channel as a `trio.abc.HalfCloseableStream`; use either that or the methods of the channel."""
+        """Return a `trio.abc.HalfCloseableStream` that sends and receives on this channel.
+
+        Don't mix the methods of the stream with those of the channel.
+        """
         return ByteStream(self.sending, self.receiving)
 
     def stats(self) -> ChannelStats:
@@ -121,7 +125,7 @@ class MuxChannel(Channel):
 
 
 class Sink(trio.abc.SendChannel[bytes]):
-    """A channel to send on: a sending half alone, or that of a two-way channel."""
+    """A channel for sending only. It uses a single sending half, or the sending half of a two-way channel."""
 
     __slots__ = ("_connection", "half")
 
@@ -131,52 +135,52 @@ class Sink(trio.abc.SendChannel[bytes]):
 
     @property
     def state(self) -> Sending:
-        """Whether messages can be sent, the end is under way, or it is over."""
+        """The state of the sending half: open, finishing or closed."""
         return self.half.state
 
     @property
     def waiting_since(self) -> float | None:
-        """The time since which the first sender waits; None if no task does."""
+        """The time at which the first waiting sender began to wait, or None if no task waits."""
         return self.half.waiting_since
 
     def send(self, message: bytes) -> Coroutine[object, object, None]:
-        """Send one message; see `Channel.send`."""
+        """Send one message. See `Channel.send`."""
         return self.half.send(message)
 
     def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
-        """Send several messages with one checkpoint; cancelled, a prefix of them was sent."""
+        """Send several messages with one checkpoint. If this is cancelled, a prefix of the messages has been sent."""
         return self.half.send_many(messages)
 
     async def wait_for_room(self, size: int = 1) -> None:
-        """Wait until a message of this size might be sent without waiting; no promise."""
+        """Wait until a message of this size can probably be sent without waiting."""
         await self.half.wait_for_room(size)
 
     async def finish(self, payload: bytes = b"") -> None:
-        """Say that no more follows, and wait until the peer has heard it."""
+        """Send the end of the channel, and wait until the peer has confirmed it. See `SendHalf.finish`."""
         await self.half.finish(payload)
 
     async def wait_over(self) -> None:
-        """Wait until the peer confirmed the end; raises what came instead."""
+        """Wait until the peer has confirmed the end. Raises an error if the half has ended in another way."""
         await self.half.wait_over()
 
     def cancel_when_over(self, scope: trio.CancelScope) -> None:
-        """Cancel this scope when the half is over; see `SendHalf.cancel_when_over`."""
+        """Cancel this scope when the half is closed. See `SendHalf.cancel_when_over`."""
         self.half.cancel_when_over(scope)
 
     async def aclose(self) -> None:
-        """Say that no more follows, after everything that was sent; does not wait for the peer."""
+        """Send the end of the channel, after all messages, without waiting for the peer."""
         await self.half.aclose()
 
     def close(self) -> None:
-        """`aclose` without the checkpoint."""
+        """Close the channel like `aclose`, but without a checkpoint."""
         self.half.close()
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
-        """Give up: the peer learns that messages are missing, and why."""
+        """Cancel the channel. The peer is notified that messages are missing, and gets the reason."""
         self.half.abort(reason, code=code)
 
     async def ping(self) -> float:
-        """Wait for one round trip about this channel; return its seconds."""
+        """Send a ping about this channel, and return the round-trip time in seconds."""
         return await ping_half(self._connection, self.half)
 
     def __repr__(self) -> str:
@@ -184,7 +188,7 @@ class Sink(trio.abc.SendChannel[bytes]):
 
 
 class Source(trio.abc.ReceiveChannel[bytes]):
-    """A channel to receive from: a receiving half alone, or that of a two-way channel."""
+    """A channel for receiving only. It uses a single receiving half, or the receiving half of a two-way channel."""
 
     __slots__ = ("_connection", "half")
 
@@ -194,41 +198,41 @@ class Source(trio.abc.ReceiveChannel[bytes]):
 
     @property
     def state(self) -> Receiving:
-        """Whether messages can come, the rest is to be received, or it is over."""
+        """The state of the receiving half: open, draining or closed."""
         return self.half.state
 
     @property
     def unread(self) -> int:
-        """Messages that wait to be received."""
+        """Number of messages that wait to be received."""
         return self.half.unread
 
     @property
     def end_payload(self) -> bytes:
-        """What the peer said at its end, an error by convention."""
+        """The payload with which the peer has cancelled the channel. By convention, it describes an error."""
         return self.half.reason
 
     def receive(self) -> Coroutine[object, object, bytes]:
-        """Wait for the next message; see `Channel.receive`."""
+        """Wait for the next message. See `Channel.receive`."""
         return self.half.receive()
 
     def receive_many(self, limit: int | None = None) -> Coroutine[object, object, list[bytes]]:
-        """Wait for at least one message, then return all that have come, at most `limit`."""
+        """Wait for at least one message, and return all messages that have arrived, up to `limit`."""
         return self.half.receive_many(limit)
 
     async def aclose(self) -> None:
-        """Stop receiving: what came is dropped, and the peer is told to send no more."""
+        """Stop receiving, drop the unread messages, and ask the peer to stop sending."""
         await self.half.aclose()
 
     def close(self) -> None:
-        """`aclose` without the checkpoint."""
+        """Close the channel like `aclose`, but without a checkpoint."""
         self.half.close()
 
     def abort(self) -> None:
-        """The same as `close`."""
+        """Close the channel. This does the same as `close`."""
         self.half.close()
 
     async def ping(self) -> float:
-        """Wait for one round trip about this channel; return its seconds."""
+        """Send a ping about this channel, and return the round-trip time in seconds."""
         return await ping_half(self._connection, self.half)
 
     def __repr__(self) -> str:
@@ -236,7 +240,10 @@ class Source(trio.abc.ReceiveChannel[bytes]):
 
 
 async def ping_half(connection: MuxConnection[Any, Any], half: SendHalf | ReceiveHalf[Any]) -> float:
-    """Wait for one round trip about a half of a channel, and return its seconds; raises why the half is not open."""
+    """Send a ping about a half of a channel, and return the round-trip time in seconds.
+
+    If the half isn't open, this raises the error that `send` or `receive` would raise.
+    """
     if isinstance(half, SendHalf):
         if half.state is not Sending.OPEN:
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -248,6 +255,6 @@ async def ping_half(connection: MuxConnection[Any, Any], half: SendHalf | Receiv
     return await connection.ping_about(half.receiver)
 
 
-# Python prints the name of a coroutine that is never awaited. A program knows the channel by its public name.
+# Python prints this name in the warning for a coroutine that was never awaited, so it must be the public name.
 for _method in (MuxChannel.finish, MuxChannel.aclose, MuxChannel.ping):
     _method.__qualname__ = f"Channel.{_method.__name__}"

@@ -1,8 +1,8 @@
-"""The session of every protocol with channels, as applications hold it.
+"""The base class of the session objects that applications use.
 
-`MuxSession` shows only what applications call. Everything that works for it, from the engine to the backlogs of
-channels, belongs to its connection (`muxkit.runtime.connection`). A protocol derives its `Session` from this class, and
-adds the calls that only its document has.
+`MuxSession` has only the public methods. The engine, the pump and the backlogs of channels belong to its connection
+(`muxkit.runtime.connection`). Each protocol with channels derives its `Session` from this class, and adds the methods
+that only this protocol has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from muxkit.runtime.channel import MuxChannel
 from muxkit.runtime.connection import MuxConnection
 from muxkit.runtime.halves.opening import ChannelOpening
 
-LINGER: Final = 5.0  # seconds that leaving in order may take
+LINGER: Final = 5.0  # default for the maximum number of seconds that closing a session may take
 
 ChannelT = TypeVar("ChannelT", bound=MuxChannel)
 ConnectionT = TypeVar("ConnectionT", bound=MuxConnection[Any, Any])
@@ -31,12 +31,13 @@ SessionT = TypeVar("SessionT", bound="MuxSession[Any, Any]")
 
 @protected_manager
 async def running(make: Callable[[], SessionT], linger: float) -> AsyncGenerator[SessionT, None]:
-    """Make a session and run it for a block.
+    """Create a session and run it for a block.
 
-    Leaving the block normally leaves the session in order, within `linger` seconds, and raises `LinkLost` if the peer
-    may not have received everything. Leaving it by an error tells the peer why, leaving it by a cancellation does not.
+    Leaving the block normally closes the session, which takes at most `linger` seconds, and raises `LinkLost` if the
+    peer may not have received every message. If the block raises an exception, the peer gets a reason. If the block is
+    cancelled, the peer gets no reason.
     """
-    session = make()  # here, because a session belongs to the thread and the Trio run of its block
+    session = make()  # inside the block, because a session belongs to the thread and the Trio run of its block
     connection: MuxConnection[Any, Any] = session._connection
     with measured(connection.facts, session):
         async with background() as nursery:
@@ -54,12 +55,12 @@ async def running(make: Callable[[], SessionT], linger: float) -> AsyncGenerator
 
 
 def connection_of(session: MuxSession[ConnectionT, Any]) -> ConnectionT:
-    """Return the connection below a session, for tests and tools that look inside. Applications don't need it."""
+    """Return the connection of a session, for tests and tools. Applications don't need it."""
     return session._connection
 
 
 class MuxSession(Session, Generic[ConnectionT, ChannelT]):
-    """A session with many channels, each a `ChannelT`, on a connection of the protocol's class `ConnectionT`."""
+    """A session with many channels of the class `ChannelT`, on a connection of the class `ConnectionT`."""
 
     def __init__(self, connection: ConnectionT) -> None:
         self._connection: ConnectionT = connection
@@ -99,10 +100,10 @@ class MuxSession(Session, Generic[ConnectionT, ChannelT]):
         return await self._connection.ping()
 
     async def shutdown(self, *, grace: float) -> None:
-        """Accept no new channels, let the live ones end for up to `grace` seconds, then abort them.
+        """Stop accepting channels, wait up to `grace` seconds for the live channels to end, then abort them.
 
-        The peer is notified immediately. Channels that it opens before it knows are refused. `incoming` ends after the
-        channels that arrived before.
+        The peer is notified immediately. If the peer opens a channel before it gets the notification, the channel is
+        refused. `incoming` still returns the channels that arrived before this call, and then ends.
         """
         await self._connection.shutdown(grace=grace)
 
