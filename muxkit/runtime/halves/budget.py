@@ -1,8 +1,8 @@
-"""The budget for queued bytes that all sending halves of a connection share, and what waits for it.
+"""The outbox budget of a connection, which limits how many bytes its sending halves may queue ahead of the transport.
 
-A sender may queue its message if the connection has little queued ahead of the transport. If not, its half stands in
-line here, and is woken when bytes were written or dropped. Between the wake-up and the sender's next step its bytes are
-reserved, or a newcomer could take them.
+A sender may queue its message if the budget has room for it. Otherwise, its half waits in the budget's queue until the
+transport has taken bytes, or queued bytes were dropped. Then the budget wakes the sender, and reserves bytes for it.
+Without the reservation, another sender could take the room before the woken task runs.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from muxkit.runtime._thread import HomeThread, home_thread
 from muxkit.runtime.pumps.clock import Reminder
 
 ErrorMaker = Callable[[], Exception]
-"""Makes an error. Each task that raises needs one of its own, since raising changes the traceback."""
+"""A function that creates an error. Each task needs its own error object, because raising changes the traceback."""
 
 SMALL_RESERVATION = 4 * 1024  # bytes reserved for a woken sender of small messages
 LARGEST_SHARE = 8  # at most 1/8 of the outbox is reserved for one sender, unless its first message is larger
-MAX_BYPASSES = 16  # times that smaller messages may go before one that is too large for what is free
-STUCK_AFTER: Final = 10.0  # s without a turn for the same sender, while messages wait to be received beside it
-LEAST_LOOK: Final = 1.0  # s between two looks for such senders, each of which goes through all that wait
+MAX_BYPASSES = 16  # how often smaller messages may overtake a message that is too large for the free room
+# A half counts as stuck if the same sender has waited for this many seconds while unread messages wait on the channel.
+STUCK_AFTER: Final = 10.0
+LEAST_LOOK: Final = 1.0  # minimum number of seconds between two checks, because each one visits all waiting halves
 
 _log = logging.getLogger("muxkit")
 
 
 class Half(Protocol):
-    """What the budget asks of a sending half whose senders wait."""
+    """The methods of a sending half that the budget calls while senders wait on the half."""
 
     was_stuck: bool
-    """True once it was logged that no sender here can go on."""
+    """True once the log contains a warning that this half is stuck."""
 
     @property
     def first_size(self) -> int:
@@ -47,24 +48,25 @@ class Half(Protocol):
 
     @property
     def first_waiter(self) -> Waiter | None:
-        """The first sender that waits; None if no task does."""
+        """The first waiting sender, or None if no task waits."""
 
     def has_room(self, size: int) -> bool:
-        """Return True if the window of the half has room for so many bytes."""
+        """Return True if the window of the half has room for `size` bytes."""
 
     def wake_first(self, reserved: int) -> None:
-        """Wake the first sender, for which so many bytes are free."""
+        """Wake the first sender, and reserve `reserved` bytes of the budget for it."""
 
     def unread_beside(self) -> int:
-        """Return how many messages wait to be received on the same channel."""
+        """Return the number of messages that wait to be received on the same channel."""
 
 
 class OutboxBudget:
-    """How many bytes the halves of one connection may queue ahead of the transport.
+    """Limits how many bytes the halves of one connection may queue ahead of the transport.
 
-    Halves whose window is open but which find too little free wait in order. A newcomer whose message fits may go
-    before them, so that a short message need not wait behind a bulk transfer, but only `MAX_BYPASSES` times in a row.
-    Without arguments everything is admitted, for an engine that bounds what it queues by itself.
+    If a half's window has room for a message but the budget hasn't, the half waits in a first-in, first-out queue. A
+    new sender whose message fits may overtake the waiting halves, so that a short message doesn't have to wait for a
+    bulk transfer. But only `MAX_BYPASSES` messages in a row may do so. A budget that is created without arguments
+    admits all messages, for an engine that limits its queues itself.
     """
 
     __slots__ = (
@@ -82,42 +84,43 @@ class OutboxBudget:
 
     def __init__(self, limit: int = sys.maxsize, outbox: Queued | None = None, *, facts: Facts | None = None) -> None:
         self.facts: Facts | None = facts
-        """Told how long senders waited."""
+        """Receives a callback for each wait of a sender."""
         self.thread: HomeThread = home_thread()
         """The thread whose tasks may send."""
         self.thread_ident: int = self.thread.ident
-        """The same as `get_ident` gives it, for the check that each message makes."""
+        """The identifier of that thread, as returned by `get_ident`. It makes the check for each message fast."""
         self._limit = limit
         self._largest_share = limit // LARGEST_SHARE
         self._outbox = Outbox() if outbox is None else outbox
         self.reserved: int = 0
-        """Bytes that are kept for senders which were woken and have not run yet."""
+        """Bytes that are reserved for senders that have been woken and haven't run yet."""
         self._line: OrderedDict[Half, None] = OrderedDict()
-        self._bypasses = 0  # times that the first half found too little free
+        self._bypasses = 0  # how often `wake_waiting` has found too little room for the first half
         self.watchdog: SenderWatchdog = SenderWatchdog()
 
     def admits(self, size: int) -> bool:
-        """Return True if a sender that comes now may queue so many bytes at once."""
+        """Return True if a new sender may queue `size` bytes without waiting."""
         used = self._outbox.used + self.reserved
         return (used == 0 or used + size <= self._limit) and (not self._line or self._bypasses < MAX_BYPASSES)
 
     def reservation_for(self, size: int) -> int:
-        """Return the bytes to reserve for a sender that is woken to send `size`.
+        """Return the number of bytes to reserve for a sender that is woken to send `size` bytes.
 
-        They are more than `size`, unless that is large, to save one wake-up for each of its messages.
+        For a small message, the reservation is larger than `size`. Then the sender can send further messages without
+        another wake-up.
         """
         return max(size, min(max(2 * size, SMALL_RESERVATION), self._largest_share), 1)
 
     def enqueue(self, half: Half) -> None:
-        """Let the half wait until enough is free for its first sender."""
+        """Add the half to the queue, where it waits until the budget has room for its first sender."""
         self._line.setdefault(half)
 
     def dequeue(self, half: Half) -> None:
-        """Take a half out of the line that waits for its own window, or need not wait."""
+        """Remove a half from the queue, because it waits for its own window or doesn't have to wait."""
         self._line.pop(half, None)
 
     def withdraw(self, half: Half) -> None:
-        """Take out a half on which no sender waits any more, and let the next one go."""
+        """Remove a half on which no sender waits any more, and wake the next half if there is room."""
         self.watchdog.forget(half)
         if half in self._line:
             del self._line[half]
@@ -125,15 +128,15 @@ class OutboxBudget:
             self.wake_waiting()
 
     def wake_waiting(self) -> None:
-        """Bytes were written or dropped: let as many halves go as now fit, in order."""
+        """Wake waiting halves in order while there is room, because queued bytes have been written or dropped."""
         while self._line:
             half = next(iter(self._line))
             size = half.first_size
             reservation = self.reservation_for(size)
             used = self._outbox.used + self.reserved
-            if (
-                used and used + reservation > self._limit and half.has_room(size)
-            ):  # else others took a window they share
+            # If the half has no room in its window, another half has used up a window that both share. Wake the half
+            # nevertheless, and it will wait for its window instead of the budget.
+            if used and used + reservation > self._limit and half.has_room(size):
                 self._bypasses += 1
                 return
             del self._line[half]
@@ -153,29 +156,31 @@ class Waiter:
 
 
 class SenderWatchdog(Reminder):
-    """Logs each half of a connection once that cannot send while no task receives what came beside it.
+    """Warns about channels on which a task waits to send while no task receives the channel's messages.
 
-    If the other side does the same, both wait for ever. The clock of the connection's pump calls it.
+    If the other side does the same, both sides wait forever. Each half is logged once. The clock of the connection's
+    pump calls the watchdog.
     """
 
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: dict[Half, tuple[Waiter, float]] = {}  # the first sender, and since when it was seen
+        # For each half with waiting senders: the first sender, and the time at which we saw it become the first
+        self._waiting: dict[Half, tuple[Waiter, float]] = {}
 
     def note(self, half: Half, waiter: Waiter) -> None:
-        """A sender became the first that waits on this half."""
+        """Begin to watch a half, because a sender has become the first that waits on it."""
         if half not in self._waiting and not half.was_stuck:
             self._waiting[half] = waiter, waiter.since
             self.set(waiter.since + STUCK_AFTER)
 
     def forget(self, half: Half) -> None:
-        """No sender waits on this half any more."""
+        """Stop watching a half, because no sender waits on it any more."""
         self._waiting.pop(half, None)
 
     def ring(self, now: float) -> None:
-        """Look through the halves, and log those that are stuck."""
+        """Check all watched halves, and log those that are stuck."""
         due = now + STUCK_AFTER
         for half, (waiter, since) in [*self._waiting.items()]:
             first = half.first_waiter
@@ -183,7 +188,7 @@ class SenderWatchdog(Reminder):
                 del self._waiting[half]
             elif first is not waiter:
                 self._waiting[half] = first, now
-            elif now < since + STUCK_AFTER:  # as the reminder was set: a difference might round to less
+            elif now < since + STUCK_AFTER:  # compare with the sum, as `set` does, because `now - since` may be rounded
                 due = min(due, since + STUCK_AFTER)
             elif unread := half.unread_beside():
                 half.was_stuck = True
@@ -194,7 +199,7 @@ class SenderWatchdog(Reminder):
                 _log.warning(
                     "%s: nothing could be sent for %.0f s and longer, and %s to be received here: if the other side "
                     "waits likewise, neither goes on; receive in a task of its own",
-                    repr(half),  # as it is now, even if a handler writes it later
+                    repr(half),  # format it now, because a logging handler may run later, when the state has changed
                     STUCK_AFTER,
                     "1 message waits" if unread == 1 else f"{unread:,} messages wait",
                 )
@@ -203,7 +208,10 @@ class SenderWatchdog(Reminder):
 
 
 class Watermark:
-    """A growing number, with tasks that wait until it reaches theirs. An advance costs only what it wakes."""
+    """A growing number, and tasks that wait until the number reaches a certain value.
+
+    The cost of `advance` depends only on the number of tasks that it wakes, not on the number of waiting tasks.
+    """
 
     __slots__ = ("_events", "_numbers", "value")
 
@@ -213,7 +221,7 @@ class Watermark:
         self.value: int = value
 
     async def reached(self, number: int, raise_if_lost: Callable[[], None]) -> None:
-        """Wait until it is at least `number`; `raise_if_lost` raises why it will not grow any more."""
+        """Wait until the value is at least `number`. `raise_if_lost` raises an error if the value can't grow again."""
         await trio.lowlevel.checkpoint()
         if self.value >= number:
             return
@@ -233,7 +241,7 @@ class Watermark:
                 self._events.pop(heapq.heappop(self._numbers)).set()
 
     def wake_all(self) -> None:
-        """Wake all waiters: the number will not grow any more."""
+        """Wake all waiting tasks, because the value can't grow any more."""
         for event in self._events.values():
             event.set()
         self._events.clear()

@@ -1,4 +1,4 @@
-"""What the halves of a session's channels need from their session."""
+"""The interface through which the halves of channels use their connection."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from muxkit.runtime.pumps.reading import Reading
 
 
 class HalfOwner(ABC):
-    """A session, as the halves of its channels see it."""
+    """The methods of a connection that the halves of its channels call. `MuxConnection` implements them."""
 
     budget: OutboxBudget
-    """It bounds what all halves together queue ahead of the transport, and knows the thread that may call them."""
+    """Limits how many bytes all halves together may queue, and knows the thread that may use the halves."""
 
     @abstractmethod
     def request_write(self) -> None:
-        """The engine may have something to write: write it now, or wake the writer."""
+        """Write the engine's output now, or wake the writer, because a command may have produced output."""
 
     @abstractmethod
     def dispatch_events(self) -> None:
-        """Handle what a command made the engine report."""
+        """Handle the events that a command has made the engine report."""
 
     @property
     @abstractmethod
     def loss(self) -> ErrorMaker | None:
-        """Return what makes the error that says why the peer can say nothing any more; None while it can."""
+        """A function that creates the error for the lost connection, or None while the connection isn't lost."""
 
     def reading(self) -> Reading | None:
-        """Return the reader of the connection if a task that waits for a message may read in its place."""
+        """Return the `Reading` of the connection, if a task that waits for a message may borrow the reader's job."""
         return None

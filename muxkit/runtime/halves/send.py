@@ -1,14 +1,14 @@
-"""The sending half of a channel: the line of its senders, and how the half ends.
+"""The sending half of a channel: the queue of waiting senders, and the states of the half.
 
-Several tasks may send on one half. They stand in a line, and the first of them sleeps until its message can go:
+If no task waits and the message fits, `send` passes the message to the engine without waiting. Otherwise, the task
+joins the half's queue. The first task in the queue sleeps for one of two reasons:
 
-    the window has no room           the engine reports `Writable` when that may have changed
-    the budget is used up            the half stands in the budget's line, until bytes were written or dropped
-    woken                            the sender's bytes are reserved until its next step
+    The window has no room.    The engine reports `Writable` when the window may have room.
+    The budget has no room.    The half waits in the queue of the `OutboxBudget` until bytes have been written or
+                               dropped. Then the budget wakes the task, and reserves its bytes until the task runs.
 
-A sender that comes while nobody waits, and whose message fits, goes at once. What all this does to the wire is the
-engine's business: `sender` is the engine's half, and its methods are called directly. `state` goes by the table
-`muxkit.core.SENDING`.
+`SendHalf` knows nothing about frames. It calls the methods of the engine's half, which is `sender`. The table
+`muxkit.core.SENDING` has the legal changes of `state`.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ if TYPE_CHECKING:
     from muxkit.runtime.channel import MuxChannel
 
 
-YIELD_CALLS = 64  # calls after which a half yields at the latest
-YIELD_BYTES = 128 * 1024  # the same in bytes; two of 64 KiB take about as long as 64 short calls
-YIELD_LEAST = YIELD_BYTES // YIELD_CALLS  # bytes that a call counts for at least, so that one number keeps both
-MANY = 16  # one `send_many` may send so many times what a half sends between two yields
-OPEN: Final = Sending.OPEN  # looked up for each message
+# A half yields after 64 calls or 128 KiB at the latest. Two messages of 64 KiB take about as long as 64 short messages.
+YIELD_CALLS = 64
+YIELD_BYTES = 128 * 1024
+YIELD_LEAST = YIELD_BYTES // YIELD_CALLS  # minimum charge per call, so that one byte counter enforces both limits
+MANY = 16  # `send_many` may send this many times the yield limits before it yields
+OPEN: Final = Sending.OPEN  # a global is faster than an attribute of an enum, and `send` reads it for each message
 ONLY_BYTES = {bytes}
 
 
 class Outcome(Enum):
-    """How a half ends, as far as its state doesn't tell."""
+    """Whether a half ends normally, was aborted, or was lost. Its state doesn't contain this information."""
 
     USUAL = auto()
     GIVEN_UP = auto()
-    LOST = auto()  # with the connection, before the peer confirmed it
+    LOST = auto()  # the connection was lost before the peer confirmed the end
 
 
 class SendHalf:
-    """Sends whole messages on a channel, for as many tasks as want to, first come, first served.
+    """Sends whole messages on a channel. Several tasks may send simultaneously, and they are served in order.
 
-    A session that sends something other than a plain message waits for its turn by itself: `await wait_turn(size)`
-    unless `may_send(size)`, then it gives the engine what it has with no checkpoint in between, then it calls
-    `end_turn` if it had to wait.
+    A connection that sends something other than a plain message, such as a message with headers, waits for its turn
+    explicitly. It calls `await wait_turn(size)` unless `may_send(size)` is True, passes its data to the engine before
+    the next checkpoint, and then calls `end_turn` if it had to wait.
     """
 
     __slots__ = (
@@ -81,25 +82,28 @@ class SendHalf:
         self._line: deque[Waiter] = NO_QUEUE
         self._error: ErrorMaker | None = None
         self._over: trio.Event | None = None
-        self._scope: trio.CancelScope | None = None  # cancelled when the half is over
-        self._since_yield = 0  # bytes
+        self._scope: trio.CancelScope | None = None  # cancelled when the half is closed
+        self._since_yield = 0  # bytes sent since the last yield, with `YIELD_LEAST` as the minimum charge per call
         self._outcome = Outcome.USUAL
         self.state: Sending = Sending.OPEN
         self.was_stuck: bool = False
         self.channel: MuxChannel | None = None
-        """The two-way channel that this is a half of, until the half has ended."""
+        """The two-way channel that this half belongs to. None if there is none, or once the half has ended."""
         sender.owner = self  # type: ignore[misc]  # each implementation has that slot
 
     # --- for the application
 
     async def send(self, message: bytes) -> None:
-        """Send one message; returns when the connection has it, in order behind the half's earlier ones.
+        """Send one message. This returns when the connection has queued the message after earlier ones of this half.
 
-        Cancelled means not sent. Checks for cancellation in every call, yields at the latest on every 64th call
-        or 128 KiB of this half, and always when it had to wait.
+        If this is cancelled, the message hasn't been sent. Every call checks for cancellation. A call yields to other
+        tasks if it has to wait, and otherwise after 64 calls or 128 KiB on this half at the latest.
 
-        Raises `trio.ClosedResourceError` after `finish`, `abort` or `aclose`, `ChannelStopped` when the peer
-        wants no more, `LinkLost` when the connection is gone, `LocalProtocolError` for what cannot be sent.
+        Raises:
+            trio.ClosedResourceError: This side has called `finish`, `abort` or `aclose`.
+            ChannelStopped: The peer doesn't receive on this channel any more.
+            LinkLost: The connection is lost.
+            LocalProtocolError: The message can't be sent, for example because it is too large.
         """
         budget = self._budget
         if get_ident() != budget.thread_ident:
@@ -122,7 +126,10 @@ class SendHalf:
             await self._yield()
 
     def try_send(self, message: bytes) -> bool:
-        """`send` outside of Trio's tasks; False means that it would wait or raise, and that nothing was done."""
+        """Send one message without a checkpoint, for callers outside of Trio tasks.
+
+        Returns False, and does nothing, if `send` would have to wait or would raise an error.
+        """
         if get_ident() != self._budget.thread_ident:
             refuse_thread()
         if type(message) is not bytes or self.state is not OPEN or self._line:
@@ -133,7 +140,10 @@ class SendHalf:
         return True
 
     async def send_many(self, messages: Iterable[bytes]) -> None:
-        """Send several messages with one checkpoint, if they need not wait; cancelled, a prefix was sent."""
+        """Send several messages, with one checkpoint if they don't have to wait.
+
+        If this is cancelled, a prefix of the messages has been sent.
+        """
         self._budget.thread.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
@@ -153,9 +163,13 @@ class SendHalf:
         await self._yield()
 
     async def finish(self, payload: bytes = b"") -> None:
-        """Say that no more follows, after everything that was sent, and wait until the peer has heard it.
+        """Send the end of this half, after all messages, and wait until the peer has confirmed it.
 
-        Raises `ChannelStopped` if the peer stopped listening before, `LinkLost` if that is never known.
+        `payload` is an optional last message.
+
+        Raises:
+            ChannelStopped: The peer stopped receiving before it got the end.
+            LinkLost: The connection is lost, so nobody knows whether the peer got the end.
         """
         self._budget.thread.check()
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -172,11 +186,11 @@ class SendHalf:
         await self.wait_finished()
 
     async def wait_finished(self) -> None:
-        """Wait, in `finish`, for what a finished half can know: in most protocols that the peer has heard its end."""
+        """Wait until `finish` may return. In most protocols, that is when the peer has confirmed the end."""
         await self.wait_over()
 
     async def wait_for_room(self, size: int = 1) -> None:
-        """Wait until a message of this size might be sent without waiting; no promise."""
+        """Wait until a message of this size can probably be sent without waiting. Another task may be faster."""
         self._budget.thread.check()
         await trio.lowlevel.checkpoint()
         if self.state is not OPEN:
@@ -187,19 +201,20 @@ class SendHalf:
     # --- turns
 
     def may_send(self, size: int) -> bool:
-        """Return True if a sender that comes now may send so many bytes at once."""
+        """Return True if a new sender may send `size` bytes without waiting."""
         return not self._line and self._budget.admits(size) and self.sender.has_room(size)
 
     async def wait_turn(self, size: int) -> None:
-        """Sleep until `size` bytes may go; the caller must send before its next checkpoint, then call `end_turn`.
+        """Sleep until this task may send `size` bytes.
 
-        Cancelled means that there is no turn to end.
+        The caller must then send before its next checkpoint, and call `end_turn` afterwards. If this is cancelled, the
+        caller must not call `end_turn`.
         """
         if not self.may_send(size):
             await self._wait(size)
 
     def end_turn(self) -> None:
-        """The first sender has sent, or gave up: the next one follows, here and in the budget."""
+        """End the turn of the first sender, which has sent or was cancelled. The next waiting sender gets its turn."""
         if self._line:
             self.window_changed()
         else:
@@ -207,24 +222,27 @@ class SendHalf:
         self._budget.wake_waiting()
 
     async def refuse(self) -> NoReturn:
-        """Raise why nothing can be sent any more, after a checkpoint: a loop around it must let other tasks run."""
+        """Raise the error of a half on which nothing can be sent any more.
+
+        This executes a checkpoint first, so that a loop around `send` lets other tasks run.
+        """
         await trio.lowlevel.cancel_shielded_checkpoint()
         raise self._reason_to_raise()
 
-    # --- the end
+    # --- ending the half
 
     async def aclose(self) -> None:
-        """Say that no more follows, after everything that was sent; does not wait for the peer."""
+        """Send the end of this half, after all messages, without waiting for the peer."""
         self.close()
         await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
-        """`aclose` without the checkpoint."""
+        """Close the half like `aclose`, but without a checkpoint."""
         if self.close_quietly():
             self._connection.request_write()
 
     def close_quietly(self) -> bool:
-        """`close`, for a caller that requests the write itself, behind another command; return False if it was done."""
+        """Close the half like `close`, for a caller that requests the write later. Return False if already closed."""
         self._budget.thread.check()
         if self.state is not OPEN:
             return False
@@ -232,9 +250,10 @@ class SendHalf:
         return True
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
-        """Give up: what has not begun to leave is dropped, and the peer learns that messages are missing, and why.
+        """Cancel the half. Queued messages are dropped, and the peer is notified that messages are missing.
 
-        After `finish` or `aclose` as well, as long as their end has not left.
+        The peer gets the reason and the code. `abort` also works after `finish` or `aclose`, as long as the end hasn't
+        been sent.
         """
         self._budget.thread.check()
         if self.state is Sending.CLOSED:
@@ -246,11 +265,11 @@ class SendHalf:
         self._outcome = Outcome.GIVEN_UP
         self._error = closed
         self._close_gate(closed)
-        self._budget.wake_waiting()  # what was queued was dropped
+        self._budget.wake_waiting()  # `cancel` has dropped the queued bytes
         self._connection.request_write()
 
     async def wait_over(self) -> None:
-        """Wait until the peer confirmed the end; raises what came instead."""
+        """Wait until the peer has confirmed the end. Raises an error if the half has ended in another way."""
         self._budget.thread.check()
         if self.state is not Sending.CLOSED:
             if self._over is None:
@@ -262,9 +281,9 @@ class SendHalf:
             raise self._error()
 
     def cancel_when_over(self, scope: trio.CancelScope) -> None:
-        """Cancel this scope when the half is over: the peer stopped it, or the end was confirmed, or all was lost.
+        """Cancel this scope when the half is closed, for whatever reason.
 
-        For work that nobody wants any more once the peer gave up. It takes no task, unlike `wait_over`.
+        This ends work whose result the peer doesn't want any more. Unlike `wait_over`, it doesn't need a task.
         """
         self._scope = scope
         if self.state is Sending.CLOSED:
@@ -272,61 +291,61 @@ class SendHalf:
 
     @property
     def waiting_since(self) -> float | None:
-        """The time since which the first sender waits; None if no task does."""
+        """The time at which the first waiting sender began to wait, or None if no task waits."""
         return self._line[0].since if self._line else None
 
     @property
     def is_unheard(self) -> bool:
-        """True while it is unknown whether the peer has heard everything; also once it can never be known."""
+        """True while the peer hasn't confirmed every message, and after the connection was lost in that state."""
         outcome = self._outcome
         return outcome is Outcome.LOST or (outcome is Outcome.USUAL and self.state is not Sending.CLOSED)
 
     @property
     def was_given_up(self) -> bool:
-        """True after `abort`: then leaving does not wait until the peer has heard of the end."""
+        """True after `abort`. A closing session doesn't wait until the peer has confirmed the end of such a half."""
         return self._outcome is Outcome.GIVEN_UP
 
     @property
     def starves(self) -> bool:
-        """True while a task waits here to send what the window has no room for."""
+        """True while a task waits to send a message for which the window has no room."""
         return bool(self._line) and not self.sender.has_room(self._line[0].size)
 
     def __repr__(self) -> str:
         return f"<{self.sender.label} {self.state_text()}>"
 
     def state_text(self) -> str:
-        """Describe the state for `repr`, with those who wait."""
+        """Return a description of the state and of the waiting senders for `repr`."""
         if not self._line:
             return self.state.value
         senders = counted(len(self._line), "sender")
         try:
             waited = f" {trio.current_time() - self._line[0].since:.1f} s"
-        except RuntimeError:  # shown outside of Trio
+        except RuntimeError:  # `repr` was called outside of Trio
             waited = ""
         return f"{self.state.value}, {senders} waiting{waited} for credit"
 
     # --- for the connection
 
     def window_changed(self) -> None:
-        """The half's window may have changed: wake the first sender if its message can go now."""
+        """Wake the first sender if its message can be sent now, because the half's window may have changed."""
         if self._line and not self._line[0].reserved:
             size = self._line[0].size
-            if self._budget.admits(size):  # like a newcomer
+            if self._budget.admits(size):  # the first sender may overtake waiting halves, as a new sender may
                 self._budget.dequeue(self)
                 self.wake_first(max(size, 1))
             else:
                 self._ask_for(size)
 
     def confirmed(self) -> None:
-        """The peer heard that we are done."""
+        """Close the half, because the peer has confirmed its end."""
         self._over_by(Step.CONFIRMED, None)
 
     def stopped(self, error: ErrorMaker) -> None:
-        """The peer wants no more; `error` makes what senders raise."""
+        """Close the half, because the peer has stopped receiving. Senders raise `error()`."""
         self._over_by(Step.STOPPED, error)
 
     def lost(self, error: ErrorMaker) -> None:
-        """The connection is gone; `error` makes what senders raise."""
+        """Close the half, because the connection is lost. Senders raise `error()`."""
         if self.state is not Sending.CLOSED:
             if self._outcome is Outcome.USUAL:
                 self._outcome = Outcome.LOST
@@ -341,19 +360,19 @@ class SendHalf:
 
     @property
     def first_waiter(self) -> Waiter | None:
-        """The first sender that waits; None if no task does."""
+        """The first waiting sender, or None if no task waits."""
         return self._line[0] if self._line else None
 
     def has_room(self, size: int) -> bool:
-        """Return True if the window has room for so many bytes."""
+        """Return True if the window has room for `size` bytes."""
         return self.sender.has_room(size)
 
     def unread_beside(self) -> int:
-        """Return how many messages wait to be received on the same channel."""
+        """Return the number of messages that wait to be received on the same channel."""
         return 0 if self.channel is None else self.channel.receiving.unread
 
     def wake_first(self, reserved: int) -> None:
-        """Wake the first sender, for which `reserved` bytes are free."""
+        """Wake the first sender, and reserve `reserved` bytes of the budget for it."""
         if not self._line or self._line[0].reserved:
             return
         first = self._line[0]
@@ -364,10 +383,10 @@ class SendHalf:
         else:
             self._ask_for(first.size)
 
-    # --- inside: waiting
+    # --- waiting
 
     async def _hand_over(self, message: bytes) -> None:
-        """Wait for a turn, then give the message to the engine with no checkpoint in between."""
+        """Wait for a turn, then pass the message to the engine without a checkpoint in between."""
         size = len(message)
         if self.state is not OPEN:
             await self.refuse()
@@ -383,7 +402,7 @@ class SendHalf:
             self.end_turn()
 
     def _send_all(self, messages: list[bytes]) -> bool:
-        """Give all of them to the engine, if they fit as they are; otherwise none."""
+        """Pass all messages to the engine if none of them has to wait. Otherwise, do nothing and return False."""
         if self.state is not OPEN or self._line or set(map(type, messages)) != ONLY_BYTES:
             return False
         size = sum(map(len, messages))
@@ -395,9 +414,9 @@ class SendHalf:
     async def _wait(self, size: int) -> None:
         self.sender.check_size(size)
         self._connection.request_write()
-        if self.state is not OPEN:  # writing at once may have found the connection broken
+        if self.state is not OPEN:  # `request_write` may have noticed that the connection is broken
             await self.refuse()
-        if self.may_send(size):  # or it has made room
+        if self.may_send(size):  # `request_write` may have made room
             return
         waiter = Waiter(trio.lowlevel.current_task(), size)
         self._line = queue_of(self._line)
@@ -412,7 +431,7 @@ class SendHalf:
         self._line.popleft()
         self._free_line()
         self._since_yield = 0
-        if self.state is not OPEN:  # lost, and there was room for this sender before it was told
+        if self.state is not OPEN:  # the half was closed after this sender was woken and before it ran
             self.end_turn()
             raise self._reason_to_raise()
 
@@ -429,14 +448,14 @@ class SendHalf:
 
         while True:
             await trio.lowlevel.wait_task_rescheduled(abort)
-            self._budget.reserved -= waiter.reserved  # it is used before the next checkpoint
+            self._budget.reserved -= waiter.reserved  # this task sends before its next checkpoint
             if waiter.error is not None:
-                self._budget.wake_waiting()  # what was reserved is free
+                self._budget.wake_waiting()  # the reserved bytes are free
                 raise waiter.error()
             if self.sender.has_room(waiter.size):
                 return
-            # Other halves were told of the same room in a window, and have taken it. What was reserved is free; the
-            # reservation ends after that, as a waiter without one could be rescheduled while it runs.
+            # Another half has used the room in a window that both share. Let other senders use the reserved bytes. Only
+            # then reset `reserved`, because a waiter without a reservation could be rescheduled while it runs.
             self._budget.wake_waiting()
             waiter.reserved = 0
             self._ask_for(waiter.size)
@@ -450,19 +469,21 @@ class SendHalf:
             facts.wait_ended(on, trio.current_time() - waiter.since)
 
     def _ask_for(self, size: int) -> None:
-        """Have this half woken when `size` bytes fit: by the budget, or by the engine if its window is too small."""
+        """Ask to be woken when `size` bytes fit: by the engine if the window has no room, otherwise by the budget."""
         if self.sender.has_room(size):
             self._budget.enqueue(self)
             return
-        self._budget.dequeue(self)  # it may be in that line for another message, which was smaller
+        self._budget.dequeue(self)  # the half may still be in the budget's queue because of an earlier, smaller message
         loss = self._connection.loss
         if loss is None:
             self.sender.notify_when_room(size)
-        else:  # no room can come; the calling task may be the one to wake
+        else:
+            # The connection is lost, so the window never gets room. Close the half in the next pass of Trio's loop,
+            # because the calling task may be one of the tasks that must be woken.
             trio.lowlevel.current_trio_token().run_sync_soon(self.lost, loss)
 
     def _free_line(self) -> None:
-        """Let go of an empty line: each channel that this side opened has waited once, for its first credit."""
+        """Drop the empty deque. Every channel we open waits once for its first credit, so each would keep 760 bytes."""
         if not self._line:
             self._line = NO_QUEUE
 
@@ -470,14 +491,14 @@ class SendHalf:
         self._since_yield = 0
         await trio.lowlevel.cancel_shielded_checkpoint()
 
-    # --- inside: the end
+    # --- closing
 
     def _finish(self, payload: bytes) -> None:
         self.sender.finish(payload)
         self.state = advance(self.state, Step.FINISH)
         self._close_gate(closed)
         loss = self._connection.loss
-        if loss is not None:  # the end is sent, but no confirmation can come, and `finish` would wait for it
+        if loss is not None:  # the connection is lost, so `finish` would wait forever for the confirmation of the end
             trio.lowlevel.current_trio_token().run_sync_soon(self.lost, loss)
 
     def _over_by(self, step: Step, error: ErrorMaker | None) -> None:
@@ -498,7 +519,7 @@ class SendHalf:
             self._scope.cancel()
 
     def _close_gate(self, error: ErrorMaker) -> None:
-        """Let every waiting sender raise; no further one may come."""
+        """Wake all waiting senders, which raise `error()`. The state already keeps new senders out."""
         line, self._line = self._line, NO_QUEUE
         for waiter in line:
             waiter.error = error
@@ -511,17 +532,17 @@ class SendHalf:
 
 
 def closed() -> Exception:
-    """Make the error for using a half that this side has closed."""
+    """Return the error for using a half that this side has closed."""
     return trio.ClosedResourceError("this side of the channel was closed")
 
 
 def as_bytes(message: object) -> bytes:
-    """Return a bytes-like message as bytes; raises TypeError for anything else."""
+    """Convert a bytes-like message to bytes. Raises `TypeError` for any other object."""
     if isinstance(message, (bytes, bytearray, memoryview)):
         return bytes(message)
     raise TypeError(f"a message is bytes, not {type(message).__name__}")
 
 
-# The name of a coroutine is what Python prints if it is never awaited; a program knows the channel, not its halves.
+# Python prints this name in the warning for a coroutine that was never awaited, so it must be the public name.
 for _method in (SendHalf.send, SendHalf.send_many, SendHalf.finish):
     _method.__qualname__ = f"Channel.{_method.__name__}"
