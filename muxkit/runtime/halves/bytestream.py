@@ -1,4 +1,4 @@
-"""A two-way channel as a `trio.abc.HalfCloseableStream` of bytes."""
+"""`ByteStream`, which turns a two-way channel into a `trio.abc.HalfCloseableStream` of bytes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import trio
 
 from muxkit.runtime._links import OneAtATime
 
-PIECE = 64 * 1024  # bytes in one message
+PIECE = 64 * 1024  # maximum size of a message in bytes
 
 
 class Sending(Protocol):
-    """What a `ByteStream` sends on: a half."""
+    """The sending half of a `ByteStream`."""
 
     def send(self, message: bytes) -> Awaitable[None]: ...
     def wait_for_room(self, size: int = 1) -> Awaitable[None]: ...
@@ -23,16 +23,17 @@ class Sending(Protocol):
 
 
 class Receiving(Protocol):
-    """What a `ByteStream` receives from: a half, or a channel whose half receives more than bytes."""
+    """The receiving half of a `ByteStream`, or a channel if the items of its receiving half aren't bytes."""
 
     def receive(self) -> Awaitable[bytes]: ...
     def close(self) -> object: ...
 
 
 class ByteStream(trio.abc.HalfCloseableStream):
-    """Bytes over a pair of halves; message boundaries carry no meaning, and empty messages are skipped.
+    """A stream of bytes over a pair of halves. Message boundaries have no meaning, and empty messages are skipped.
 
-    Unlike the halves it yields in every call. `send_all` may be partial when it is cancelled, as Trio has it.
+    Unlike the methods of the halves, each method executes a checkpoint in every call. If `send_all` is cancelled, it
+    may have sent part of the data, as with any Trio stream.
     """
 
     def __init__(self, sending: Sending, receiving: Receiving) -> None:
@@ -86,7 +87,8 @@ class ByteStream(trio.abc.HalfCloseableStream):
         if not self._closed:
             self._closed = True
             self._rest = b""
-            self._sending.close()  # first: a peer counts the other order as breaking off
+            # Close the sending half first, because a peer treats the opposite order as a cancelled channel.
+            self._sending.close()
             self._receiving.close()
         await trio.lowlevel.checkpoint()
 

@@ -1,7 +1,8 @@
-"""Storage for what came on a channel and the application has not taken, bounded by the credit that paid for it.
+"""Storage for the messages of a channel that the application hasn't taken yet.
 
-Credit counts bytes, but a Python object costs more than a short message. So `Mailbox` keeps runs of empty messages as
-one counter, and packs short ones together behind the first few waiting messages.
+The credit that this side has granted limits the bytes of the stored messages. But credit doesn't limit the memory,
+because the Python object of a short message needs more memory than the message itself. So once a few messages are
+waiting, `Mailbox` packs further short messages into one object, and stores a run of empty messages as a counter.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import Generic, Protocol, TypeVar, cast
 
 ItemT = TypeVar("ItemT")
 
-PACK_BEHIND = 16  # messages waiting before packing begins
-PACK_BELOW = 32  # bytes; the objects around a larger message cost about as much as the message, or less
-RUN = PACK_BELOW  # in a pack: this code means one empty message, the next two of them, and so on
-LONG_RUN = 0  # in a pack: the next eight bytes count empty messages
-COMPACT = 256  # places of taken items, given back once they are half of all places
-PACK_SIZE = 32 * 1024  # bytes in one pack, so that memory is freed while packs are read
+PACK_BEHIND = 16  # number of waiting messages before packing begins
+# Only messages shorter than this many bytes are packed. The overhead of a larger message is at most about its size.
+PACK_BELOW = 32
+# In a pack, the code RUN stands for one empty message, RUN + 1 for two empty messages, and so on.
+RUN = PACK_BELOW
+LONG_RUN = 0  # in a pack, the eight bytes after this code contain the number of empty messages
+COMPACT = 256  # the list is compacted if at least this many entries, and half of all entries, have been taken
+PACK_SIZE = 32 * 1024  # maximum size of a pack in bytes, so that memory is freed while packs are read
 
 
 class _Empties:
@@ -40,7 +43,11 @@ class _Empties:
 
 
 class _Pack:
-    """Short messages, each behind a byte with its length; a run of empty ones is one byte, a long run nine."""
+    """A sequence of short messages in one buffer.
+
+    Each message has a byte with its length before it. A run of empty messages is one byte, and a long run is nine
+    bytes.
+    """
 
     __slots__ = ("count", "data", "position", "run")
 
@@ -48,7 +55,7 @@ class _Pack:
         self.data = bytearray()
         self.position = 0
         self.count = 0
-        self.run = -1  # where the run of empty messages at the end begins
+        self.run = -1  # position of the run of empty messages at the end, or below `position` if there is none
 
     def put(self, message: bytes) -> None:
         self.count += 1
@@ -89,7 +96,7 @@ class _Pack:
         return b""
 
     def size(self) -> int:
-        """Return the bytes of the messages that are left."""
+        """Return the total size of the messages that are left, in bytes."""
         size, position = 0, self.position
         while position < len(self.data):
             code = self.data[position]
@@ -106,32 +113,32 @@ class _Pack:
 
 
 class Storage(Protocol[ItemT]):
-    """What a `ReceiveHalf` keeps its items in, in order."""
+    """A queue in which a `ReceiveHalf` stores its items."""
 
     count: int
-    """How many items there are; a plain attribute, as it is asked for with each item."""
+    """Number of stored items. This is a plain attribute and not a method, because it is read for each item."""
 
     def put(self, item: ItemT, /) -> None:
         """Append an item."""
 
     def put_all(self, items: list[ItemT], /) -> None:
-        """Append items; the list itself may be kept, and changed."""
+        """Append items. The storage owns the list from now on, and may change it."""
 
     def take(self) -> ItemT:
-        """Remove and return the oldest item; there must be one."""
+        """Remove and return the oldest item. The storage must not be empty."""
 
     def take_all(self, limit: int | None = None) -> list[ItemT]:
-        """Remove and return the oldest items, at most `limit`."""
+        """Remove and return the oldest items, at most `limit` of them."""
 
     def put_back(self, items: list[ItemT], /) -> None:
-        """Put items before all others that `take_all` has returned."""
+        """Insert items that `take_all` has returned at the front of the queue."""
 
     def clear(self) -> int:
-        """Drop everything, and return the bytes that it had; 0 if the storage does not count bytes."""
+        """Drop all items, and return their size in bytes, or 0 if the storage doesn't count bytes."""
 
 
 class ItemQueue(Generic[ItemT]):
-    """Items of any kind in order."""
+    """A storage for items of any type."""
 
     __slots__ = ("_items", "count")
 
@@ -170,21 +177,22 @@ class ItemQueue(Generic[ItemT]):
 
 
 class Mailbox:
-    """Messages in order, short ones packed.
+    """A storage for messages that packs short messages.
 
-    Messages are handed out from the end of `_next`; when that is used up, `_items` turned round takes its place. While
-    there are packs among them, `_items` is used up from its beginning instead.
+    New messages are appended to `_items`. `take` pops messages from the end of `_next`. When `_next` is empty, `_items`
+    is reversed and becomes `_next`. If `_items` contains packs, it can't become `_next`, so `take` removes its entries
+    from the beginning instead.
     """
 
-    # Lists, since a deque takes 760 bytes also when it is empty.
+    # The queue consists of lists, because even an empty deque needs 760 bytes.
     __slots__ = ("_items", "_next", "_oldest", "_packed", "count")
 
     def __init__(self) -> None:
-        self._next: list[bytes] = []  # what is handed out before `_items`, the oldest at the end
+        self._next: list[bytes] = []  # messages that are older than those in `_items`, the oldest at the end
         self._items: list[bytes | _Empties | _Pack] = []
-        self._oldest = 0  # the place of the oldest in `_items`
+        self._oldest = 0  # index of the oldest entry in `_items`
         self.count: int = 0
-        self._packed = 0  # items that are not messages themselves
+        self._packed = 0  # number of entries in `_items` that are packs or runs of empty messages
 
     def put(self, message: bytes) -> None:
         self.count += 1
@@ -214,7 +222,7 @@ class Mailbox:
         if count == self.count and not self._packed and not self._oldest:
             messages, self._next = self._next, []
             messages.reverse()
-            messages += cast("list[bytes]", self._items)  # as none is packed
+            messages += cast("list[bytes]", self._items)  # `_packed` is 0, so all entries are messages
             self._items, self.count = [], 0
             return messages
         if 0 < count <= len(self._next):
@@ -237,14 +245,14 @@ class Mailbox:
         return sum(len(item) if isinstance(item, bytes) else item.size() for item in items)
 
     def _take_behind(self) -> bytes:
-        """Return the oldest message of `_items`."""
+        """Remove and return the oldest message of `_items`."""
         item = self._items[self._oldest]
         if not isinstance(item, bytes):
             return self._take_small(item)
         if self._packed:
             self._advance()
             return item
-        messages = cast("list[bytes]", self._items)  # as none is packed
+        messages = cast("list[bytes]", self._items)  # `_packed` is 0, so all entries are messages
         if self._oldest:
             del messages[: self._oldest]
             self._oldest = 0
@@ -253,9 +261,9 @@ class Mailbox:
         return messages.pop()
 
     def _advance(self) -> None:
-        """Drop the oldest item, which is used up."""
+        """Drop the oldest entry of `_items`, whose messages have all been taken."""
         items = self._items
-        items[self._oldest] = b""  # frees it
+        items[self._oldest] = b""  # free the entry
         self._oldest += 1
         if self._oldest == len(items):
             items.clear()

@@ -1,9 +1,12 @@
-"""The receiving half of a channel: a queue of what came, and the tasks that wait for it.
+"""The receiving half of a channel: a queue of received items, and the tasks that wait for items.
 
-Items that come go to the task that waits longest, or are stored. The engine hears of what the application has taken,
-because a grant of credit follows from it: of each item, or, while more of them wait, of a portion of items at once
-(`Receiver.lag`). `receiver` is the engine's half, and its methods are called directly. `state` goes by the table
-`muxkit.core.RECEIVING`.
+A new item goes to the task that has waited longest, or is stored if no task waits. When the application takes an item,
+the half notifies the engine, which then grants new credit to the peer. While several items are stored, the half
+notifies the engine once for a *portion* of items instead of each item, which is faster. `Receiver.lag` limits the size
+of a portion.
+
+`ReceiveHalf` knows nothing about frames. It calls the methods of the engine's half, which is `receiver`. The table
+`muxkit.core.RECEIVING` has the legal changes of `state`.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ if TYPE_CHECKING:
 
 ItemT = TypeVar("ItemT")
 
-DRAINING = Receiving.DRAINING  # looked up for each item
-PORTION_LEAST = 4  # items; fewer are handed out one by one
+DRAINING = Receiving.DRAINING  # a global is faster than an attribute of an enum, and it is read for each item
+PORTION_LEAST = 4  # minimum number of items in a portion
 
 
 class Waiter(Generic[ItemT]):
@@ -39,13 +42,13 @@ class Waiter(Generic[ItemT]):
     __slots__ = ("is_called", "items", "reading", "task")
 
     def __init__(self) -> None:
-        self.items: tuple[ItemT, ...] = ()  # the item that was handed over: then a cancellation comes too late
+        self.items: tuple[ItemT, ...] = ()  # the item for this task; once it is set, the task can't be cancelled
         self.is_called: bool = False
-        self.task: trio.lowlevel.Task | None = None  # while it sleeps
-        self.reading: Reading | None = None  # while it reads the connection, and must not be rescheduled
+        self.task: trio.lowlevel.Task | None = None  # the task, while it sleeps
+        self.reading: Reading | None = None  # set while the task reads the link, and must not be rescheduled
 
     def call(self) -> None:
-        """Wake it: it has its item, or will get none."""
+        """Wake the task, because it has its item or will get none."""
         self.is_called = True
         if self.task is not None:
             trio.lowlevel.reschedule(self.task)
@@ -54,7 +57,7 @@ class Waiter(Generic[ItemT]):
 
 
 class _Nothing(ItemQueue[Any]):
-    """The storage of all halves that store nothing, which therefore takes nothing."""
+    """Shared placeholder for halves with no stored items. Putting an item into it is a bug."""
 
     __slots__ = ()
 
@@ -68,16 +71,16 @@ class _Nothing(ItemQueue[Any]):
         self.put(items)
 
 
-# What most halves have most of the time. Nothing is ever put into these.
+# Most halves are empty most of the time, so they share these objects. Nothing is ever put into them.
 EMPTY: Storage[Any] = _Nothing()
 NO_WAITERS: list[Waiter[Any]] = []
 NO_ITEMS: list[Any] = []
 
 
 class ReceiveHalf(Generic[ItemT]):
-    """What came on one channel and was not taken, with the tasks that wait for it, first come, first served.
+    """Stores the received items of one channel. Several tasks may receive, and they are served in order.
 
-    Items are messages of bytes, or of another type in a subclass, which then says how large one is.
+    Items are messages of type `bytes`. A subclass may use another type, and then overrides `size_of`.
     """
 
     __slots__ = (
@@ -97,42 +100,48 @@ class ReceiveHalf(Generic[ItemT]):
     )
 
     new_storage: ClassVar[type[Storage[Any]]] = Mailbox
-    """Made when the first item has to wait; `Mailbox` packs short messages, `ItemQueue` holds items of any kind."""
+    """The class of the storage: `Mailbox` for messages of bytes, `ItemQueue` for any other items.
+
+    A half creates its storage when an item has to be stored for the first time.
+    """
     size_of: staticmethod[[Any], int] = staticmethod(len)
-    """Bytes of one item, which decide when a call yields, and which the engine hears of."""
+    """Returns the size of an item in bytes. The size decides when a call yields, and how much credit is returned."""
     portion_most: ClassVar[int] = 64
-    """Items that are handed out at most before the engine hears of them, if its `lag` allows."""
+    """Maximum number of items in a portion, if the `lag` of the engine allows that many. 0 turns portions off."""
 
     def __init__(self, connection: HalfOwner, receiver: Receiver[ItemT]) -> None:
         self.receiver: Final = receiver
         self._connection = connection
         self._thread: HomeThread = connection.budget.thread
         self._stored: Storage[ItemT] = EMPTY
-        self._portion: list[ItemT] = (
-            NO_ITEMS  # what is handed out next, the oldest at the end; the engine hears of it behind the last
-        )
-        self._portion_bytes = 0  # with what was handed out
-        self._portion_count = 0  # the same in items
+        # The rest of the current portion, with the oldest item at the end. `receive` takes items from here first.
+        self._portion: list[ItemT] = NO_ITEMS
+        self._portion_bytes = 0  # size of the whole portion, including items that were already taken
+        self._portion_count = 0  # number of items in the whole portion
         self._waiters: list[Waiter[ItemT]] = NO_WAITERS
         self._error: ErrorMaker = trio.EndOfChannel
-        self._since_yield = 0  # bytes
+        self._since_yield = 0  # bytes received since the last yield, with `YIELD_LEAST` as the minimum charge per call
         self.state: Receiving = Receiving.OPEN
         self.reason: bytes = b""
-        """What the peer said when it gave up sending here, as it came."""
+        """The payload with which the peer has cancelled this half, as it was received."""
         self.channel: MuxChannel | None = None
-        """The two-way channel that this is a half of, until the half has ended."""
+        """The two-way channel that this half belongs to. None if there is none, or once the half has ended."""
         receiver.owner = self  # type: ignore[misc]  # each implementation has that slot
 
     # --- for the application
 
     async def receive(self) -> ItemT:
-        """The next item. Cancelled means that none was taken.
+        """Wait for the next item and return it. If this is cancelled, no item has been taken.
 
-        Checks for cancellation in every call, yields at the latest on every 64th call or 128 KiB of this half,
-        and always when it had to wait. What came before the end or the loss of the connection is given first.
+        Every call checks for cancellation. A call yields to other tasks if it has to wait, and otherwise after 64 calls
+        or 128 KiB on this half at the latest. Items that arrived before the end of the channel, or before the loss of
+        the connection, are returned before the error is raised.
 
-        Raises `trio.EndOfChannel` at the clean end, `ChannelCancelled` when the peer gave up before it was done,
-        `LinkLost` when the connection is gone, `trio.ClosedResourceError` after `aclose`.
+        Raises:
+            trio.EndOfChannel: The peer has finished the channel.
+            ChannelCancelled: The peer has cancelled the channel, so messages are missing.
+            LinkLost: The connection is lost.
+            trio.ClosedResourceError: This side has called `aclose`.
         """
         if not (self._portion or self._stored.count):
             item = await self._wait()
@@ -142,7 +151,7 @@ class ReceiveHalf(Generic[ItemT]):
         portion = self._portion
         if portion:  # usually
             item = portion.pop()
-            if portion:  # the engine counts a portion as a whole, so this call changes nothing but the list
+            if portion:  # the engine is only notified of whole portions, so there is nothing else to do
                 return item
             if get_ident() != self._thread.ident:
                 portion.append(item)
@@ -156,7 +165,7 @@ class ReceiveHalf(Generic[ItemT]):
         return item
 
     def try_receive(self) -> ItemT | None:
-        """Take an item that is stored, outside of Trio's tasks; None if there is none."""
+        """Return a stored item without a checkpoint, for callers outside of Trio tasks. None if nothing is stored."""
         if get_ident() != self._thread.ident:
             refuse_thread()
         if self._portion:
@@ -167,9 +176,9 @@ class ReceiveHalf(Generic[ItemT]):
         return self._take_stored() if self._stored.count else None
 
     async def receive_many(self, limit: int | None = None) -> list[ItemT]:
-        """Wait for at least one item, then give all that have come, at most `limit`; one checkpoint.
+        """Wait for at least one item, and return all items that have arrived, up to `limit`. Executes one checkpoint.
 
-        Cancelled means that none was taken.
+        If this is cancelled, no item has been taken.
         """
         self._thread.check()
         if limit is not None and limit < 1:
@@ -180,7 +189,7 @@ class ReceiveHalf(Generic[ItemT]):
         items: list[ItemT] = []
         if has_waited:
             items.append(await self._wait())
-            self._return_portion()  # another task may have made one of what came behind the item
+            self._return_portion()  # while this task waited, another task may have made a portion of later items
         items += self._stored.take_all(None if limit is None else limit - len(items))
         self._took(items, sum(map(self.size_of, items)))
         if not has_waited:
@@ -188,12 +197,12 @@ class ReceiveHalf(Generic[ItemT]):
         return items
 
     async def aclose(self) -> None:
-        """`close`, with a checkpoint."""
+        """Stop receiving, drop the stored items, and ask the peer to stop sending."""
         self.close()
         await trio.lowlevel.checkpoint()
 
     def close(self, reason: Reason | None = None) -> None:
-        """Stop receiving without a checkpoint: what came is dropped, and the peer is told to send no more, and why."""
+        """Close the half like `aclose`, but without a checkpoint. The peer gets the reason."""
         self._thread.check()
         if self.state is Receiving.OPEN:
             self.receiver.stop(reason or Reason())
@@ -210,29 +219,29 @@ class ReceiveHalf(Generic[ItemT]):
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes that came and that the application hasn't taken."""
+        """Number of received bytes that the application hasn't taken."""
         return self.receiver.held - self.handed_out
 
     @property
     def unread(self) -> int:
-        """Items that wait to be taken."""
+        """Number of items that wait to be received."""
         return self._stored.count + len(self._portion)
 
     def __repr__(self) -> str:
         return f"<{self.receiver.label} {self.state.value}, {self.unread} unread>"
 
     def end(self) -> Exception:
-        """Make the error that `receive` raises once everything was received."""
+        """Return the error that `receive` raises once all items have been received."""
         return self._error()
 
     # --- for the connection
 
     def deliver(self, item: ItemT) -> None:
-        """Hand an item that came to the task that waits longest, or store it."""
+        """Give a received item to the task that has waited longest, or store it if no task waits."""
         if self.state is Receiving.CLOSED:
             self.receiver.consumed((), self.size_of(item))
             return
-        if self._waiters:  # then nothing is stored
+        if self._waiters:  # tasks only wait while nothing is stored
             waiter = self._waiters.pop(0)
             if not self._waiters:
                 self._waiters = NO_WAITERS
@@ -244,7 +253,7 @@ class ReceiveHalf(Generic[ItemT]):
             self._stored.put(item)
 
     def deliver_all(self, items: list[ItemT]) -> None:
-        """Do the same with items that came together; the list is this half's from now on."""
+        """Deliver several items that arrived together. The half owns the list from now on."""
         if self.state is Receiving.CLOSED:
             self.receiver.consumed((), sum(map(self.size_of, items)))
             return
@@ -259,7 +268,7 @@ class ReceiveHalf(Generic[ItemT]):
             self._stored.put_all(items)
 
     def ended(self, error: ErrorMaker) -> None:
-        """No more will come; `error` makes what is raised once everything stored was taken."""
+        """End the half, because no more items will arrive. `receive` raises `error()` once no item is stored."""
         if self.state is Receiving.OPEN:
             self.state = advance(self.state, Step.ENDED)
             self._error = error
@@ -267,15 +276,15 @@ class ReceiveHalf(Generic[ItemT]):
             if self._waiters:
                 turns().wake(self._wake_all)
 
-    # --- inside
+    # --- waiting and portions
 
     async def _wait(self) -> ItemT:
-        """Return the next item, in the order in which the waiting tasks came. Always a checkpoint."""
+        """Wait for the next item in the queue of waiting tasks. This always executes a checkpoint."""
         self._thread.check()
         if self.state is not Receiving.OPEN:
-            await trio.lowlevel.checkpoint()  # a loop around this call must let other tasks run
+            await trio.lowlevel.checkpoint()  # so that a loop around `receive` lets other tasks run
             raise self._error()
-        waiter: Waiter[ItemT] = Waiter()  # calling the subscripted class would cost 1 µs
+        waiter: Waiter[ItemT] = Waiter()  # not `Waiter[ItemT]()`, which takes 1 µs longer
         if self._waiters is NO_WAITERS:
             self._waiters = []
         self._waiters.append(waiter)
@@ -306,7 +315,7 @@ class ReceiveHalf(Generic[ItemT]):
         return waiter.items[0]
 
     def _take_stored(self) -> ItemT:
-        """Take the oldest item that is stored, with a portion of those behind it if that is worth while."""
+        """Take the oldest stored item. If enough items follow, make them the current portion."""
         item = self._stored.take()
         size = self.size_of(item)
         if not self.portion_most or not self._stored.count or not self._take_portion(size):
@@ -315,11 +324,14 @@ class ReceiveHalf(Generic[ItemT]):
         return item
 
     def _take_portion(self, size: int) -> bool:
-        """Make a portion of the items behind one of `size` bytes, which was taken; return False if it is too small."""
+        """Make a portion of an item of `size` bytes, which was just taken, and the stored items that follow it.
+
+        Return False if the portion would be too small.
+        """
         bytes_most = self.receiver.lag
         if size * PORTION_LEAST > bytes_most:
             return False
-        left = YIELD_BYTES - self._since_yield  # a portion is handed out without a yield
+        left = YIELD_BYTES - self._since_yield  # `receive` doesn't yield within a portion
         bytes_most = min(bytes_most, left)
         most = min(self.portion_most, left // YIELD_LEAST, bytes_most // max(size, 1))
         if most < PORTION_LEAST:
@@ -336,24 +348,24 @@ class ReceiveHalf(Generic[ItemT]):
         return True
 
     def _portion_taken(self) -> None:
-        """Count what was handed out of the portion, now that nothing of it is left."""
+        """Notify the engine of the current portion, whose items have all been taken."""
         self._portion = NO_ITEMS
         self._took_portion(self._portion_count, self._portion_bytes)
 
     def _return_portion(self) -> None:
-        """Put what is left of the portion back, and count what was handed out."""
+        """Put the rest of the portion back into the storage, and notify the engine of the items that were taken."""
         if self._portion:
             size = self.handed_out
             left, self._portion = self._portion, NO_ITEMS
             left.reverse()
-            if self._stored is EMPTY:  # another task took what was stored beside the portion
+            if self._stored is EMPTY:  # another task has taken all other stored items
                 self._stored = self.new_storage()
             self._stored.put_back(left)
             self._took_portion(self._portion_count - len(left), size)
 
     @property
     def handed_out(self) -> int:
-        """Bytes of the portion that were handed out."""
+        """Number of bytes of the current portion that the application has taken."""
         return self._portion_bytes - sum(map(self.size_of, self._portion)) if self._portion else 0
 
     def _took(self, items: Sequence[ItemT], size: int) -> None:
@@ -386,6 +398,6 @@ class ReceiveHalf(Generic[ItemT]):
         await trio.lowlevel.cancel_shielded_checkpoint()
 
 
-# The name of a coroutine is what Python prints if it is never awaited; a program knows the channel, not its halves.
+# Python prints this name in the warning for a coroutine that was never awaited, so it must be the public name.
 ReceiveHalf.receive.__qualname__ = "Channel.receive"
 ReceiveHalf.receive_many.__qualname__ = "Channel.receive_many"
