@@ -1,4 +1,10 @@
-"""Opening of channels: the block that opens one, the line for slots under a limit, and the channels the peer opened."""
+"""Opening channels in both directions.
+
+- `Opening` and `ChannelOpening` open a channel when they are awaited or entered as an `async with` block.
+- `SlotQueue` lets tasks wait until a limit allows another channel.
+- `Backlog` contains the channels that the peer has opened and the application hasn't taken.
+- `Unclaimed` declines channels that the application never takes.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +26,25 @@ from muxkit.runtime.halves.budget import ErrorMaker
 
 LEFT_BY_ERROR: Final = "the other side left the channel by an error"
 LEFT_BY_ERROR_CODE: Final = 500
-NOT_TAKEN: Final = 405  # the code of what was declined because nothing here takes its kind, as in HTTP
+NOT_TAKEN: Final = 405  # the code for declining a kind of channel that nothing takes; HTTP's "method not allowed"
 NOT_OPEN: Final = (
     "the channel is not open yet: expected 'async with session.open() as channel:' or "
     "'channel = await session.open()', got {}"
 )
-YIELD_ITEMS: Final = 16  # items that an iterator gives before it yields; each usually begins a task
+YIELD_ITEMS: Final = 16  # an iterator yields after this many items, because a task is usually started for each item
 
 _log = logging.getLogger("muxkit")
 
 
 class Openable(Protocol):
-    """What an `Opening` can close."""
+    """An object that an `Opening` can open and close."""
 
     async def aclose(self) -> None: ...
     def abort(self) -> None: ...
 
 
 class OpenableWithReason(Protocol):
-    """What a `ChannelOpening` can close."""
+    """An object that a `ChannelOpening` can open and close."""
 
     async def aclose(self) -> None: ...
     def abort(self, reason: str = "", *, code: int = 0) -> None: ...
@@ -52,20 +58,22 @@ ItemT = TypeVar("ItemT", bound=Hashable)
 class Opening(Generic[OpenedT]):
     """Opens a channel when it is awaited, or when its block is entered.
 
-    The block closes the channel when it is left normally, and aborts it when it is left by an error. What was awaited
-    has to be closed by the caller. It is kept as long as its channel, so it does without `AbstractAsyncContextManager`
-    and that class's `__dict__`.
+    The block closes the channel when it is left normally, and aborts the channel when it is left because of an
+    exception. If an opening is awaited, the caller has to close the channel.
+
+    This class doesn't derive from `AbstractAsyncContextManager`, whose instances have a `__dict__`, because an opening
+    stays in memory as long as its channel.
     """
 
     __slots__ = ("_open", "_opened")
 
-    if not TYPE_CHECKING:  # type checkers find these mistakes by themselves
+    if not TYPE_CHECKING:  # without these methods, type checkers report the mistakes themselves
 
         def __enter__(self) -> NoReturn:
             raise TypeError(NOT_OPEN.format("'with'"))
 
         def __exit__(self, *_: object) -> None:
-            """Exist, since Python looks for it before it calls `__enter__`."""
+            """Do nothing. Python requires this method before it calls `__enter__`."""
 
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("_"):
@@ -86,7 +94,7 @@ class Opening(Generic[OpenedT]):
     def _take(self) -> Callable[[], Awaitable[OpenedT]]:
         if self._open is None:
             raise RuntimeError("this channel was opened before; open another one")
-        open, self._open = self._open, None  # frees what it refers to
+        open, self._open = self._open, None  # free the objects that the function refers to
         return open
 
     async def __aexit__(
@@ -104,7 +112,7 @@ class Opening(Generic[OpenedT]):
 
 
 class ChannelOpening(Opening[ChannelT]):
-    """Opens a channel whose other side is told if the block is left by an error, but not by which."""
+    """Opens a channel. If the block raises an exception, the peer is notified, but doesn't get the exception's text."""
 
     __slots__ = ()
 
@@ -116,10 +124,10 @@ class ChannelOpening(Opening[ChannelT]):
 
 
 class SlotQueue:
-    """Tasks that wait for one of a number of slots, which the caller counts, first come, first served.
+    """A first-in, first-out queue of tasks that wait for a free slot. The owner of the queue counts the slots.
 
-    `free` returns how many slots there are now. When there will be none any more it returns more than the tasks that
-    wait, so that all of them wake and find out.
+    The function `free` returns the current number of free slots. If there will never be a free slot again, it returns a
+    huge number, so that all waiting tasks wake up and notice that.
     """
 
     __slots__ = ("_free", "_line", "_numbers", "_thread", "_woken")
@@ -127,14 +135,15 @@ class SlotQueue:
     def __init__(self, free: Callable[[], int]) -> None:
         self._thread: HomeThread = home_thread()
         self._free = free
-        self._numbers = count()  # in the order in which the tasks came
-        self._line: list[tuple[int, trio.lowlevel.Task]] = []  # sorted
-        self._woken = 0  # tasks that were woken for a slot and have not run yet
+        self._numbers = count()  # each waiting task gets the next number
+        self._line: list[tuple[int, trio.lowlevel.Task]] = []  # sorted by number
+        self._woken = 0  # number of tasks that were woken for a slot and haven't run yet
 
     async def wait_for_slot(self) -> None:
-        """Wait for a slot that no earlier task waits for; take it before the next checkpoint, then `wake_waiters`.
+        """Wait for a free slot. Tasks that called this earlier come first.
 
-        Checks for cancellation and yields only if it has to wait. Raises RuntimeError in another thread.
+        The caller must use the slot before its next checkpoint, and then call `wake_waiters`. This is only a checkpoint
+        if it has to wait. Raises `RuntimeError` in another thread.
         """
         self._thread.check()
         if self._free() > self._woken + len(self._line):
@@ -151,10 +160,10 @@ class SlotQueue:
             self._woken -= 1
             if self._free() > 0:
                 return
-            # A task that did not wait was quicker: go back to the place that this one had.
+            # Another task has used the slot without waiting. Go back to this task's old position in the queue.
 
     def wake_waiters(self) -> None:
-        """Slots were freed, taken or given up: wake as many tasks as there are slots."""
+        """Wake as many tasks as there are free slots. Call this whenever the number of free slots may have changed."""
         if self._line:
             ready = self._line[: max(0, self._free() - self._woken)]
             del self._line[: len(ready)]
@@ -164,17 +173,22 @@ class SlotQueue:
 
 
 class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
-    """What the peer opened and the application has not taken yet, to iterate over; the protocol bounds it.
+    """The channels or requests that the peer has opened and the application hasn't taken. Iterating takes them.
 
-    `kind` is what users call the items, such as "requests". A backlog is claimed once the application has asked for it.
-    Items that come before that wait, but not for ever: see `Unclaimed`.
+    The protocol limits the number of items. A backlog is *claimed* once the application iterates over it. `Unclaimed`
+    declines items that wait in a backlog that isn't claimed.
 
-    `taken` is called with each item that the application gets. `pace` says when the next one may be taken: a peer that
-    cancels channels as fast as it opens them starts no more work than its allowance; what is left when the backlog is
-    ended comes without a pause. Iterating ends when the backlog has been ended and is empty, or raises what `ended` was
-    given. It checks for cancellation with each item, and yields at the latest with every 16th, so that the first
-    answers to channels that came together leave together; or with each from a peer that broke some off lately, so that
-    what it breaks off meanwhile is not begun.
+    Iterating ends when the backlog has been ended and is empty, or raises the error that was passed to `ended`. Each
+    item checks for cancellation. The iterator yields to other tasks after 16 items at the latest. It doesn't yield
+    after each item, so that the first answers to channels that arrived together are written together. But if the peer
+    has cancelled channels recently, the iterator yields after each item, because the peer may cancel further channels
+    in the meantime, and their handlers then don't have to start.
+
+    Args:
+        taken: This function is called with each item that the application takes.
+        pace: Limits how fast items are taken from a peer that keeps cancelling the channels it opens. Items that are
+            left when the backlog is ended are taken without a pause.
+        kind: The users' name for the items, such as "requests".
     """
 
     __slots__ = (
@@ -198,7 +212,7 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
         self.kind: str = kind
         self.is_claimed: bool = False
         self.refusal: Reason | None = None
-        """Why the session declines further items; None while it keeps them."""
+        """The reason for declining all further items, or None while the backlog accepts items."""
         self._thread: HomeThread = home_thread()
         self._taken = taken
         self._pace = pace
@@ -206,19 +220,19 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
         self._lot = trio.lowlevel.ParkingLot()
         self._paused = trio.lowlevel.ParkingLot()
         self._is_over = False
-        self._since_yield = 0  # items
+        self._since_yield = 0  # number of items since the iterator last yielded to other tasks
         self._error: ErrorMaker | None = None
 
     def __len__(self) -> int:
         return len(self._items)
 
     def claim(self) -> Self:
-        """Note that the application takes these items, and return the backlog to iterate over."""
+        """Mark the backlog as claimed by the application, and return it for iteration."""
         self.is_claimed, self.refusal = True, None
         return self
 
     def drop_all(self) -> list[ItemT]:
-        """Forget and return all items."""
+        """Remove and return all items."""
         items = [*self._items.values()]
         self._items.clear()
         return items
@@ -227,16 +241,16 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
         return key in self._items
 
     def put(self, item: ItemT, key: object = None) -> None:
-        """Add an item; `drop` finds it by `key`, by default itself."""
+        """Add an item. `drop` finds it by `key`, which is the item itself by default."""
         self._items[item if key is None else key] = item
         self._lot.unpark()
 
     def drop(self, key: object) -> ItemT | None:
-        """Forget and return an item; None if it is not here any more."""
+        """Remove and return the item with this key, or return None if the backlog doesn't contain it."""
         return self._items.pop(key, None)
 
     def ended(self, error: ErrorMaker | None = None) -> None:
-        """No more will come; `error` makes what to raise, None stands for an orderly end."""
+        """End the backlog, because no more items will arrive. Iterators then end, or raise `error()` if it is given."""
         if not self._is_over:
             self._is_over = True
             self._error = error
@@ -276,19 +290,21 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
 
 
 class Unclaimed:
-    """Declines what a peer opens and the application never asks for, so that the peer doesn't wait for ever.
+    """Declines items that the application never takes, so that the peer doesn't wait forever.
 
-    A session has one of these. It gives it all its backlogs, calls `arrived` when it has put an item into one of
-    the unclaimed ones, and runs `decline` for each item to be declined. There are three cases:
+    Each connection has one `Unclaimed` object, which knows all backlogs of the connection. The connection calls
+    `arrived` when it has put an item into a backlog that isn't claimed. `decline` is called for each declined item.
+    There are three cases:
 
-    - A server whose handler takes only some kinds calls `take_only`. All others are declined as soon as they arrive.
-    - The application has asked for some kinds but not for this one. It may still do so, in another task or after its
-      first step, so items wait for `GRACE_SECONDS`.
-    - The application has asked for nothing yet, as most clients never do. It may be busy with something else before it
-      starts, so items wait for `UNDECIDED_SECONDS`.
+    - A server whose handler takes only some kinds of items calls `take_only`. All other kinds are declined as soon as
+      they arrive.
+    - The application iterates over some backlogs but not over this one. It may still do so later, or in another task,
+      so items wait for `GRACE_SECONDS`.
+    - The application doesn't iterate over any backlog, as in most clients. It may still be busy with something else, so
+      items wait for `UNDECIDED_SECONDS`.
 
-    A kind that was declined is accepted again as soon as the application asks for it. No task runs while nothing
-    unclaimed waits: `nursery` is used to start one.
+    When the application iterates over a backlog later, that backlog accepts items again. A background task, started in
+    `nursery`, runs only while an unclaimed backlog contains items.
     """
 
     GRACE_SECONDS: Final = 10.0
@@ -306,20 +322,20 @@ class Unclaimed:
         self._logged: set[str] = set()
 
     def take_only(self, kinds: Sequence[str]) -> None:
-        """Decline all other kinds from now on, unless the application asks for them later."""
+        """Decline all other kinds from now on, unless the application iterates over their backlogs later."""
         self._served = f"only {' and '.join(kinds)}"
         for backlog in self._backlogs:
             if backlog.kind not in kinds and not backlog.is_claimed:
                 self._refuse(backlog)
 
     def refusal(self, backlog: Backlog[Any]) -> Reason | None:
-        """Return why an item that has just arrived must be declined, or None if the backlog takes it."""
+        """Return the reason for declining an item that has just arrived, or None if the backlog accepts it."""
         if backlog.refusal is not None:
             self._log(backlog)
         return backlog.refusal
 
     def arrived(self) -> None:
-        """Note that the session has put an item into a backlog that isn't claimed."""
+        """Start the background task, because the connection has put an item into a backlog that isn't claimed."""
         if not (self._is_watching or self.nursery is None):
             self._is_watching = True
             self.nursery.start_soon(self._watch)
@@ -343,7 +359,7 @@ class Unclaimed:
             self._decline(item, backlog.refusal)
 
     def _log(self, backlog: Backlog[Any]) -> None:
-        """Log it once for each kind and session; `may_log` bounds the lines of peers that reconnect to repeat it."""
+        """Log the first declined item of each kind. `may_log` limits the lines of a peer that keeps reconnecting."""
         if backlog.kind not in self._logged:
             self._logged.add(backlog.kind)
             if not may_log("channels and requests that were declined"):
