@@ -1,1 +1,1 @@
-"""Pumps: a reader, a writer and a clock that run an engine on a link, one pump for each kind of link."""
+"""Pumps, which run an engine on a link. Each kind of link has its own pump with a reader, a writer and a clock."""

@@ -1,8 +1,8 @@
-"""The clock of a pump, and the reminders that it rings in addition to the deadlines of its engine.
+"""The clock of a pump, and reminders, which use the same clock for other deadlines.
 
-An engine knows nothing of time but the deadline that it wants to be called at, and each pump has one clock that wakes
-for it. Rules that aren't the engine's, because they concern tasks, share that clock: they are a `Reminder`, which the
-owner of the pump names (`PumpOwner.reminder`).
+An engine can't sleep. It only reports the deadline at which it must be called, and the clock of its pump sleeps until
+then. The runtime has deadlines as well, for example for tasks that wait too long. Such a deadline is a `Reminder`. The
+owner of the pump sets `PumpOwner.reminder`, so that the connection doesn't need another task for it.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ from abc import ABC, abstractmethod
 
 
 class Clock(ABC):
-    """Wakes at the earliest of several deadlines. Each pump is one."""
+    """Wakes up at the earliest of several deadlines. Each pump is a clock."""
 
     @abstractmethod
     def rearm(self) -> None:
-        """Look at all deadlines again, because one of them may have come nearer."""
+        """Check all deadlines again, because one of them may be earlier now."""
 
 
 class Reminder(ABC):
-    """Something that a clock has to call at a certain time. A subclass says in `ring` what happens then."""
+    """A deadline of the runtime. The clock calls `ring`, which subclasses override, when the reminder is due."""
 
     __slots__ = ("_clock", "due")
 
     def __init__(self) -> None:
         self._clock: Clock | None = None
         self.due: float = math.inf
-        """When the clock has to call `ring`."""
+        """The time at which the clock must call `ring`."""
 
     def attach(self, clock: Clock) -> None:
-        """Let this clock ring from now on, in place of another one: a resumed session has a new pump."""
+        """Use this clock from now on. A session that resumes on a new connection has a new pump, and so a new clock."""
         self._clock = clock
 
     def set(self, due: float) -> None:
-        """Ring at this time, unless an earlier time is set already."""
+        """Call `ring` at this time, unless an earlier time is already set."""
         if due < self.due:
             self.due = due
             if self._clock is not None:
                 self._clock.rearm()
 
     def ring_if_due(self, now: float) -> None:
-        """Ring if the time has come. The clock calls this whenever it wakes."""
+        """Call `ring` if the reminder is due. The clock calls this whenever it wakes up."""
         if now >= self.due:
             self.due = math.inf
             self.ring(now)
 
     @abstractmethod
     def ring(self, now: float) -> None:
-        """Do what was to be done. This may `set` the next time."""
+        """Handle the deadline. This method may call `set` for the next deadline."""

@@ -1,8 +1,8 @@
-"""What a pump works for: a session that is told what happens on its connection.
+"""The interface through which a pump notifies its owner, which is the connection of a session.
 
-A pump moves bytes between a link and an engine and knows nothing of channels. Whatever it learns on the way goes to its
-owner: the events of the engine, that something was written, that the connection is lost. A session is the owner of its
-pump, so "go to definition" leads from the pump to `handle_events` here, and from there to the sessions.
+A pump moves bytes between a link and an engine, and knows nothing about channels. It passes the engine's events to its
+owner, and notifies the owner when bytes were written and when the connection is lost. `MuxConnection` implements this
+interface, so "go to definition" leads from the pump to `handle_events` here, and from there to the connections.
 """
 
 from __future__ import annotations
@@ -18,37 +18,34 @@ EventT = TypeVar("EventT")
 
 
 class PumpOwner(ABC, Generic[EventT]):
-    """What a pump tells its session, and asks it.
-
-    Except for `handle_events` and `queued_bytes`, an owner overrides only the methods that concern it.
-    """
+    """The callbacks of a pump. `handle_events` and `queued_bytes` are required, and the others are optional."""
 
     wire_name: str = ""
-    """The protocol as `looks_like` names it. A peer whose first bytes look like anything else is called foreign."""
+    """The name of the protocol in `looks_like`. If the peer's first bytes look like another protocol, errors say so."""
     observer: Observer | None = None
-    """It is told of the bytes and the errors of the connection."""
+    """Receives callbacks about the bytes and the errors of the connection."""
     facts: Facts | None = None
-    """They are told which limit the peer reached, and that the connection broke."""
+    """Receives callbacks when the peer reaches a limit, and when the connection breaks."""
     reminder: Reminder | None = None
-    """The pump's clock rings it, in addition to calling the engine at its deadlines."""
+    """The pump's clock calls this reminder when it is due, in addition to calling the engine at its deadlines."""
 
     @abstractmethod
     def handle_events(self, events: Sequence[EventT]) -> None:
-        """Act on what the engine reports, oldest event first."""
+        """Handle the engine's events, oldest first."""
 
     @abstractmethod
     def queued_bytes(self) -> int:
-        """Return how many bytes of messages the engine still holds, for the error when the connection is lost."""
+        """Return how many bytes of messages are queued in the engine, for the error about a lost connection."""
 
     def handle_written(self) -> None:
-        """Bytes have left the engine, so there may be room for further messages."""
+        """Called when the engine's output has been written, so there may be room for further messages."""
 
     def handle_lost(self) -> None:
-        """The connection is over, whatever the reason. The pump calls this once."""
+        """Called once when the connection is lost or closed."""
 
     def handle_packet_limit(self, limit: int) -> None:
-        """A packet was larger than the link takes: from now on no packet may be larger than `limit` bytes."""
+        """Called when a packet was too large for the link. From now on, packets may have at most `limit` bytes."""
 
     def has_understood_peer(self) -> bool:
-        """Return False while nothing that came had a meaning, for protocols that ignore such bytes."""
+        """Return False until the peer has sent valid bytes, for protocols that ignore invalid bytes."""
         return True

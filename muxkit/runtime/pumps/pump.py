@@ -1,4 +1,9 @@
-"""What the pumps share: the life and the loss of a connection, its clock, its events, and the sleep of its writer."""
+"""`Pump`, the base class of all pumps.
+
+A pump runs an engine on a link. This class starts the reader, the writer and the clock of a connection, dispatches the
+engine's events, records why the connection is lost, and closes the link. A subclass for each kind of link does the
+reading and writing.
+"""
 
 from __future__ import annotations
 
@@ -20,63 +25,65 @@ from muxkit.runtime.pumps.clock import Clock
 from muxkit.runtime.pumps.owner import EventT, PumpOwner
 from muxkit.runtime.pumps.turns import turns
 
-PARTING_TIMEOUT = 1.0  # s, for telling the peer why the connection ends
-CLOSE_TIMEOUT = 1.0  # s, for closing a link without goodbye
-HELD_UP_SECONDS = 1.0  # a clock that is so late was held up with the whole process, or the machine slept
-HELD_UP_TURNS = 10  # a socket that several links share hands on what it reads, and a peer in this process answers first
-INLINE_PAUSE = 30e-6  # s; senders that come faster than this are served together, by the writer
+PARTING_TIMEOUT = 1.0  # seconds for sending the peer the reason why the connection ends
+CLOSE_TIMEOUT = 1.0  # seconds for closing a link without waiting for the peer
+# If the clock wakes up this late, in seconds, the whole process was suspended or the machine was asleep.
+HELD_UP_SECONDS = 1.0
+# Checkpoints before a late clock acts. One isn't enough: a socket that several links share passes on the packets that
+# it reads, and a peer in the same process has to send its answer first.
+HELD_UP_TURNS = 10
+# If a sender calls within this many seconds after the last write, the writer task writes its message, together with
+# those of other senders.
+INLINE_PAUSE = 30e-6
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
-BLOCK = 8 * 1024 * 1024  # bytes; larger than what one connection's windows hold at a time
+BLOCK = 8 * 1024 * 1024  # bytes; larger than the buffered data of one connection
 
 
 async def read_first(due: float) -> None:
-    """After a clock that is late, let what has come meanwhile be read, before its peer is taken for silent."""
+    """If the clock is late, let the reader read the bytes that have arrived, before the peer is treated as silent."""
     if trio.current_time() - due >= HELD_UP_SECONDS:
         for _ in range(HELD_UP_TURNS):
             await trio.lowlevel.checkpoint()
 
 
 class Pump(Clock, Generic[EventT]):
-    """One reader, one writer and one clock that run an engine on a link until the connection is over.
-
-    A subclass knows one kind of link.
-    """
+    """Runs an engine on a link until the connection is closed or lost. Each subclass handles one kind of link."""
 
     def __init__(self, link: object, engine: Engine[EventT], owner: PumpOwner[EventT]) -> None:
         self._owner = owner
-        self._rules: Engine[EventT] = engine  # a subclass has the same object, by the type that its links need
+        self._rules: Engine[EventT] = engine  # each subclass stores the same engine with a more specific type
         self._observer = owner.observer
         self._facts = owner.facts
         self._turns = turns()
-        self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
-        self._idle = trio.lowlevel.ParkingLot()  # of tasks that wait until everything is written
+        self._sleeper: trio.lowlevel.Task | None = None  # the writer task, while it sleeps
+        self._idle = trio.lowlevel.ParkingLot()  # tasks that wait until all output has been written
         self._tasks = trio.CancelScope()
-        self._hanging_up = False  # then nothing is written any more
+        self._hanging_up = False  # True once `hang_up` was called; nothing is written after that
         self._reminder = owner.reminder
         if self._reminder is not None:
             self._reminder.attach(self)
-        self._due = math.inf  # when the clock wakes
+        self._due = math.inf  # when the clock wakes up
         self._alarm = trio.CancelScope()
         self.peer: str = peer_of(link)
         self._loss_record = LossRecord(self.peer)
         self.is_lost: bool = False
         self.loss: Final = self._loss_record.error
-        """Makes an error that says why the connection is over; each task that raises it needs one of its own."""
+        """Creates the error for the lost connection. Each task that raises it needs its own error object."""
         self.hung_up: trio.Event = trio.Event()
-        """Set when the connection is over."""
+        """Set when the connection is closed or lost."""
         self.bytes_sent = 0
         self.phase: Phase = "open"
-        """When the connection is, for the error that says when it was lost."""
-        self._parting: Sequence[bytes] = ()  # to send before the connection is closed
+        """The current phase of the connection. The error contains it if the connection is lost."""
+        self._parting: Sequence[bytes] = ()  # the last bytes to send before the connection is closed
         self._parting_until = -math.inf
-        self._farewell = Reason()  # for a link that can carry one
+        self._farewell = Reason()  # the reason for the peer, if the link can transmit one
         self._transport = link
-        self._place = current_place()  # of this connection at its listener, until the peer has said a valid word
+        self._place = current_place()  # this connection's slot at its listener, until the peer has sent a valid frame
 
-    # --- the life of the connection
+    # --- running and losing the connection
 
     async def run(self) -> None:
-        """Move bytes until the connection is over; raises nothing that a connection may expect."""
+        """Run the connection until it is closed or lost. Errors of the link end this normally, and don't raise."""
         try:
             with self._tasks:
                 async with trio.open_nursery() as nursery:
@@ -85,7 +92,7 @@ class Pump(Clock, Generic[EventT]):
                     await self._move("reading", partial(self._read, nursery))
         finally:
             self.lose(CLOSED_HERE, by="local")
-            # Shielded, though briefly: a cancellation from outside would take the place of an error.
+            # Shield the cleanup for a short time, because a cancellation from outside would replace an error.
             if self._parting:
                 with trio.CancelScope(deadline=self._parting_until, shield=True):
                     await self._part()
@@ -99,7 +106,7 @@ class Pump(Clock, Generic[EventT]):
             self._broke(doing, error)
 
     def _broke(self, doing: str, error: Exception) -> None:
-        """The link says that it is gone."""
+        """Lose the connection after an error of the link."""
         if getattr(self._transport, "peer_reason", None):
             self.lose("the peer closed the connection", by="peer", cause=error)
         else:
@@ -114,9 +121,14 @@ class Pump(Clock, Generic[EventT]):
         parting: Sequence[bytes] = (),
         farewell: Reason | None = None,
     ) -> None:
-        """The connection is over; the first reason counts.
+        """Mark the connection as lost, cancel its tasks, and notify the owner. Only the first call has an effect.
 
-        `parting` is sent to the peer if that can be done, and `farewell` by a link that can carry a reason.
+        Args:
+            reason: The text of the error that calls on this connection raise.
+            by: The side that has ended the connection.
+            cause: The exception that has caused the loss.
+            parting: The last bytes for the peer. They are sent if the link still allows it.
+            farewell: The reason for the peer, which is sent by links that can transmit a reason.
         """
         if self.is_lost:
             return
@@ -150,11 +162,11 @@ class Pump(Clock, Generic[EventT]):
         self._owner.handle_lost()
 
     def told(self, reason: Reason) -> None:
-        """The peer said why it ends the connection, which follows."""
+        """Record the peer's reason for ending the connection. The end of the connection follows."""
         self._loss_record.tell(reason)
 
     def _hint(self, by: Side, cause: BaseException | None) -> str | None:
-        """Return what may be the reason of a loss, and what to try."""
+        """Return a hint about the probable reason of a loss for the error message, or None."""
         return None
 
     def _found(self, by: Side, cause: BaseException | None) -> str | None:
@@ -163,45 +175,46 @@ class Pump(Clock, Generic[EventT]):
 
     @property
     def foreign(self) -> str:
-        """What the peer probably speaks, as the end of a sentence, if what it sent first looks like something else."""
+        """The end of an error message that names the peer's protocol, if its first bytes look like another protocol."""
         return ""
 
     def _last_words(self, parting: Sequence[bytes]) -> Sequence[bytes]:
-        """Return what can still be sent of what should be."""
+        """Return the bytes that can still be sent of the last bytes for the peer."""
         return parting
 
     async def _part(self) -> None:
-        """Send the last bytes, and let the peer read them."""
+        """Send the last bytes, and wait until the peer has read them if possible."""
 
     @property
     def is_refusal(self) -> bool:
-        """True if the peer sent this side away, by a code from 400 to 499 or in the handshake of the transport.
+        """True if the peer has refused this side with a code from 400 to 499 or in the handshake of the transport.
 
-        A client of TLS 1.3 may begin its session before the server has seen its certificate.
+        A refusal in the handshake can arrive in an open session, because a client of TLS 1.3 may begin its session
+        before the server has checked the client's certificate.
         """
         return self._loss_record.is_refusal or (self.is_lost and not can_heal(self.loss()))
 
     @property
     def is_violated(self) -> bool:
-        """True if the connection is over because the peer broke a rule."""
+        """True if the connection is lost because the peer broke a rule."""
         return self._loss_record.is_violation
 
     @property
     def unsent(self) -> int:
-        """Bytes that have left the engine and that the link has not taken."""
+        """Number of bytes that the pump has taken from the engine and the link hasn't accepted."""
         return 0
 
     # --- events and time
 
     def dispatch_events(self) -> None:
-        """Hand out what a command made the engine tell, and what follows from that."""
+        """Dispatch pending engine events, including events caused by handling them."""
         while events := self._rules.events():
             self._owner.handle_events(events)
             if self._place is not None:
                 self._heard()
 
     def _handle(self, events: Sequence[EventT] | None) -> None:
-        """Handle events that the engine returned, and then the ones that handling them caused."""
+        """Dispatch events that the engine has returned, and then the events caused by handling them."""
         if events:
             self._owner.handle_events(events)
             if self._place is not None:
@@ -209,13 +222,13 @@ class Pump(Clock, Generic[EventT]):
         self.dispatch_events()
 
     def _heard(self) -> None:
-        """Report to the listener that the peer has said something that the engine understood."""
+        """Notify the listener that the peer has sent a valid frame."""
         if self._place is not None and not self.is_lost:
             self._place.establish()
             self._place = None
 
     def _dispatch(self, events: Sequence[EventT] | None = None) -> None:
-        """Handle the events that a read or a deadline returned, then the ones that they caused, and write."""
+        """Dispatch the events of a read or a deadline and the events that follow from them, and request a write."""
         self._handle(events)
         self.request_write()
         self.rearm()
@@ -233,7 +246,7 @@ class Pump(Clock, Generic[EventT]):
             self._dispatch(self._rules.handle_deadline(now))
 
     def _engine_deadline(self) -> float | None:
-        """Return when the engine wants to be called; a subclass may know why it must wait until later."""
+        """Return the engine's next deadline. Subclasses return a later one if the engine can't act at its deadline."""
         return self._rules.next_deadline()
 
     def _next_deadline(self) -> float:
@@ -242,15 +255,16 @@ class Pump(Clock, Generic[EventT]):
         return due if deadline is None or due < deadline else deadline
 
     def rearm(self) -> None:
-        """Let the clock wake earlier if the deadline has come nearer; a later one is noticed at the wake-up.
+        """Make the clock wake up earlier if the next deadline is earlier now.
 
-        To be called after a command that may have set a deadline.
+        Call this after a command that may have set a deadline. If the next deadline is later now, the clock wakes up
+        once without effect, and then sleeps until the new deadline.
         """
         deadline = self._next_deadline()
         if deadline < self._due:
             self._alarm.deadline = self._due = deadline
 
-    # --- the writer's sleep
+    # --- waking the writer
 
     def _wake_writer(self) -> None:
         if self._sleeper is not None and not self.is_lost and not self._hanging_up:
@@ -268,44 +282,45 @@ class Pump(Clock, Generic[EventT]):
 
         await trio.lowlevel.wait_task_rescheduled(abort)
 
-    # --- what depends on the link
+    # --- methods of the subclasses
 
     @abstractmethod
     def request_write(self) -> None:
-        """The engine may have something to write: write it now, or wake the writer."""
+        """Write the engine's output now, or wake the writer. Call this whenever the engine may have new output."""
 
     @abstractmethod
     async def flushed(self) -> None:
-        """Wait until everything that the engine may send now has left."""
+        """Wait until all output that the engine may send now has been written to the link."""
 
     @abstractmethod
     async def hang_up(self) -> None:
-        """End the connection in the orderly way that the link has."""
+        """Close the connection cleanly, as far as the link has a clean way to close."""
 
     @abstractmethod
     async def _read(self, nursery: trio.Nursery) -> None:
-        """Read until the connection is over."""
+        """Read until the connection is closed or lost."""
 
     @abstractmethod
     async def _write(self) -> None:
-        """Write until the connection is over."""
+        """Write until the connection is closed or lost."""
 
     @abstractmethod
     def _stop(self, cause: BaseException | None) -> None:
-        """The connection is over: drop what was not written, and let go of the link."""
+        """Drop the unwritten output, because the connection is lost."""
 
     @abstractmethod
     async def _close_link(self) -> None:
         """Close the link without waiting for the peer."""
 
 
-@cache  # once is enough, and later the block would have to be cleared
+@cache  # one call per process is enough, and later calls would have to clear the memory of the block
 def keep_freed_memory() -> None:
     """Let the process keep freed memory up to twice `BLOCK`, which makes bulk transfers faster with glibc.
 
-    glibc returns what is free at the end of its heap to the kernel as soon as that is more than 128 KiB, and each page
-    costs a fault when it is wanted again: a few messages of 64 KiB in flight then cost 20 times as much to make as to
-    copy. It raises that bound to twice the size of the largest block that was ever freed. The pages of this block are
-    never touched, so this is quick; with other C libraries it does nothing.
+    If more than 128 KiB at the end of the heap are free, glibc returns the memory to the kernel. When the process uses
+    the memory again, each page causes a page fault. With a few messages of 64 KiB in flight, allocating a message then
+    takes 20 times as long as copying it. glibc raises the limit to twice the size of the largest block that was ever
+    freed, so we allocate and free one large block. Its pages are never touched, so this is quick. With other C
+    libraries, this has no effect.
     """
     bytes(BLOCK)
