@@ -1,7 +1,8 @@
-"""The pump for an engine on a link of packets, which may be lost, repeated or late.
+"""The pump for an engine on a packet link, whose packets may be lost, duplicated or reordered.
 
-As with byte streams the reader never waits for the writer. An error about one packet, because it is too large or
-because the network reported that no peer is there, costs that packet and no more: such reports can be forged.
+As with byte streams, the reader never waits for the writer. If the link reports an error about a packet, for example
+that the packet is too large or that the peer is unreachable, the pump drops that packet and goes on. Such an error
+doesn't end the connection, because somebody else may have forged the report.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from muxkit.runtime.pumps.owner import EventT, PumpOwner
 from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, Pump
 from muxkit.runtime.pumps.turns import LONG_TURN
 
-TURN_PACKETS = 64  # to take in before other sessions get their turn
-STEP_PACKETS = 8  # to take in before their events are handed out, and the clock is asked whether the turn is over
-MAX_FAILURES = 1000  # errors in a row, without a packet in between: then the link itself is broken
+TURN_PACKETS = 64  # maximum number of packets to handle before other sessions get their turn
+STEP_PACKETS = 8  # number of packets to handle before their events are dispatched and the time of the turn is checked
+MAX_FAILURES = 1000  # the link counts as broken after this many errors without a packet in between
 
 
 class DatagramPump(Pump[EventT]):
-    """Runs a `DatagramEngine` over a packet link: any `trio.abc.Channel[bytes]`, faster if it is `NowaitPackets`.
+    """Runs a `DatagramEngine` over a packet link.
 
-    An OSError whose errno is in `fatal` ends the link; all others cost one packet.
+    The link can be any `trio.abc.Channel[bytes]`. A link that implements `NowaitPackets` is faster. An `OSError` whose
+    errno is in `fatal` ends the connection. Any other `OSError` only loses a packet.
     """
 
     def __init__(
@@ -38,18 +40,19 @@ class DatagramPump(Pump[EventT]):
         self._link = link
         self._engine = engine
         self._fatal = frozenset(fatal)
-        self._is_heavy = False  # the last turn was long, so the next one waits for its place
-        self._kept: deque[bytes] = deque()  # packets that came and were not taken in when the turn's time was used up
+        self._is_heavy = False  # True if the last turn was long, so the next turn has to wait in the queue of turns
+        self._kept: deque[bytes] = deque()  # received packets that were left when the time of the last turn was used up
         self._nowait = link if isinstance(link, NowaitPackets) else None
-        self._carry: list[bytes] = []  # pulled, and not taken by the link yet
+        self._carry: list[bytes] = []  # packets that the pump has taken from the engine and the link hasn't accepted
         self._wrote_at = float("-inf")
         self.too_large: int = 0
-        """Packets that were larger than the link takes."""
+        """Number of packets that were dropped because they were too large for the link."""
         self.refused: int = 0
-        """Errors of the link that cost a packet, or that told of one."""
-        self.phase = "handshake"  # a link of packets has none: until the owner has understood something
+        """Number of errors of the link about a packet."""
+        # A packet link has no handshake. The connection counts as open once the owner has received a valid packet.
+        self.phase = "handshake"
 
-    # --- the life of the link
+    # --- closing the link
 
     def _stop(self, cause: BaseException | None) -> None:
         self._carry = []
@@ -64,24 +67,24 @@ class DatagramPump(Pump[EventT]):
 
     @property
     def unsent(self) -> int:
-        """Bytes that have left the engine and that the link has not taken."""
+        """Number of bytes that the pump has taken from the engine and the link hasn't accepted."""
         return sum(map(len, self._carry))
 
     async def flushed(self) -> None:
-        """Wait until what the engine may send now has left, and the writer is idle."""
+        """Wait until all packets that the engine may send now have been sent, and the writer sleeps."""
         self.request_write()
         while not self.is_lost and (self._sleeper is None or self._carry):
             await self._idle.park()
 
     async def hang_up(self) -> None:
-        """Close the link; packets have no orderly end, so what must be said before is the protocol's business."""
+        """Close the link. A packet link can't signal a clean close, so the protocol has to say goodbye before this."""
         await self.flushed()
         self.lose(CLOSED_HERE, by="local")
 
     # --- writing
 
     def request_write(self) -> None:
-        if self._sleeper is None or self.is_lost:  # the writer is awake, and looks again
+        if self._sleeper is None or self.is_lost:  # the writer is awake, and checks the engine before it sleeps
             return
         if self._nowait is None or perf_counter() - self._wrote_at < INLINE_PAUSE:
             self._wake_writer()
@@ -95,7 +98,7 @@ class DatagramPump(Pump[EventT]):
         if self._carry:
             self._wake_writer()
         else:
-            self.rearm()  # timers begin when a packet leaves
+            self.rearm()  # sending a packet may have started timers of the engine
 
     async def _write(self) -> None:
         while True:
@@ -108,7 +111,7 @@ class DatagramPump(Pump[EventT]):
             if self._carry:
                 await self._send_one()
             else:
-                await trio.lowlevel.checkpoint()  # bounded work at a time: that was a burst
+                await trio.lowlevel.checkpoint()  # let other tasks run after a burst
 
     def _pull(self) -> list[bytes]:
         packets = [*self._engine.datagrams_to_send(trio.current_time())]
@@ -121,7 +124,7 @@ class DatagramPump(Pump[EventT]):
         return packets
 
     def _send_burst(self, link: NowaitPackets) -> None:
-        """Send what the kernel takes of the carried packets, and keep the rest."""
+        """Send as many packets of `_carry` as the kernel accepts, and keep the rest."""
         while self._carry:
             try:
                 taken = link.send_nowait(self._carry)
@@ -137,7 +140,7 @@ class DatagramPump(Pump[EventT]):
         self._wrote_at = perf_counter()
 
     async def _send_one(self) -> None:
-        """Send the next packet, waiting until the link takes it."""
+        """Send the next packet, and wait until the link accepts it."""
         packet = self._carry[0]
         try:
             await self._link.send(packet)
@@ -148,11 +151,11 @@ class DatagramPump(Pump[EventT]):
         except OSError as error:
             self._judge(error)
             await trio.lowlevel.checkpoint()
-        if self._carry:  # nothing is left of it if the link was lost meanwhile
+        if self._carry:  # empty if the connection was lost in the meantime
             del self._carry[0]
 
     def _drop_large(self, limit: int | None) -> None:
-        """Drop the packets above the limit, or the first one if the link does not say which one was."""
+        """Drop all packets above the limit, or the first packet if the link doesn't report which one was too large."""
         fitting = [packet for packet in self._carry if limit is None or len(packet) <= limit]
         if limit is None or len(fitting) == len(self._carry):
             fitting = self._carry[1:]
@@ -162,7 +165,7 @@ class DatagramPump(Pump[EventT]):
             self._owner.handle_packet_limit(limit)
 
     async def _sleep_until_requested(self) -> None:
-        self._sleeper = trio.lowlevel.current_task()  # before the clock looks whether the writer is awake
+        self._sleeper = trio.lowlevel.current_task()  # set this first, because `rearm` checks whether the writer sleeps
         self.rearm()
         await super()._sleep_until_requested()
 
@@ -193,7 +196,10 @@ class DatagramPump(Pump[EventT]):
             self.lose("the peer hung up", by="peer")
 
     def _take_in(self, packet: bytes | None) -> None:
-        """Take in a packet and those that came after it, or those that were kept; no more than a turn's worth."""
+        """Handle a packet and the packets that have arrived after it, within one turn.
+
+        If `packet` is None, handle packets that an earlier turn has left.
+        """
         clock = self._turns.now
         began = clock()
         now = trio.current_time()
@@ -205,7 +211,7 @@ class DatagramPump(Pump[EventT]):
                 except OSError as error:
                     self._judge(error)
                 except (trio.EndOfChannel, *BROKEN):
-                    self._dispatch()  # the packet before the end may say why it ends
+                    self._dispatch()  # the last packet may contain the reason for the end, so handle it first
                     raise
         if self._kept:
             self._take_in_kept(now, began + self._turns.allowance)
@@ -240,5 +246,5 @@ class DatagramPump(Pump[EventT]):
     def _engine_deadline(self) -> float | None:
         deadline = self._engine.next_deadline()
         if deadline is None or (self._sleeper is None and deadline <= trio.current_time()):
-            return None  # the writer is awake, sends what is due, and rearms the clock before it sleeps
+            return None  # the writer is awake, sends the packets that are due, and rearms the clock before it sleeps
         return deadline

@@ -1,10 +1,13 @@
-"""Looking again before sleeping, since to be woken by the kernel costs more than many looks at the socket.
+"""Spinning: a reader polls its socket for a short time before it sleeps.
 
-A reader that sleeps while the answer of a quick peer is under way pays for that sleep with most of the round trip, and
-with more processor time than it saves. So it looks again in each pass of Trio's loop for a while, in which other tasks
-run as usual, if that is worth it: the last sleep was short, the last spins found something, and no other reader of this
-Trio run spins. A connection that is idle, or whose peer needs long, sleeps as if there were no spin, and so do all on a
-machine that has no processor left for the peer: each spin in vain doubles the number of sleeps until the next.
+If the peer answers quickly, most of the round trip is the time that the kernel needs to wake a sleeping reader, and the
+wake-up takes more processor time than polling. So a reader polls its socket once in each pass of Trio's loop for a
+while. Other tasks run as usual in these passes.
+
+A reader spins only if that is likely to pay off: the reader's last sleep was short, its last spins were successful, and
+no other reader of this Trio run is spinning. Each unsuccessful spin doubles the number of sleeps before the next spin.
+So an idle connection hardly ever spins, nor does a connection with a slow peer, and nor does any connection on a
+machine where the peer has to wait for a processor.
 """
 
 from __future__ import annotations
@@ -16,29 +19,30 @@ import trio
 
 from muxkit.runtime.pumps.turns import Turns
 
-SHORT_SLEEP: Final = 3  # spins; half of a sleep that takes no longer than that is the wake-up
-MOST_SLEEPS: Final = 256  # after a spin in vain, however many of them there were before
+# A sleep is short if it takes at most this many times as long as a spin. Half of such a sleep is the wake-up.
+SHORT_SLEEP: Final = 3
+MOST_SLEEPS: Final = 256  # maximum number of sleeps before the next spin
 
 
 class Spin:
-    """Decides for one reader whether it spins before it sleeps; `Turns.spin` says for how long at most."""
+    """Decides for one reader whether it spins before it sleeps. `Turns.spin` is the maximum duration of a spin."""
 
     __slots__ = ("_is_short", "_sleeps", "_sleeps_after", "_turns")
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
-        self._is_short = False  # the last sleep was
-        self._sleeps = 0  # that come before the next spin
-        self._sleeps_after = 1  # the next spin in vain
+        self._is_short = False  # True if the last sleep was short
+        self._sleeps = 0  # number of sleeps before the next spin
+        self._sleeps_after = 1  # number of sleeps that will follow the next unsuccessful spin
 
     def is_due(self) -> bool:
-        """Return True if `until` is worth its time now; otherwise sleep, and call `slept`."""
+        """Return True if the reader should call `until` now. Otherwise, it should sleep and then call `slept`."""
         return self._is_short and not self._sleeps and not self._turns.is_spinning
 
     async def until(self, look: Callable[[], bool]) -> bool:
-        """Let other tasks run and call `look`, again and again until it returns True; False if the time is up.
+        """Call `look` in each pass of Trio's loop until it returns True. Return False if the time is up before that.
 
-        Always a checkpoint. Cancelled means that `look` has not returned True.
+        This is always a checkpoint. If it is cancelled, `look` hasn't returned True.
         """
         turns = self._turns
         end = turns.now() + turns.spin
@@ -56,7 +60,7 @@ class Spin:
             turns.is_spinning = False
 
     def slept(self, seconds: float) -> None:
-        """Note how long the reader slept until there was something to read."""
+        """Record how long the reader slept until the socket had bytes."""
         self._is_short = seconds < SHORT_SLEEP * self._turns.spin
         if self._sleeps:
             self._sleeps -= 1

@@ -1,8 +1,9 @@
-"""Turns of processor time: a busy session works in turns, one turn of one session in each pass of Trio's loop.
+"""Turns of processor time, which keep busy sessions from delaying others.
 
-What a session takes in within one turn costs no wait. A session that has more to take in, or whose last turn was long,
-queues for the next one, and the queue gives out one turn in each pass of Trio's loop. So the delay that floods add to a
-pass is one turn, however many sessions flood, and accept loops and quiet sessions run in every pass.
+A turn is a limited amount of time in which a session handles received bytes. A session that hasn't been busy takes a
+turn without waiting. If a session has more bytes than it can handle in one turn, or if its last turn was long, it
+queues for the next turn. The queue grants one turn in each pass of Trio's loop. So however many sessions are flooded, a
+flood delays each pass by one turn only, and accept loops and quiet sessions run in every pass.
 """
 
 from __future__ import annotations
@@ -18,39 +19,40 @@ import trio
 
 from muxkit.runtime.pumps.quota import cpu_quota
 
-TURN_MOST: Final = 1e-3  # s that a turn may take while the passes of the loop are short
-TURN_LEAST: Final = 0.2e-3  # s; and while they are long, because of the tasks that turns wake
-LONG_TURN: Final = 0.5e-3  # s; a session whose turn was longer queues for the next one
-LONG_PASS: Final = 3e-3  # s
-REST_MOST: Final = 4  # passes without a turn after a long one
-NEW: Final = 0.05  # s after a connection came, in which turns are short: its handshake takes many passes
-SPIN: Final = "MUXKIT_SPIN"  # the environment variable with the microseconds to spin
-SPIN_USUAL: Final = 200.0  # microseconds; a round trip of Aqueduct on loopback, or two wake-ups
-WAKES: Final = 32  # tasks that the end of a session wakes in one turn
+TURN_MOST: Final = 1e-3  # maximum duration of a turn in seconds while the passes of Trio's loop are short
+TURN_LEAST: Final = 0.2e-3  # the same while the passes are long because of the tasks that turns wake
+LONG_TURN: Final = 0.5e-3  # a session whose turn took longer than this many seconds queues for its next turn
+LONG_PASS: Final = 3e-3  # a pass of Trio's loop is long if it takes more than this many seconds
+REST_MOST: Final = 4  # maximum number of passes without a turn after a long pass
+# Turns are short for this many seconds after a connection was accepted, because its handshake takes many passes.
+NEW: Final = 0.05
+SPIN: Final = "MUXKIT_SPIN"  # the environment variable with the duration of a spin in microseconds
+SPIN_USUAL: Final = 200.0  # microseconds; about a round trip of Aqueduct on loopback, or two wake-ups
+WAKES: Final = 32  # number of tasks that the end of a session wakes in one turn
 
 
 class Turns:
-    """The turns of one Trio run; `clock` returns seconds."""
+    """The turns of one Trio run. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter, *, spin: float = 0.0) -> None:
         self.now = clock
         self.spin: float = spin
-        """Seconds for which a reader looks again before it sleeps, while answers come as fast as that; 0 for never."""
+        """Maximum number of seconds for which a reader polls its socket before it sleeps (`Spin`). 0 disables that."""
         self.is_spinning: bool = False
-        """True while a reader does; the others sleep."""
+        """True while a reader spins. Only one reader spins at a time."""
         self.allowance: float = TURN_MOST
-        """Seconds that a turn may take now."""
+        """Number of seconds that a turn may take now."""
         self.given: int = 0
         self._line = trio.lowlevel.ParkingLot()
-        self._is_handed = False  # a task that waited goes on in the next pass
+        self._is_handed = False  # True if a task has been granted the next turn
         self._handed_at = 0.0
         self._short_until = 0.0
-        self._spread: list[Callable[[], object]] | None = None  # within `spreading`
+        self._spread: list[Callable[[], object]] | None = None  # a list inside a `spreading` block
         self._wakes: deque[Callable[[], object]] = deque()
         self._is_waking = False
 
     async def wait(self) -> None:
-        """Return when the caller may work for `allowance` seconds, in the next pass of the loop at the earliest."""
+        """Wait for a turn, in which the caller may work for `allowance` seconds. This is always a checkpoint."""
         is_first = not self._is_handed
         if is_first:
             self._is_handed = True
@@ -66,11 +68,11 @@ class Turns:
             self._hand_on()
 
     def connection_came(self) -> None:
-        """Shorten the turns for a while: the handshake of a new connection takes many passes of the loop."""
+        """Shorten the turns for a while, because the handshake of a new connection takes many passes of the loop."""
         self._short_until = self.now() + NEW
 
     def _hand_on(self) -> None:
-        """Let the task that waits longest go on in the next pass."""
+        """Grant the next turn to the task that has waited longest."""
         if self._line:
             self._handed_at = self.now()
             self._line.unpark()
@@ -78,7 +80,7 @@ class Turns:
             self._is_handed = False
 
     async def _rest(self) -> None:
-        """After a long pass make turns shorter and further apart: the tasks that turns wake take long."""
+        """After a long pass, make turns shorter and less frequent, because the tasks that turns wake take long."""
         now = self.now()
         if now - self._handed_at < LONG_PASS:
             self.allowance = TURN_LEAST if now < self._short_until else min(TURN_MOST, 1.5 * self.allowance)
@@ -94,7 +96,10 @@ class Turns:
 
     @contextmanager
     def spreading(self) -> Iterator[None]:
-        """Spread what `wake` is given in this block, which must not wait, over turns: the tasks wake in groups."""
+        """Make `wake` defer its calls in this block, so that tasks wake up in small groups over several turns.
+
+        The block must not contain a checkpoint.
+        """
         spread: list[Callable[[], object]] = []
         self._spread = spread
         try:
@@ -106,13 +111,13 @@ class Turns:
             self._wakes += spread[WAKES:]
             if self._wakes and not self._is_waking:
                 self._is_waking = True
-                # A task of Trio's own, since the session may be left before it is through.
+                # Use a system task, because the session's nursery may be closed before all tasks have been woken.
                 trio.lowlevel.spawn_system_task(self._wake_the_rest)
 
     def wake(self, call: Callable[[], object]) -> None:
-        """Call a function that wakes tasks: now, or within `spreading` in a later turn.
+        """Call a function that wakes tasks, either now, or in a later turn if this is inside a `spreading` block.
 
-        The caller has changed all that the tasks will look at, so that the delay is all that they can notice.
+        The caller must have made all state changes before this call, so that the woken tasks notice only the delay.
         """
         if self._spread is None:
             call()
@@ -127,16 +132,16 @@ class Turns:
                     self._wakes.popleft()()
         finally:
             self._is_waking = False
-            while self._wakes:  # the run is being cancelled
+            while self._wakes:  # only if the Trio run is being cancelled
                 self._wakes.popleft()()
 
 
 _TURNS: Final = trio.lowlevel.RunVar[Turns]("muxkit turns")
-_replays = 0  # blocks of `untimed` that are entered
+_replays = 0  # number of active `untimed` blocks
 
 
 def turns() -> Turns:
-    """Return the turns that all sessions of this run share."""
+    """Return the `Turns` object that all sessions of this Trio run share."""
     try:
         return _TURNS.get()
     except LookupError:
@@ -146,9 +151,10 @@ def turns() -> Turns:
 
 
 def usual_spin() -> float:
-    """Return for how many seconds readers of a new Trio run spin.
+    """Return the duration of a spin in seconds for a new Trio run.
 
-    `MUXKIT_SPIN` decides if it is set. Otherwise readers don't spin under a CPU quota, which spinning would use up.
+    If `MUXKIT_SPIN` is set, its value is used. Otherwise, readers don't spin under a CPU quota, because spinning would
+    use up the quota.
     """
     told = os.environ.get(SPIN, "")
     try:
@@ -161,7 +167,7 @@ def usual_spin() -> float:
 
 @contextmanager
 def untimed() -> Iterator[None]:
-    """Let no turn of the runs that begin inside depend on processor time, so that a run can be repeated exactly."""
+    """Make Trio runs that start inside this block independent of processor time, so that they are reproducible."""
     global _replays
     _replays += 1
     try:
@@ -171,5 +177,5 @@ def untimed() -> Iterator[None]:
 
 
 def share_turns(made: Turns) -> None:
-    """Make the sessions that begin from now on share these; for tests, with a clock of their own."""
+    """Use this `Turns` object for all sessions that start from now on. Tests use this with their own clock."""
     _TURNS.set(made)
