@@ -1,8 +1,8 @@
-"""The pump for an engine on a link that carries streams and datagrams side by side.
+"""The pump for an engine on a link with several streams and datagrams, such as QUIC.
 
-The link never makes the writer wait: it says how much room a stream has, and the writer takes no more than that out
-of the engine, so that what waits can still be chosen, dropped or counted. A stream without room is parked in the
-engine until the link has some again.
+The writer never waits for a single stream. The link reports how much room each stream has, and the writer takes only
+that many bytes of the stream from the engine. The other bytes stay in the engine, which can still reorder, drop or
+count them. A stream without room is *parked* until the link reports room for it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from muxkit.runtime.pumps.owner import EventT, PumpOwner
 from muxkit.runtime.pumps.pump import BROKEN, Pump, keep_freed_memory
 from muxkit.runtime.pumps.turns import LONG_TURN
 
-TURN_BYTES = 64 * 1024  # to feed before other sessions get their turn
+# Limits on the work of one turn, after which other sessions get their turn
+TURN_BYTES = 64 * 1024
 TURN_ARRIVALS = 128
-TURN_FRAMES = 1024  # the same, if the engine counts them
-STEP_FRAMES = 32  # frames to parse before their events are handed out
-CHUNK_BYTES = 64 * 1024  # of one stream at a time
-SLICE_BYTES = 4 * 1024  # of an arrival to feed at once, so that frames are counted often enough
-WRITE_BYTES = 256 * 1024  # to pull before other tasks run
-WRITE_DATAGRAMS = 64  # to pull before the streams get their turn
+TURN_FRAMES = 1024
+STEP_FRAMES = 32  # number of frames to parse before their events are dispatched
+CHUNK_BYTES = 64 * 1024  # maximum number of bytes to take from the engine for one stream at a time
+SLICE_BYTES = 4 * 1024  # received bytes are passed to the engine in slices, so that frames are counted often enough
+WRITE_BYTES = 256 * 1024  # maximum number of bytes to take from the engine before other tasks run
+WRITE_DATAGRAMS = 64  # maximum number of datagrams to take from the engine before the streams get their turn
 
 
 class MultistreamPump(Pump[EventT]):
     """Runs a `MultistreamEngine` over a `MultistreamLink`.
 
-    The engine hears that the peer ended the connection in order before `PumpOwner.handle_lost` is called.
+    If the peer closes the connection cleanly, the pump notifies the engine before it calls `PumpOwner.handle_lost`.
     """
 
     def __init__(self, link: MultistreamLink, engine: MultistreamEngine[EventT], owner: PumpOwner[EventT]) -> None:
@@ -40,22 +41,22 @@ class MultistreamPump(Pump[EventT]):
         keep_freed_memory()
         self._link = link
         self._engine = engine
-        self._is_heavy = False  # the last turn was long, so the next one waits for its place
+        self._is_heavy = False  # True if the last turn was long, so the next turn has to wait in the queue of turns
         self._parked: set[StreamId] = set()  # streams that wait for room
-        self._next: StreamId = 2 if link.role == "client" else 3  # of ours, not opened yet
+        self._next: StreamId = 2 if link.role == "client" else 3  # the id of the next stream that this side opens
         self.bytes_received: int = 0
         self._goodbye = Reason()
 
-    # --- the life of the connection
+    # --- losing and closing the connection
 
     def _last_words(self, parting: Sequence[bytes]) -> Sequence[bytes]:
-        """Take the reason out, which goes in the goodbye of the link."""
+        """Store the reason in `parting`, which the link sends when it closes. No bytes have to be sent."""
         if parting:
             self._goodbye = Reason.decode(parting[0])
         return ()
 
     def _stop(self, cause: BaseException | None) -> None:
-        """Tell the peer why: which rule it broke, or what the session gave as the reason."""
+        """Close the link, and send the peer the session's reason or the rule that the peer has broken."""
         if self._goodbye and not self._hanging_up:
             self._link.close(error=self._goodbye.text or "ended", code=self._goodbye.code or None)
         elif isinstance(cause, RemoteProtocolError):
@@ -68,11 +69,11 @@ class MultistreamPump(Pump[EventT]):
 
     @property
     def round_trip(self) -> float | None:
-        """Seconds, as the link has measured it."""
+        """The round-trip time in seconds, as measured by the link, or None if it hasn't been measured."""
         return self._link.round_trip
 
     async def flushed(self) -> None:
-        """Wait until the engine is silent, no stream waits for room, and the peer has all that was written."""
+        """Wait until the engine has no output, no stream waits for room, and the peer has received all output."""
         while not self.is_lost:
             if not self._is_silent():
                 await self._idle.park()
@@ -80,7 +81,7 @@ class MultistreamPump(Pump[EventT]):
             try:
                 await self._link.wait_delivered()
             except BROKEN:
-                return  # the reader says so in a moment
+                return  # the reader will notice the error as well, and lose the connection
             if self._is_silent():
                 return
 
@@ -88,10 +89,10 @@ class MultistreamPump(Pump[EventT]):
         return self._sleeper is not None and not self._parked and not self._has_output()
 
     async def hang_up(self) -> None:
-        """Say goodbye. What is under way is lost, in both directions: there is no half of a link to close."""
+        """Close the link. Such a link can't be closed in one direction only, so bytes in flight are lost."""
         if self.is_lost:
             return
-        self._hanging_up = True  # nothing is written from here on, whatever the peer may ask for
+        self._hanging_up = True  # from now on nothing is written, even if the peer requests an answer
         self._link.close()
         try:
             await self._link.aclose()
@@ -115,7 +116,7 @@ class MultistreamPump(Pump[EventT]):
                 await self._sleep_until_requested()
 
     async def _make_room(self) -> None:
-        """Wake the writer when streams have room, one more may be opened, or the queue of datagrams has emptied."""
+        """Wake the writer when streams have room, another stream may be opened, or the datagram queue is empty."""
         try:
             while True:
                 for stream in await self._link.wait_writable():
@@ -123,10 +124,10 @@ class MultistreamPump(Pump[EventT]):
                     self._engine.stream_writable(stream)
                 self._wake_writer()
         except BROKEN:
-            pass  # the reader says why, after it has brought what came before
+            pass  # the reader will notice the error as well, after it has delivered the bytes that arrived before
 
     def _pull(self) -> bool:
-        """Hand the link what it takes; return True if there may be more, and only the bytes of a turn were used up."""
+        """Pass output to the link, up to `WRITE_BYTES`. Return True if the engine may have more output for the link."""
         has_moved = self._run_control() | self._pull_datagrams()
         until = self.bytes_sent + WRITE_BYTES
         while self.bytes_sent < until:
@@ -155,13 +156,13 @@ class MultistreamPump(Pump[EventT]):
         if room > 0:
             if self._link.room(stream) > 0:
                 return
-            self._engine.stream_to_send(stream, 0)  # takes it out of the line until the link has room
+            self._engine.stream_to_send(stream, 0)  # this makes the engine skip the stream until the link has room
         self._parked.add(stream)
 
     def _pull_datagrams(self) -> bool:
         limit = self._link.datagram_limit
         for count in range(WRITE_DATAGRAMS):
-            # Asked before it is pulled: the engine numbers what it returns, and may still drop what it keeps.
+            # Ask the link first. The engine numbers the datagrams that it returns, and may still drop the others.
             datagram = self._engine.datagram_to_send(limit) if self._link.may_send_datagram() else None
             if datagram is None:
                 return count > 0
@@ -187,10 +188,10 @@ class MultistreamPump(Pump[EventT]):
         return bool(controls)
 
     def _lend(self, stream: StreamId, amount: int) -> None:
-        """Lend what the frame lacks beyond the credit that is out, at most `amount`.
+        """Lend the stream the credit that it needs to complete the current frame, but at most `amount`.
 
-        A loan that was not needed would be repaid with bytes that should have renewed the window, and the window would
-        never be used up and never grow.
+        Don't lend more than necessary. A loan is repaid with bytes that would otherwise renew the window, so with
+        unnecessary loans, the window would never be used up and would never grow.
         """
         lacking = min(amount, self._engine.missing(stream) - self._link.credit(stream))
         if lacking > 0:
@@ -208,10 +209,13 @@ class MultistreamPump(Pump[EventT]):
             if (round_trip := self._link.round_trip) is not None:
                 self._engine.set_rtt(round_trip)
             await self._feed(arrivals)
-            arrivals = ()  # not kept while waiting for more
+            arrivals = ()  # free the bytes before waiting for more
 
     def _broke(self, doing: str, error: Exception) -> None:
-        """Lose the connection; the link may know which rule its peer broke, or that it was the peer that ended it."""
+        """Lose the connection.
+
+        The error of the link may show that the peer has broken a rule, or that the peer has closed the connection.
+        """
         if isinstance(error.__cause__, RemoteProtocolError):
             if self._observer is not None:
                 self._observer.error(error.__cause__)
@@ -230,21 +234,21 @@ class MultistreamPump(Pump[EventT]):
         self.lose("the peer hung up", by="peer")
 
     async def _feed(self, arrivals: Sequence[Arrival]) -> None:
-        """Take in what came, in turns: a flood of tiny frames must not keep other connections waiting."""
+        """Handle received data in turns, because a flood of tiny frames must not keep other connections waiting."""
         clock = self._turns.now
         if self._is_heavy:
             await self._turns.wait()
         began = clock()
         size = count = 0
         frames = handed_out = self._engine.frames
-        events: list[EventT] = []  # that the engine returned and that were not handled yet
+        events: list[EventT] = []  # events that the engine has returned and that haven't been dispatched
         for arrival in arrivals:
             if self.is_lost:
                 return
             for part in self._slices(arrival):
                 size += self._feed_one(part, events)
                 counted = self._engine.frames
-                if counted - handed_out >= STEP_FRAMES:  # the time of a turn counts what is done about its events
+                if counted - handed_out >= STEP_FRAMES:  # handling events has to count as time of the turn
                     handed_out = counted
                     self._handle(events)
                     events = []
@@ -267,7 +271,7 @@ class MultistreamPump(Pump[EventT]):
         self._is_heavy = clock() - began > LONG_TURN
 
     def _feed_one(self, arrival: Arrival, events: list[EventT]) -> int:
-        """Give the engine what came, add the events that it returns, and return how many bytes it was."""
+        """Pass received data to the engine, append the events to `events`, and return the number of bytes."""
         now = trio.current_time()
         match arrival:
             case StreamData(stream, data, is_last):
@@ -292,7 +296,11 @@ class MultistreamPump(Pump[EventT]):
             self._observer.transport("in", data)
 
     def _slices(self, arrival: Arrival) -> Iterator[Arrival]:
-        """Yield the pieces of an arrival, each cut when the last was fed: small, except where no frame can end."""
+        """Yield the slices of an arrival.
+
+        A slice is `SLICE_BYTES` long, or longer if the current frame doesn't end before that. So each slice is cut only
+        after the slice before it has been parsed.
+        """
         if not isinstance(arrival, StreamData) or len(arrival.data) <= SLICE_BYTES:
             yield arrival
             return

@@ -57,9 +57,10 @@ from muxkit.runtime.pumps.clock import Clock
 from muxkit.runtime.pumps.spin import Spin
 from muxkit.runtime.pumps.turns import Turns
 
-READ_SMALL = 64 * 1024  # bytes to ask for while reads come short
-READ_LARGE = 512 * 1024  # bytes to ask for while reads bring half of READ_SMALL
-LITTLE_BYTES = 4 * 1024  # a task that received more is busy with it for a while, and won't want to read soon
+READ_SMALL = 64 * 1024  # size of a read in bytes while reads return less than half of this
+READ_LARGE = 512 * 1024  # size of a read in bytes while reads return at least half of READ_SMALL
+# If a read returned at least this many bytes, the receiving task will be busy with them, and won't read again soon.
+LITTLE_BYTES = 4 * 1024
 
 
 class ReaderState(Enum):
@@ -73,7 +74,7 @@ class ReaderState(Enum):
 
 
 class ReaderStep(Enum):
-    """What leads from one state of the reader to another."""
+    """A step from one state of the reader to another."""
 
     OFFER = "offer"
     """Let the first receiver that comes borrow the job."""
@@ -116,7 +117,7 @@ READER: Final[Mapping[tuple[ReaderState, ReaderStep], ReaderState]] = _Steps(
         (OFFERED, RESUME): READING,
         (OFFERED, CLOSE): CLOSED,
         (LENT, OFFER): OFFERED,
-        (LENT, RESUME): READING,  # without an offer, after a read that took long: the next one has to wait for a turn
+        (LENT, RESUME): READING,  # after a long read, the job isn't offered, because the next read must wait for a turn
         (LENT, FALL_BEHIND): BEHIND,
         (LENT, CLOSE): CLOSED,
         (BEHIND, CATCH_UP): READING,
@@ -126,7 +127,7 @@ READER: Final[Mapping[tuple[ReaderState, ReaderStep], ReaderState]] = _Steps(
 
 
 class ReadingOwner(Clock):
-    """Gets what `Reading` reads. The owner is the pump, which calls the engine and the session.
+    """Handles the bytes that `Reading` reads. The owner is the pump, which calls the engine and the session.
 
     Each of these methods may call `Reading.stop`. `handle_bytes`, `handle_end` and `handle_broken` run in the task that
     has the reader's job, and must not raise because of one receiver's message.
@@ -150,14 +151,14 @@ class ReadingOwner(Clock):
 
     @abstractmethod
     def rearm(self) -> None:
-        """Look at the deadlines again, after `handle_bytes`: what it has done may have brought one nearer.
+        """Check the deadlines again after `handle_bytes`, which may have set an earlier deadline.
 
-        Tasks don't wait for that. So a borrower whose message was among the bytes leaves it to the reader task.
+        Receivers don't have to wait for that. So a borrower that has got its message leaves this to the reader task.
         """
 
 
 class BorrowingReader(Protocol):
-    """A task that waits for something which only reading can bring."""
+    """A task that waits for a message, which only arrives if a task reads the stream."""
 
     is_called: bool
     """True once the task has what it waits for, or an error."""
@@ -174,7 +175,7 @@ class Reading:
 
     state: ReaderState = attrs.field(default=READING, init=False)
     is_heavy: bool = attrs.field(default=False, init=False)
-    """True if the bytes of the latest read took long: then the next read waits for a turn. The owner sets this."""
+    """True if handling the latest read took long, so the next read has to wait for a turn. The owner sets this."""
     is_wanted: bool = attrs.field(default=False, init=False)
     """Set by a receiver that has to wait. The reader offers its job only if a receiver has asked for it like this."""
     borrower_sleeps: bool = attrs.field(default=False, init=False)
@@ -182,10 +183,14 @@ class Reading:
 
     _link: WaitableLink | None = attrs.field(init=False)
     _size: int = attrs.field(default=READ_SMALL, init=False)
-    _may_hold_more: bool = attrs.field(default=False, init=False)  # the latest read brought all that it had asked for
-    _may_offer: bool = attrs.field(default=False, init=False)  # the latest read was small, and woke few tasks
-    _reader: trio.lowlevel.Task | None = attrs.field(default=None, init=False)  # while it waits for the borrower
-    _failure: BaseException | None = attrs.field(default=None, init=False)  # of a borrower; the reader task raises it
+    # True if the latest read returned as many bytes as were requested, so the stream may contain more
+    _may_hold_more: bool = attrs.field(default=False, init=False)
+    # True if the latest read was small and woke few tasks
+    _may_offer: bool = attrs.field(default=False, init=False)
+    # The reader task, while it waits for the borrower
+    _reader: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
+    # The exception of a borrower, which the reader task raises
+    _failure: BaseException | None = attrs.field(default=None, init=False)
     _spin: Spin = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -193,7 +198,7 @@ class Reading:
         self._link = self._stream if isinstance(self._stream, WaitableLink) else None
 
     def stop(self) -> None:
-        """Read nothing any more. A task that waits on the stream isn't woken by this but by closing the stream."""
+        """Stop reading. This doesn't wake a task that waits on the stream. Closing the stream wakes the task."""
         if self.state is not CLOSED:
             self.state = READER[self.state, CLOSE]
 
@@ -209,8 +214,8 @@ class Reading:
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._broke(error)
         finally:
-            self.stop()  # a borrower would have nobody to return the job to
-            if self._failure is not None:  # it comes before a cancellation, which it may have caused
+            self.stop()  # a borrower couldn't return the job any more
+            if self._failure is not None:  # raise this instead of a cancellation, which the failure may have caused
                 raise self._failure
 
     async def _receive(self, stream: trio.abc.ReceiveStream) -> None:
@@ -226,7 +231,7 @@ class Reading:
 
     async def _wait_and_read(self, link: WaitableLink) -> None:
         while self.state is not CLOSED:
-            # A borrower may have come and gone since the reader task ran last.
+            # A borrower may have had the job since the reader task last ran.
             self._owner.rearm()
             while self.state is LENT:
                 await self._wait_for_return()
@@ -338,7 +343,7 @@ class Reading:
 
     def _read_now(self, link: WaitableLink) -> bool:
         """Read the bytes that have arrived. Return False if there are none, and some may still come."""
-        if self.state is CLOSED:  # the bytes may belong to nobody: a session may have resumed on another connection
+        if self.state is CLOSED:  # don't read, because the session may have resumed on another connection
             return True
         try:
             data = link.receive_nowait(self._size)
@@ -355,7 +360,7 @@ class Reading:
         self._owner.handle_broken(error)
 
     def _took(self, data: bytes) -> None:
-        """Handle the bytes of one read, and note what the read was like."""
+        """Handle the bytes of one read, and use their number to decide how to read next."""
         size, asked = len(data), self._size
         self._may_hold_more = size == asked
         self._size = READ_LARGE if size >= READ_SMALL // 2 else READ_SMALL

@@ -1,8 +1,11 @@
-"""The pump for an engine on an ordered byte stream.
+"""The pump for an engine on a byte stream such as TCP, TLS or a WebSocket.
 
-The reader never waits for the writer: replies that the engine owes are merged state inside it, so both ends can
-push at once over a link that blocks. The writer is the only task in `send_all`, and a sender's cancellation never
-reaches it, so no frame is ever cut. When nothing is queued a sender writes at once, on the link's own nowait path.
+The reader never waits for the writer. The engine keeps the replies that it owes as state, for example as the highest
+acknowledgement, and not as a growing queue. So reading can go on while writing blocks, and two peers that both send as
+much as they can don't deadlock.
+
+Only the writer task calls `send_all`. Cancelling a task in `send` doesn't cancel the writer, so no frame is ever cut.
+If no output is queued, `send` writes immediately in the sender's task, with the link's `send_nowait`.
 """
 
 from __future__ import annotations
@@ -22,22 +25,26 @@ from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, Pump, keep_freed_mem
 from muxkit.runtime.pumps.reading import Reading, ReadingOwner
 from muxkit.runtime.pumps.turns import LONG_TURN
 
-TURN_FRAMES = 1024  # frames to parse in one turn at most, however cheap they are
-STEP_FRAMES = 128  # frames to parse before their events are handed out, and the clock is asked whether the turn is over
-BRIEF_BYTES = 256  # a read of so few takes no longer than asking the clock is worth
+TURN_FRAMES = 1024  # maximum number of frames to parse in one turn, however fast they are parsed
+STEP_FRAMES = 128  # number of frames to parse before their events are dispatched and the time of the turn is checked
+BRIEF_BYTES = 256  # a read of at most this many bytes is so fast that its time isn't measured
 PARTING_READ_BYTES = 64 * 1024
-WRITE_BYTES = 256 * 1024  # to pull at most for one write
-JOIN_BELOW = 4 * 1024  # bytes a buffer on average: join smaller ones, hand over larger ones as they are
-BURST = 2  # events of one read from which the replies to them are written together
-LARGE_BYTES = 48 * 1024  # queued: two such messages cost a third less with one write than with two
+WRITE_BYTES = 256 * 1024  # maximum number of bytes to take from the engine for one write
+JOIN_BELOW = 4 * 1024  # buffers are joined before a write if their average size is below this many bytes
+BURST = 2  # if a read causes at least this many events, the replies to them are written together
+# If one message between these two sizes is queued, wait for the sender's next message. One write for two such messages
+# costs a third less than two writes.
+LARGE_BYTES = 48 * 1024
 LARGE_PAIR_BYTES = 128 * 1024
-LATE_SECONDS = 250e-6  # a writer woken so long ago has not run, as other tasks took long: a sender writes in its place
+# If the writer was woken but hasn't run for this many seconds, other tasks are taking long, and a sender writes in the
+# writer's place.
+LATE_SECONDS = 250e-6
 
 
 class StreamPump(Pump[EventT], ReadingOwner):
     """Runs a `StreamEngine` over a `trio.abc.Stream`.
 
-    `outbox` says how much waits for the transport: with it, large messages go out in pairs.
+    `outbox` is the counter of queued bytes. If it is given, the pump writes large messages in pairs.
     """
 
     def __init__(
@@ -55,25 +62,26 @@ class StreamPump(Pump[EventT], ReadingOwner):
         keep_freed_memory()
         self._outbox = outbox
         self._nowait = stream if isinstance(stream, NowaitLink) else None
-        self._answering: Answering | None = None  # once the peer has ended its direction, and is still owed something
+        # The engine, once the peer has ended its direction of the stream while this side still owes it answers
+        self._answering: Answering | None = None
         self._is_writing = False
-        self._under_way: trio.CancelScope | None = None  # around a write that waits for the transport
-        self._was_requested = False  # to write, during a write
-        self._is_burst = False  # the last read woke several tasks: their replies are written together
-        self._pulled = 0  # bytes that left the engine the last time
-        self._carry: list[Buffer] = []  # pulled, and not taken by the transport yet
+        self._under_way: trio.CancelScope | None = None  # the scope of a write that waits for the transport
+        self._was_requested = False  # True if `request_write` was called during a write
+        self._is_burst = False  # True if the last read woke several tasks, whose replies are written together
+        self._pulled = 0  # number of bytes that were last taken from the engine
+        self._carry: list[Buffer] = []  # buffers that were taken from the engine and the transport hasn't accepted
         self._wrote_at = perf_counter()
-        self._time = trio.lowlevel.current_clock().current_time  # `trio.current_time` asks for the clock each time
+        self._time = trio.lowlevel.current_clock().current_time  # `trio.current_time` would look up the clock each time
         self._parser = engine if isinstance(engine, BoundedParsing) else None
         if self._parser is not None:
             self._parser.frames_at_once = STEP_FRAMES
         self.reading: Reading = Reading(stream, self._parser, self._turns, self)
         """Reads the stream. A task that is blocked in `receive()` may borrow that job."""
         self.phase: Phase = "handshake"
-        self._head = b""  # the first bytes of the peer, up to HEAD of them
-        self._has_head = False  # all of these have come
+        self._head = b""  # the first `HEAD` bytes that the peer has sent
+        self._has_head = False  # True once `_head` is complete
 
-    # --- the life of the connection
+    # --- losing and closing the connection
 
     async def _read(self, nursery: trio.Nursery) -> None:
         await self.reading.run()
@@ -116,20 +124,24 @@ class StreamPump(Pump[EventT], ReadingOwner):
         if self._is_writing:
             if self._under_way is None:
                 return ()
-            # It is finished first: nothing can follow a write that was cut somewhere.
+            # Finish the current write first, because a frame may be cut if the write is cancelled.
             self._under_way.shield = True
             self._under_way.deadline = self._parting_until
             return parting
-        # Without words too, an end in order: a reset could take the place of what was sent before.
+        # Shut down cleanly even without a farewell, or a TCP reset may discard data we already sent.
         return [*map(bytes, self._carry), *parting] if parting else [b""]
 
     async def _part(self) -> None:
-        """Write the last bytes, then read on until the peer closes: else it may be told of a reset instead."""
+        """Write the last bytes, then read until the peer closes the stream.
+
+        If we closed the stream while the peer's bytes are unread, the kernel would send a reset, which may make the
+        peer's kernel discard our last bytes.
+        """
         try:
             if last := b"".join(self._parting):
                 await self._stream.send_all(last)
             if self._farewell and isinstance(self._stream, Explaining):
-                return  # closing it waits for the peer
+                return  # `close_with` waits for the peer
             if isinstance(self._stream, trio.abc.HalfCloseableStream):
                 await self._stream.send_eof()
             elif isinstance(self._stream, Parting):
@@ -141,26 +153,29 @@ class StreamPump(Pump[EventT], ReadingOwner):
             pass
 
     def write_last(self, data: bytes) -> None:
-        """Write bytes before the connection is closed, if the transport takes them now; nobody waits for them."""
+        """Write bytes before the connection is closed, if the transport accepts them now. This never waits."""
         if self._nowait is not None and not (self._is_writing or self._carry or self.is_lost):
             with suppress(*BROKEN):
                 self._nowait.send_nowait([data])
 
     @property
     def unsent(self) -> int:
-        """Bytes that have left the engine and that the transport has not taken."""
+        """Number of bytes that the pump has taken from the engine and the transport hasn't accepted."""
         return sum(map(len, self._carry))
 
     async def flushed(self) -> None:
-        """Wait until the engine is silent and the writer idle."""
+        """Wait until the engine has no output and the writer sleeps."""
         while not self.is_lost and (self._sleeper is None or self._carry or self._engine.has_output()):
             await self._idle.park()
 
     async def hang_up(self) -> None:
-        """End our side, then wait until the peer has ended its side: what is under way still arrives."""
+        """End our direction of the stream, and wait until the peer has ended its direction.
+
+        Bytes that are in flight still arrive on both sides.
+        """
         if self.is_lost:
             return
-        self._hanging_up = True  # nothing is written from here on, whatever the peer may ask for
+        self._hanging_up = True  # from now on nothing is written, even if the peer requests an answer
         try:
             if isinstance(self._stream, trio.abc.HalfCloseableStream):
                 await self._stream.send_eof()
@@ -174,14 +189,14 @@ class StreamPump(Pump[EventT], ReadingOwner):
     # --- writing
 
     def request_write(self) -> None:
-        if self._answering is not None:  # the writer also notices when nothing is owed any more
+        if self._answering is not None:  # the writer also has to check whether it still owes the peer an answer
             self._was_requested = True
             self._wake_writer()
             return
-        if self._is_writing or self._carry:  # that write looks again when it is done, and what is left of it goes first
+        if self._is_writing or self._carry:  # the current write has to finish first, and then the writer checks again
             self._was_requested = True
             return
-        if self._sleeper is None:  # it is awake; but other tasks may let it wait
+        if self._sleeper is None:  # the writer is awake, but other tasks may keep it from running for a while
             if perf_counter() - self._wrote_at < LATE_SECONDS:
                 return
         elif not self._engine.has_output():
@@ -191,16 +206,19 @@ class StreamPump(Pump[EventT], ReadingOwner):
         elif self._sleeper is not None and (
             self._is_burst or self._grows() or perf_counter() - self._wrote_at < INLINE_PAUSE
         ):
-            self._wake_writer()  # other tasks may have something to write in this turn, too
+            self._wake_writer()  # other tasks may have output in this pass as well, so write it all together
         else:
             self._write_now(self._nowait)
 
     def _grows(self) -> bool:
-        """Return True while one large message is queued: its sender yields now, and its next message can go with it."""
+        """Return True while one large message is queued.
+
+        Its sender yields after a large message, so the writer can wait for the sender's next message and write both.
+        """
         return self._outbox is not None and LARGE_BYTES <= self._outbox.used < LARGE_PAIR_BYTES
 
     def _write_now(self, link: NowaitLink) -> None:
-        """Write in the place of the writer, which sleeps or has not run yet."""
+        """Write in the current task instead of the writer, which sleeps or hasn't run yet."""
         try:
             self._write_once(link)
         except BROKEN as error:
@@ -210,7 +228,7 @@ class StreamPump(Pump[EventT], ReadingOwner):
                 self._wake_writer()
 
     def _write_once(self, link: NowaitLink) -> bool:
-        """Write what the kernel takes, and carry the rest; return False if there was nothing to write."""
+        """Write as much as the kernel accepts, and keep the rest in `_carry`. Return False if there was no output."""
         self._is_writing = True
         try:
             buffers = self._carry = self._pull()
@@ -222,11 +240,11 @@ class StreamPump(Pump[EventT], ReadingOwner):
             return True
         finally:
             try:
-                self._pulled_out()  # after the write, which it must not delay
+                self._pulled_out()  # only now, so that handling events doesn't delay the write
             finally:
                 self._is_writing = False
                 if self._timers is not None:
-                    self.rearm()  # its timers begin when something leaves
+                    self.rearm()  # the write may have started timers of the engine
 
     async def _write(self) -> None:
         while True:
@@ -247,7 +265,7 @@ class StreamPump(Pump[EventT], ReadingOwner):
                     self.rearm()
             if self._grows():
                 await trio.lowlevel.checkpoint()
-                if self._carry:  # a sender wrote meanwhile, and not everything was taken
+                if self._carry:  # in the meantime, a sender has written, and the kernel hasn't accepted everything
                     continue
             if not self._engine.has_output():
                 is_idle = True
@@ -275,7 +293,7 @@ class StreamPump(Pump[EventT], ReadingOwner):
         return buffers if size >= JOIN_BELOW * len(buffers) else [b"".join(buffers)]
 
     def _pulled_out(self) -> None:
-        """Bytes left the engine: hand out its events about that, and let senders use what is free."""
+        """Dispatch events, and wake senders that can use the free room, because output was taken from the engine."""
         self.dispatch_events()
         self._owner.handle_written()
 
@@ -290,7 +308,7 @@ class StreamPump(Pump[EventT], ReadingOwner):
     # --- reading
 
     def handle_bytes(self, data: bytes) -> bool:
-        """Parse bytes, at most as many as one turn allows, and dispatch the events. Only the reader calls this."""
+        """Parse as many of the bytes as one turn allows, and dispatch the events. Only the reader calls this."""
         if not self._has_head:
             self._keep_head(data)
         parser = self._parser
@@ -309,18 +327,18 @@ class StreamPump(Pump[EventT], ReadingOwner):
         return not self._is_burst
 
     def _keep_head(self, data: bytes) -> None:
-        """Keep the first bytes of the peer for the error message, in case that they belong to another protocol."""
+        """Keep the first bytes of the peer for error messages, in case they belong to another protocol."""
         self._head += data[: HEAD - len(self._head)]
         self._has_head = len(self._head) >= HEAD
         self.phase = "open"
         is_silent = self.bytes_sent == 0 and not (self._hanging_up or self.is_lost)
         if is_silent and self._nowait is not None and self._foreign_protocol():
-            # The engine refuses these bytes, and writes nothing after that. If the reader ran before the writer, the
-            # peer would read nothing either. From our first bytes it can tell which protocol is spoken here.
+            # The engine will refuse these bytes, and then it writes nothing. So write our first bytes now, because the
+            # peer can recognize from them which protocol we use.
             self._write_now(self._nowait)
 
     def _parse_in_steps(self, parser: BoundedParsing, began: float, events: Sequence[EventT] | None) -> None:
-        """Parse in steps, and hand out the events of each: the time of the turn counts what is done about them."""
+        """Parse in steps, and dispatch the events of each step, so that handling them counts as time of the turn."""
         clock, engine, now = self._turns.now, self._engine, self._time()
         until = began + self._turns.allowance
         for _ in range(TURN_FRAMES // STEP_FRAMES - 1):
@@ -333,23 +351,24 @@ class StreamPump(Pump[EventT], ReadingOwner):
         self._is_burst = True
 
     def handle_end(self) -> None:
-        """Handle the end of the peer's direction: go on writing for as long as something is owed to the peer.
+        """Handle the end of the peer's direction of the stream.
 
-        A peer that gave a reason for its end, and one that this side is hanging up on, wants no answer.
+        If the engine still owes the peer answers, the pump goes on writing until they have been written. But if the
+        peer has sent a reason for ending the connection, or if this side is hanging up, the peer expects no answers.
         """
         engine: object = self._engine
         is_wanted = self._loss_record.told is None and not self._hanging_up and may_answer_after_end(self._stream)
         is_writing = bool(self._carry)
         if is_wanted and isinstance(engine, Answering) and engine.receive_half_close(self._time(), is_writing):
             self._answering = engine
-            self.reading.stop()  # the end would stay readable
+            self.reading.stop()  # the stream would stay readable forever
             self._dispatch()
             self.rearm()
         else:
             self._lose_after_end()
 
     def _lose_after_end(self) -> None:
-        """End the connection in the engine, which may say more about it, and then here."""
+        """Notify the engine of the end of the stream, which may cause events, and then lose the connection."""
         self._dispatch(self._engine.receive_eof(self._time()))
         self.lose("the peer hung up", by="peer")
 
@@ -357,7 +376,7 @@ class StreamPump(Pump[EventT], ReadingOwner):
         self._broke("reading", error)
 
     def _broke(self, doing: str, error: Exception) -> None:
-        if self._answering is not None:  # the peer had ended more than its own direction
+        if self._answering is not None:  # the peer has closed both directions of the stream, not only its own
             self.lose("the peer hung up", by="peer", cause=error)
         super()._broke(doing, error)
 
@@ -368,7 +387,7 @@ class StreamPump(Pump[EventT], ReadingOwner):
             self._owner.handle_events(events)
             if self._place is not None:
                 self._heard()
-            self.dispatch_events()  # handling one may cause another
+            self.dispatch_events()  # handling an event may cause further events
         self.request_write()
 
     def _engine_deadline(self) -> float | None:
@@ -378,7 +397,7 @@ class StreamPump(Pump[EventT], ReadingOwner):
 
 
 def _rest(buffers: list[Buffer], taken: int) -> list[Buffer]:
-    """Return what is left of the buffers after `taken` bytes."""
+    """Return the rest of the buffers after the first `taken` bytes."""
     for index, buffer in enumerate(buffers):
         if taken < len(buffer):
             return [memoryview(buffer)[taken:], *buffers[index + 1 :]] if taken else buffers[index:]
