@@ -4,7 +4,7 @@ In other protocols, a peer acks the messages that it has received. An e3x peer a
 has processed. That is why channels of e3x differ from those of other protocols:
 
 - `post` returns a `Receipt`, which tells when the peer's application has processed the message.
-- `finish` waits only until the end has been sent, because an ack of the end may take as long as the peer's application.
+- `finish` waits only until the end has been sent, because the ack of the end depends on the peer's application.
 - Received packets of a reliable channel stay in the engine, where they occupy the peer's window. The receiving half
   stores only the next message, and acks it when the application asks for the one after it.
 - An unreliable channel has no acks. `send` never waits, and each side drops the oldest messages if too many are queued.

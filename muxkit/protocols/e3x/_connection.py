@@ -287,7 +287,7 @@ class Connection(MuxConnection[Engine, Channel]):
             case Broken(EngineChannel() as channel, cause, text):
                 self._handle_broken(channel, cause, text)
             case Faulted(fault, _, limit):
-                # The text of a fault may hold payload, so the log tells only its kind.
+                # The text of a fault may contain payload, so log only the kind of the fault.
                 # log: A packet did not fit the session; the kind of fault is told, not its text.
                 _log.debug("%s: dropped a packet: %s", self.pump.peer or "a peer", fault.value)
                 if limit is not None and self.facts is not None:

@@ -41,7 +41,7 @@ class Fault(Enum):
     MISPLACED = "misplaced"
     """The packet has a seq, a type or an end that its channel doesn't allow here, or it lacks a required field."""
     FLOOD = "flood"
-    """The packet would open a channel, and the peer has reached a limit on the number of its channels."""
+    """The packet opens a channel, but the peer has reached a limit on the number of its channels."""
     FULL = "full"
     """The receive buffer has no room for the packet, or the packet is beyond the window. The peer resends it later."""
     DUPLICATE = "duplicate"

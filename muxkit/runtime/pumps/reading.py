@@ -18,10 +18,10 @@ We keep the answer to "who may read now?" in one place, `Reading.state`:
   by turn, and nobody reads until nothing is left. A borrower leaves such a backlog to the reader task.
 - CLOSED: nobody reads any more. The owner has stopped us, the reader task has ended, or a borrower has failed.
 
-`ReaderStep` names what leads from one state to another, and `READER` is the table of all legal steps. Any other step is
-a bug of ours and raises `RuntimeError`. The other attributes of `Reading` don't say who may read. They note what the
-latest read was like, whether a receiver has asked for the job, and whether the borrower sleeps, which it may do for a
-moment longer when the state is CLOSED already.
+`ReaderStep` contains the steps from one state to another, and `READER` is the table of all legal steps. Any other step
+is a bug in muxkit and raises `RuntimeError`. The other attributes of `Reading` don't decide who may read. They record
+the size of the latest read, if a receiver has asked for the job, and whether the borrower sleeps. The borrower may
+still sleep for a moment after the state has become CLOSED.
 
 These rules make borrowing safe:
 
