@@ -164,7 +164,7 @@ class Liveness:
             state.happened.append(GoingAway(Reason()))
 
     def _take_final_ack(self, id: int, ack: int) -> None:
-        """Apply the last ack of a channel by a peer that leaves."""
+        """Apply the last ack of a channel, which the peer's goodbye contains."""
         channel = self._state.table.get(id)
         sender = None if channel is None else channel.sender
         if isinstance(sender, ReliableSender) and sender.acked < ack:

@@ -65,7 +65,7 @@ class ReliableReceiver(EngineReceiver):
         super().__init__(state, channel)
         self.sender: ReliableSender = sender
         self.assembly: Assembly = Assembly(state.reassembly)
-        self.capacity: int = capacity  # packets
+        self.capacity: int = capacity  # current size of the receive window in packets; `_base` is the initial size
         self._base = capacity
         self._window: ReceiveWindow | None = None  # created once the channel has used half of its initial window
         self._sized_at = max(1, capacity // 2)  # the seq at which `capacity` will be adjusted the next time

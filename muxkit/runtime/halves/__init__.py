@@ -1,1 +1,1 @@
-"""Halves: the sending and the receiving side of a channel, and what opens channels."""
+"""The sending and receiving halves of channels, and the classes that open channels."""

@@ -161,7 +161,7 @@ class BorrowingReader(Protocol):
     """A task that waits for a message, which only arrives if a task reads the stream."""
 
     is_called: bool
-    """True once the task has what it waits for, or an error."""
+    """True once the task has its message or an error."""
 
 
 @attrs.define(eq=False)
