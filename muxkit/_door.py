@@ -380,7 +380,7 @@ async def connect(
     """
     doors = client_doors(url, limits=limits, observer=observer, linger=linger, tls=tls, token=token, options=options)
     for door in doors if len(doors) > 1 else ():
-        await door.check_client()
+        await door.check_client()  # or a mistake in the last URL would only show when all others have failed
     async with doors[0].session_to() if len(doors) == 1 else first_session(doors, stagger=stagger) as session:
         yield session
 

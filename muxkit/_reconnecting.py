@@ -103,6 +103,8 @@ class _Opener:
         """Connect."""
         if self._target is None:
             return connect(self._urls if len(self._urls) != 1 else self._urls[0], **self._options)
+        # The client's own URL may look its servers up in the DNS, and the URL of the redirect may not: then the option
+        # `resolver=` isn't known there.
         given = {name: value for name, value in self._options.items() if name != "resolver" or SUFFIX in self._target}
         return connect(self._target, **given)
 

@@ -34,4 +34,5 @@ ABOVE_ZERO: Final = must_be("a finite number above 0", lambda value: 0 < value <
 ABOVE_ZERO_OR_NONE: Final = must_be(
     "a finite number above 0, or None", lambda value: value is None or 0 < value < math.inf
 )
+AT_LEAST_ONE: Final = must_be("a number of at least 1", lambda value: value >= 1)
 NOT_NEGATIVE: Final = must_be("a finite number, and none below 0", lambda value: 0 <= value < math.inf)

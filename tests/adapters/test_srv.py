@@ -32,19 +32,18 @@ async def test_the_server_of_a_domain_is_found() -> None:
                     await session.ping()
 
 
-async def test_a_name_with_underscores_is_looked_up_as_it_is() -> None:
-    async with muxkit.open_server(echo, "bpmux+tcp://127.0.0.1:0") as server:
-        records = {"_chat._tcp.example.org": [f"10 0 {port_of(server)} localhost."]}
-        async with dns_server(records) as resolver:
-            async with muxkit.connect("bpmux+tcp+srv://_chat._tcp.example.org", resolver=resolver) as session:
-                await session.ping()
-
-
-async def test_packets_are_looked_up_as_udp() -> None:
-    async with muxkit.open_server(echo, "e3x+udp://127.0.0.1:0") as server:
-        records = {"_e3x._udp.example.org": [f"10 0 {port_of(server)} localhost."]}
-        async with dns_server(records) as resolver:
-            async with muxkit.connect("e3x+udp+srv://example.org", resolver=resolver) as session:
+@pytest.mark.parametrize(
+    ("served", "record", "url"),
+    [
+        ("bpmux+tcp", "_chat._tcp.example.org", "bpmux+tcp+srv://_chat._tcp.example.org"),
+        ("e3x+udp", "_e3x._udp.example.org", "e3x+udp+srv://example.org"),
+    ],
+    ids=["a name with underscores as it is", "packets as udp"],
+)
+async def test_the_name_that_is_looked_up_follows_from_the_url(served: str, record: str, url: str) -> None:
+    async with muxkit.open_server(echo, f"{served}://127.0.0.1:0") as server:
+        async with dns_server({record: [f"10 0 {port_of(server)} localhost."]}) as resolver:
+            async with muxkit.connect(url, resolver=resolver) as session:
                 await session.ping()
 
 

@@ -25,8 +25,9 @@ ABORTED = b"\x01"  # end payload of an abort: any payload but an empty one means
 class Kind(IntEnum):
     """The six maps of the document; the number is the type of the chunks that this side sends about such an entity.
 
-    `OUT` is what this side opened, `IN` what the peer opened. "Sink" and "stream" say what the opener does: it sends on
-    a sink and receives from a stream. So the direction of the messages and the application's name follow from both:
+    `OUT` is what this side opened, `IN` what the peer opened. "Sink" and "stream" say what this side does: it sends on
+    a sink and receives from a stream. The peer does the opposite, so what it opens as a sink is a `STREAM_IN` here (see
+    `ADDRESSED`).
 
         kind          opened by    messages go     the application holds
         REQUEST_OUT   this side    to this side    a `Request`, for whose response it waits

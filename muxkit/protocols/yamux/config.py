@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from muxkit._settings import ABOVE_ZERO, ABOVE_ZERO_OR_NONE, between
+from muxkit._settings import ABOVE_ZERO, ABOVE_ZERO_OR_NONE, AT_LEAST_ONE, between
 
 # How many bytes each side may send on a new stream before the first window update arrives.
 INITIAL_WINDOW = 256 * 1024
@@ -20,7 +20,7 @@ class Config:
     """Send a ping if no bytes have arrived for this long. None disables these pings."""
     keepalive_timeout: float = attrs.field(default=20.0, validator=ABOVE_ZERO)
     """End the connection if no bytes arrive for this long after a keepalive ping."""
-    unacknowledged: int = attrs.field(default=256, validator=ABOVE_ZERO)
+    unacknowledged: int = attrs.field(default=256, validator=AT_LEAST_ONE)
     """How many streams this side may open before the peer acknowledges them. Opening further streams waits.
 
     256 is the backlog of the implementations in Go and Rust, which reset or refuse streams beyond it.

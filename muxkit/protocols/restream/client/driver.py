@@ -13,7 +13,7 @@ import trio
 from muxkit._errors import MuxError
 from muxkit._info import SessionInfo
 from muxkit._observer import Facts, Observer, facts_of, frames_of, measured
-from muxkit._settings import ABOVE_ZERO, ABOVE_ZERO_OR_NONE
+from muxkit._settings import ABOVE_ZERO, ABOVE_ZERO_OR_NONE, AT_LEAST_ONE
 from muxkit.core import printable
 from muxkit.protocols.restream.engine import (
     ClientEngine,
@@ -48,7 +48,7 @@ class ClientPolicy:
 
     backoff: Backoff = attrs.field(factory=_backoff)
     """The pauses after failed attempts to connect. After a lost connection there is none."""
-    ahead: int = attrs.field(default=64, validator=ABOVE_ZERO)
+    ahead: int = attrs.field(default=64, validator=AT_LEAST_ONE)
     """Reading pauses while this many messages wait for the application."""
     ack_after: float | None = attrs.field(default=1.0, validator=ABOVE_ZERO_OR_NONE)
     """The longest time until a received message is acknowledged; None: only as `ClientConfig(ack_every=)` says."""
