@@ -74,7 +74,7 @@ def _declared(name: str, schema: Schema) -> str:
 
 def _method(method: MethodDescription) -> str:
     fields = [*_fields(method.arguments, 0)]
-    are_optional = all("?: " in field.partition(": ")[0] + ": " for field in fields)
+    are_optional = not method.arguments.get("required")
     arguments = f"{{ {'; '.join(fields)} }}" if fields else "Record<string, never>"
     result = _type(method.result)
     returned = f"AsyncIterable<{result}>" if method.returns_stream else f"Promise<{result}>"
