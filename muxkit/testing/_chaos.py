@@ -455,9 +455,15 @@ class Chaos:
         self._stats.connections += 1
         return fate
 
-    async def _pass(self, client: trio.abc.Stream, target: trio.abc.Stream, fate: Fate) -> None:
+    async def _pass(
+        self, client: trio.abc.Stream, target: trio.abc.Stream, fate: Fate, *, was_dialled: bool = False
+    ) -> None:
         """Relay one connection until it ends."""
         passage = Passage(self, client, target, fate)
+        if was_dialled:
+            # TCP's handshake has three packets. The client may send after the second, which is now, since a relay can't
+            # delay the first two. The server may send after the third, which would arrive after the delay.
+            passage.back.arrived_at = trio.current_time() + 2 * self.plan.delay
         self._passages.add(passage)
         try:
             await passage.run()

@@ -110,7 +110,7 @@ class ChaosRelay(Chaos):
         if self.plan.rate is not None:
             for stream in (client, target):
                 _bound_buffer(stream, self.plan.rate)
-        await self._pass(client, target, fate)
+        await self._pass(client, target, fate, was_dialled=True)
 
 
 def _bound_buffer(stream: trio.SocketStream, rate: float) -> None:

@@ -266,6 +266,13 @@ class _Connection:
     target: str
     ends: tuple[SimLink, SimLink]
     open: int = 2
+    dialled: trio.Event = attrs.field(factory=trio.Event)
+    """Set once the program that dials has the connection, or has given up."""
+
+    async def accepted(self, route: SimRoute) -> None:
+        """Wait until the third packet of TCP's handshake has come, before which a server can't send anything."""
+        await self.dialled.wait()
+        await route.cross()
 
 
 Change = Callable[[SimRoute], None]
@@ -455,6 +462,8 @@ class SimNetwork:
         except BaseException:
             await trio.aclose_forcefully(ours)
             raise
+        finally:
+            connection.dialled.set()
         return ours
 
     def _connect(self, source: str, target: str, there: SimRoute, back: SimRoute, kind: LinkKind) -> _Connection:
@@ -544,6 +553,9 @@ class SimNetwork:
         self, handler: Callable[[Any], Awaitable[None]], link: SimLink, room: trio.CapacityLimiter
     ) -> None:
         try:
+            connection = self._connections.get(link)
+            if connection is not None and isinstance(link, SimStream):
+                await connection.accepted(self.route(connection.source, connection.target))
             await handler(link)
         except Exception as error:
             # log: A handler on a simulated network raised an error.

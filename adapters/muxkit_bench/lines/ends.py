@@ -14,10 +14,11 @@ import ssl
 import statistics
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
+import attrs
 import msgspec
 import trio
 
@@ -25,6 +26,7 @@ import muxkit
 from muxkit.cli.terminal import Exit, failure_of
 from muxkit_bench.contestants.certified import options
 from muxkit_bench.demo.processes import Failed, Ready, peak_memory, until_released
+from muxkit_bench.lines.trips import Connect, count_round_trips, round_trip
 
 MIB: Final = 1024 * 1024
 MESSAGE: Final = 64 * 1024  # bytes of a bulk message
@@ -140,52 +142,26 @@ async def _take_bulk(channel: muxkit.Channel) -> None:
 # ---------------------------------------------------------------------------- the client
 
 
-Connect = Callable[[], AbstractAsyncContextManager[muxkit.Session]]
-
-
 async def measure(url: str, plan: Plan) -> Found:
     """Measure everything that the plan asks for."""
     parts = (len(plan.channels) + 1) * plan.seconds
     with trio.fail_after(2 * parts + PATIENCE):
         connect = partial(muxkit.connect, url, **options(url, ssl.Purpose.SERVER_AUTH, plan.folder))
-        calls = [await _count_round_trips(connect) for _ in range(TRIES)]
-        session, small, large, leaving = (min(times) for times in zip(*calls, strict=True))
+        tries = [attrs.astuple(await count_round_trips(connect)) for _ in range(TRIES)]
+        session, small, large, leaving = (min(times) for times in zip(*tries, strict=True))
         idle = await _keystroke_on_idle_session(connect)
         bulk = [await _carry(connect, plan.seconds, channels) for channels in plan.channels]
         bulk.append(await _carry(connect, plan.seconds, 1, beside_stalled=True))
         return Found(session=session, small=small, large=large, leaving=leaving, keystroke=idle, bulk=bulk)
 
 
-async def _count_round_trips(connect: Connect) -> tuple[float, float, float, float]:
-    clock = trio.current_time
-    began = clock()
-    async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(connect())
-        async with session.open("echo") as channel:
-            await _trip(channel, b"x")
-            answered = clock()
-        times = []
-        for size in (1000, 100_000):
-            started = clock()
-            async with session.open("echo") as channel:
-                await _trip(channel, bytes(size))
-                times.append(clock() - started)
-        leaves = clock()
-    return answered - began, times[0], times[1], clock() - leaves
-
-
-async def _trip(channel: muxkit.Channel, message: bytes) -> None:
-    await channel.send(message)
-    assert await channel.receive() == message
-
-
 async def _keystroke_on_idle_session(connect: Connect) -> float:
     times: list[float] = []
     async with connect() as session, session.open("echo") as channel:
-        await _trip(channel, bytes(KEYSTROKE))
+        await round_trip(channel, bytes(KEYSTROKE))
         for _ in range(IDLE_KEYSTROKES):
             began = trio.current_time()
-            await _trip(channel, bytes(KEYSTROKE))
+            await round_trip(channel, bytes(KEYSTROKE))
             times.append(trio.current_time() - began)
     return statistics.median(times)
 
@@ -225,10 +201,10 @@ async def _send_bulk(session: muxkit.Session, seconds: float, receipts: list[Rec
 
 async def _type(session: muxkit.Session, times: list[float]) -> None:
     async with session.open("echo") as channel:
-        await _trip(channel, bytes(KEYSTROKE))
+        await round_trip(channel, bytes(KEYSTROKE))
         while True:
             began = trio.current_time()
-            await _trip(channel, bytes(KEYSTROKE))
+            await round_trip(channel, bytes(KEYSTROKE))
             times.append(trio.current_time() - began)
             await trio.sleep(KEYSTROKE_PAUSE)
 
