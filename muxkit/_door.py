@@ -101,6 +101,10 @@ class Door:
             self._link_options["tls"] = tls
         self._session_options = {name: value for name, value in options.items() if name in ours}
         self._session_options |= {"limits": self.limits, "linger": linger}
+        # What a protocol may agree on by ALPN, with a transport that can offer it.
+        offers, theirs = getattr(self.protocol, "tls_offers", None), getattr(self.transport, "options", None)
+        can_offer = offers is not None and theirs is not None and "offers" in theirs("client")
+        self._offers = {"offers": offers(**self._session_options)} if offers is not None and can_offer else {}
         self._observer = observer
         self._token = token
         self._gatekeeper = None if authorize is None else Gatekeeper(protocol, authorize, self.limits)
@@ -139,7 +143,7 @@ class Door:
         # Credit for streams side by side is the link's business, so what bounds it has to go there.
         bounds = {"limits": self.limits} if link_kind(self.transport) == "multistream" else {}
         options = {**candidate.options, **self._link_options}
-        async with self.transport.connect(candidate.address, **bounds, **options) as link:
+        async with self.transport.connect(candidate.address, **bounds, **self._offers, **options) as link:
             yield link if self._token is None else await show_token(link, self.protocol_name, self._token)
 
     @protected_manager
@@ -241,6 +245,7 @@ class Door:
                 self.address,
                 limits=self.limits,
                 task_status=task_status,
+                **self._offers,
                 **self._link_options,
             )
 

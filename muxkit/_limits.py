@@ -58,7 +58,7 @@ class Limits:
     channel_bytes: int = _limit(32 * MIB)
     """The largest window of one channel: credit granted and data not yet consumed. A window exceeds 1 MiB only while
     the path holds that much and the application takes it."""
-    channel_first: int = _limit(64 * KIB)
+    channel_first: int = _limit(128 * KIB)
     """The window that a channel begins with; it grows while the channel is busy, up to `channel_bytes`."""
     channel_floor: int = _limit(4 * KIB)
     """The window that a channel gets even when `connection_bytes` is spent."""

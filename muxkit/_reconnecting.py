@@ -94,6 +94,7 @@ class _Opener:
         self._options = options
         self._policy = policy
         self._target: str | None = None
+        self._learnt: Mapping[str, Any] = {}  # options of the next session, from what the last one has learnt
 
     @property
     def is_redirected(self) -> bool:
@@ -102,11 +103,19 @@ class _Opener:
     def open(self) -> AbstractAsyncContextManager[Session]:
         """Connect."""
         if self._target is None:
-            return connect(self._urls if len(self._urls) != 1 else self._urls[0], **self._options)
+            options = {**self._options, **self._learnt}
+            return connect(self._urls if len(self._urls) != 1 else self._urls[0], **options)
         # The client's own URL may look its servers up in the DNS, and the URL of the redirect may not: then the option
         # `resolver=` isn't known there.
         given = {name: value for name, value in self._options.items() if name != "resolver" or SUFFIX in self._target}
         return connect(self._target, **given)
+
+    def learn(self, session: Session) -> None:
+        """Let the next session with the same server use what this one has learnt about it, if the protocol says so."""
+        if len(self._urls) == 1 and self._target is None:
+            plugin = load(PROTOCOLS, self._urls[0].partition("+")[0])
+            learn: Callable[[Session], Mapping[str, Any]] | None = getattr(plugin, "options_of_next", None)
+            self._learnt = {} if learn is None else learn(session)
 
     def follow(self, error: Exception | None) -> bool:
         """Return True if the error redirects the client to a URL where it may go; the next session is opened there."""
@@ -167,6 +176,7 @@ class _Sessions(AsyncIterator[Session]):
             await self._kept.end()
             self._lost_at = trio.current_time()
             lived = self._lost_at - self._began
+            self._opener.learn(self._kept.session)
             lost, self._kept = self._kept.lost, None
             moved = self._opener.follow(lost)
             if lost is not None and not can_heal(lost):

@@ -446,6 +446,7 @@ async def connect(
     ssl_context: ssl.SSLContext | None = None,
     server_hostname: str | None = None,
     alpn: Sequence[str] = (),
+    offers: Sequence[str] = (),
     connect_timeout: float = CONNECT_TIMEOUT,
     handshake_timeout: float = HANDSHAKE_TIMEOUT,
     close_timeout: float = CLOSE_TIMEOUT,
@@ -469,6 +470,7 @@ async def connect(
         ssl_context: a context to use instead of `tls`.
         server_hostname: the name that the certificate must have. By default the host.
         alpn: protocols to offer. A peer that agrees to none of them is refused.
+        offers: protocols to offer that the peer doesn't have to know. A context of your own doesn't offer them.
         connect_timeout: seconds to connect, for each host.
         handshake_timeout: seconds for the handshake.
         close_timeout: seconds to send close_notify to a peer that doesn't read.
@@ -488,6 +490,7 @@ async def connect(
         ssl_context=ssl_context,
         server_hostname=server_hostname,
         alpn=alpn,
+        offers=offers,
         connect_timeout=connect_timeout,
         handshake_timeout=handshake_timeout,
         close_timeout=close_timeout,
@@ -512,6 +515,7 @@ async def handshaken(
     ssl_context: ssl.SSLContext | None = None,
     server_hostname: str | None = None,
     alpn: Sequence[str] = (),
+    offers: Sequence[str] = (),
     connect_timeout: float = CONNECT_TIMEOUT,
     handshake_timeout: float = HANDSHAKE_TIMEOUT,
     close_timeout: float = CLOSE_TIMEOUT,
@@ -523,7 +527,7 @@ async def handshaken(
 
     This is for a caller that sends a request and waits for the answer, which implies acceptance.
     """
-    context, verifies = client_context(tls, ssl_context, alpn=alpn, insecure=insecure)
+    context, verifies = client_context(tls, ssl_context, alpn=alpn, offers=offers, insecure=insecure)
     wire, (found, at) = await dial(
         "tls", each_host(host, port), connect_timeout=connect_timeout, unsent=unsent, proxy=proxy
     )
@@ -548,6 +552,7 @@ async def serve(
     ssl_context: ssl.SSLContext | None = None,
     host: str = "127.0.0.1",
     alpn: Sequence[str] = (),
+    offers: Sequence[str] = (),
     limits: Limits | None = None,
     close_timeout: float = CLOSE_TIMEOUT,
     unsent: int = UNSENT,
@@ -564,6 +569,7 @@ async def serve(
         ssl_context: a context to use instead of `tls`.
         host: the address to bind, or a host with several addresses. An empty host binds all addresses.
         alpn: protocols to accept. A client that offers none of them is refused.
+        offers: protocols to accept that a client doesn't have to know. A context of your own has none of them.
         limits: how many connections and handshakes are allowed, and the time for a handshake.
         close_timeout: seconds to send close_notify to a peer that doesn't read.
         unsent: bytes of unsent data that the kernel may hold for each connection.
@@ -578,7 +584,9 @@ async def serve(
     """
     limits = limits or Limits()
     trusted = Balancers(balancers)
-    accept = trusted.before(acceptor(tls, ssl_context, alpn=alpn, limits=limits, close_timeout=close_timeout))
+    accept = trusted.before(
+        acceptor(tls, ssl_context, alpn=alpn, offers=offers, limits=limits, close_timeout=close_timeout)
+    )
     open_to, addresses = await listen("tls", host, port, unsent=unsent, balancers=trusted, listeners=listeners)
     await serve_handshakes(open_to, accept, handler, limits=limits, started=lambda: task_status.started(addresses))
 
@@ -590,7 +598,12 @@ transport: Final = Transport("tls", connect, serve, several_places, one_place, n
 
 
 def client_context(
-    tls: TLS | None, context: ssl.SSLContext | None, *, insecure: bool, alpn: Sequence[str] = ()
+    tls: TLS | None,
+    context: ssl.SSLContext | None,
+    *,
+    insecure: bool,
+    alpn: Sequence[str] = (),
+    offers: Sequence[str] = (),
 ) -> tuple[ssl.SSLContext, bool]:
     """Return the context for a client's next connection, and whether it verifies the server.
 
@@ -602,10 +615,12 @@ def client_context(
         verifies = tls.verify and not insecure
         if tls.verify and insecure:
             raise ValueError("insecure=True and tls=TLS(verify=True) contradict each other: leave insecure= out")
-        context = tls.client_context(alpn)
+        context = tls.client_context(alpn or offers)
     else:
         verifies = not insecure
-        context = context or ssl.create_default_context()
+        if context is None:
+            context = ssl.create_default_context()
+            alpn = alpn or offers
         if alpn:
             context.set_alpn_protocols(list(alpn))
     check_context(context, verifies=verifies)
@@ -618,6 +633,7 @@ def acceptor(
     *,
     limits: Limits,
     alpn: Sequence[str] = (),
+    offers: Sequence[str] = (),
     close_timeout: float = CLOSE_TIMEOUT,
 ) -> Callable[[SocketStream], AbstractAsyncContextManager[TLSStream]]:
     """Return a function that does the server's handshake on an accepted socket.
@@ -628,7 +644,7 @@ def acceptor(
     one_of(tls=tls, ssl_context=context)
 
     def current() -> ssl.SSLContext:
-        found = context if tls is None else tls.server_context(alpn)  # a new context after a reload
+        found = context if tls is None else tls.server_context(alpn or offers)  # another one after a reload
         if found is None:
             raise ValueError(CERTIFICATE_NEEDED)
         check_context(found, verifies=False)

@@ -15,6 +15,7 @@ from qh3.quic import events
 from qh3.quic.configuration import QuicConfiguration
 from qh3.quic.connection import QuicConnection
 
+from muxkit import Limits
 from muxkit_adapters import quic
 from muxkit_adapters.quic import ConnectionEnded, QuicLink
 
@@ -289,11 +290,12 @@ async def test_a_stalled_reader_of_ours_holds_them_at_its_credit(pair: Callable[
         other.quic.send_stream_data(stream, bytes(1_000_000), end_stream=True)
         other.flush()
         got = Collected(link, consume=False)
-        await got.until(lambda: len(got.streams.get(stream, b"")) >= 64 * 1024)
+        first = Limits().channel_first
+        await got.until(lambda: len(got.streams.get(stream, b"")) >= first)
         with trio.move_on_after(0.3):
             await got.once()
-        assert len(got.streams[stream]) == 64 * 1024
-        link.consumed(stream, 64 * 1024)
+        assert len(got.streams[stream]) == first
+        link.consumed(stream, first)
         rest = Collected(link)
         await rest.until(lambda: rest.ended)
-        assert len(rest.streams[stream]) == 1_000_000 - 64 * 1024
+        assert len(rest.streams[stream]) == 1_000_000 - first

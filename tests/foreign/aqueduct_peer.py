@@ -8,6 +8,7 @@ import trio
 GREETING = b"AQUEDUX1"
 VERSION = bytes.fromhex("ef505fa6600f408e") + b"AQUEDUCT" + b"\x0b0.0.0-AFTER"
 DATA, LAST, RESET, STOP, CREDIT, STREAMS, DATAGRAM = range(7)
+EARLY = 8
 ACK_VERSION, HEADERS, ROUTE, MESSAGE, COUNT, FINISH, CANCEL, ACK, REPORT, CLOSE, FORGET = range(1, 12)
 FIRST_WINDOW = 4096  # bytes of one stream before any credit
 FIRST_STREAMS = 16
@@ -388,6 +389,8 @@ class Peer:
                 self._reset(mine)
         elif kind == STREAMS:
             self._may_open += reader.varint()
+        elif kind == EARLY:
+            reader.varint()  # an offer that this peer doesn't use
         elif kind == DATAGRAM:
             data = reader.take(reader.varint())
             if len(data) > 65536:

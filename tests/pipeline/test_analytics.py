@@ -277,7 +277,8 @@ async def test_raw_bytes_lead_to_the_answers_that_live_frames_do(tmp_path: Path)
     assert volumes(live) == volumes(told)
     assert credit(live) == credit(told)
     assert any(row["stops"] for row in live.credit)
-    assert [row["what"] for row in live.round_trips] == ["ping"]
+    # One is the test's own, and another measures the round trip for the windows, because a channel receives in bulk.
+    assert {row["what"] for row in live.round_trips} == {"ping"}
 
 
 @pytest.fixture

@@ -213,14 +213,14 @@ def test_an_engine_knows_of_credit_that_was_granted_between_the_pieces_of_a_mess
 @pytest.mark.clause("bpmux-R29")
 def test_an_engine_finds_what_the_peer_must_not_do_with_its_clause() -> None:
     _, _, recording = greeted()
-    end = bpmux.encode_chunk(bpmux.Chunk(bpmux.Type.OUT_SINK, 9, end=bytes(70_000)))
+    end = bpmux.encode_chunk(bpmux.Chunk(bpmux.Type.OUT_SINK, 9, end=bytes(140_000)))
     before = sum(len(data) for direction, data in recording if direction == "in")
     recording.append(("in", end))
     (found,) = errors(decoded(decoder("bpmux", engine=True), recording))
     assert found[3] == "RemoteProtocolError"
     assert found[7] == "bpmux-R29"
     assert found[6] == before
-    assert "70000" in str(found[8])
+    assert "140000" in str(found[8])
     assert not errors(decoded(decoder("bpmux"), recording)), "that takes an engine"
 
 

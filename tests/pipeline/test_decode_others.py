@@ -23,7 +23,15 @@ if TYPE_CHECKING:
 
     from muxkit._observer import Direction
 
-UNTOLD = {"STREAMS", "RESET", "STOP", "VERSION", "ACK_VERSION", "CONNECTION_HEADERS"}  # of Aqueduct's connections
+UNTOLD = {
+    "STREAMS",
+    "EARLY",
+    "RESET",
+    "STOP",
+    "VERSION",
+    "ACK_VERSION",
+    "CONNECTION_HEADERS",
+}  # of Aqueduct's connections
 SIZES = (0, 3, 300, 9000, 60_000)
 
 

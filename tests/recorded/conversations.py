@@ -482,8 +482,8 @@ async def _declined(session: bpmux.Session) -> None:
 
 
 async def bpmux_initial_credit(wire: Wire) -> None:
-    """Credit that both sides announce ahead, and the mode of the letter of the document."""
-    async with joined("bpmux", config=bpmux.Config(initial_credit=4096)) as (here, there):
+    """No credit that both sides announce ahead, and the mode of the letter of the document."""
+    async with joined("bpmux", config=bpmux.Config(initial_credit=0)) as (here, there):
         await both_closed(await opened(here, there))
         await wire.step("leave")
     await wire.step("by the letter")

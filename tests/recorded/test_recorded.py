@@ -52,7 +52,7 @@ def test_a_byte_that_differs_is_described_with_its_step_and_side() -> None:
 
 
 def test_a_different_setting_of_one_side_is_found() -> None:
-    other = partial(greeting, config=bpmux.Config(initial_credit=4096))
+    other = partial(greeting, config=bpmux.Config(initial_credit=0))
     assert first_difference(record(greeting), record(other)) != ""
 
 

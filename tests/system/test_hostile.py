@@ -170,7 +170,7 @@ MESSAGE_ENDS = [len(b"".join(TRANSCRIPT[:2])), len(b"".join(TRANSCRIPT[:7])), le
 # --- numbers
 
 NUMBERS = [0, 1, 247, 248, 255, 256, 2**16, 2**16 + 1, 2**32 - 1, 2**32, 2**32 + 1, 2**63, 2**64 - 1]
-FIRST = 64 * KIB  # what the top level, and a new channel, are granted at once: Limits(channel_first)
+FIRST = 128 * KIB  # what the top level, and a new channel, are granted at once: Limits(channel_first)
 
 
 @pytest.mark.requirement("R-16", "R-17", "R-18")

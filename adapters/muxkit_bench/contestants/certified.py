@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+import muxkit
 from muxkit_bench.contestants.contestant import CERTIFICATE, CERTIFIED, KEY
 
 
@@ -23,9 +24,4 @@ def options(url: str, purpose: ssl.Purpose, folder: str) -> dict[str, Any]:
 
         made = dtls.client_context(ca=certificate) if is_client else dtls.server_context(certificate, key)
         return {"ssl_context": made}
-    context = ssl.create_default_context(purpose)
-    if is_client:
-        context.load_verify_locations(certificate)
-    else:
-        context.load_cert_chain(certificate, key)
-    return {"ssl_context": context}
+    return {"tls": muxkit.TLS(ca=certificate) if is_client else muxkit.TLS(cert=certificate, key=key)}

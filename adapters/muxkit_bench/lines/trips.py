@@ -26,6 +26,7 @@ from muxkit.testing import SimNetwork, SimStream, SimWeather
 ROUND_TRIP: Final = 0.1  # s, of the simulated network
 SMALL: Final = 1000  # bytes
 LARGE: Final = 100_000  # bytes
+BUFFER: Final = 1024 * 1024  # bytes under way on a stream, so that it never makes a sender wait
 HOST: Final = "server"
 OVER_STREAM: Final = "e3x over a stream"  # elsewhere the simulated network gives e3x packets
 PROTOCOLS: Final = ("bpmux", "yamux", "relink", "aqueduct", OVER_STREAM, "e3x")
@@ -96,7 +97,7 @@ def simulate(protocol: str, **options: Any) -> RoundTrips:
 
 
 async def _simulate(protocol: str, options: dict[str, Any]) -> RoundTrips:
-    with SimNetwork(weather=SimWeather(delay=ROUND_TRIP / 2, splits=False)) as network:
+    with SimNetwork(weather=SimWeather(delay=ROUND_TRIP / 2, buffer=BUFFER, splits=False)) as network:
         if protocol == OVER_STREAM:
             async with background() as nursery:
                 await nursery.start(network.serve, partial(_serve_e3x, options), HOST, "stream", 1)

@@ -19,6 +19,7 @@ import attrs
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import (
+    U64_MAX,
     Buffer,
     Consumed,
     Credit,
@@ -45,8 +46,12 @@ CREDIT: Final = 4
 STREAMS: Final = 5
 DATAGRAM: Final = 6
 GOODBYE: Final = 7
+EARLY: Final = 8
+EARLY_DATA: Final = 9
+EARLY_LAST: Final = 10
 
 FIRST_CREDIT: Final = 4096  # bytes that may be sent on each stream before any CREDIT
+EARLY_SHARE: Final = 64  # of `Limits.connection_bytes`, one part may be sent early, on all streams together
 FIRST_STREAMS: Final = 16  # streams that may be opened before any STREAMS
 LARGEST_DATAGRAM: Final = 65_536  # bytes
 LARGEST_GOODBYE: Final = 4096  # bytes
@@ -65,6 +70,10 @@ class _IncomingStream:
     over: bool = False  # its last byte has come
     granted_at: float | None = None  # when the peer got credit after it had used up all; None once it has sent more
 
+    def early_bytes(self) -> int:
+        """Return how many bytes are here beyond the credit of the stream, which nothing else grants by hand."""
+        return self.window.by_hand
+
 
 class Carrier:
     """One end of a connection over a byte stream; a `StreamEngine` around a `MultistreamEngine`."""
@@ -76,7 +85,17 @@ class Carrier:
         self.frames_at_once: int = sys.maxsize
         self.offset: int = 0  # bytes received and understood
         limits = engine.limits
-        self._budget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.channel_first)
+        # Bytes that the peer may send on new streams before they were granted any, so that a message which is larger
+        # than FIRST_CREDIT needs no round trip of its own. They are a part of `connection_bytes`.
+        share = limits.connection_bytes // EARLY_SHARE
+        self._early_most = min(limits.channel_first, share) if share > FIRST_CREDIT else 0
+        self._early_granted = 0  # what the peer may still send early
+        self._early_due = self._early_most  # what it is to be told
+        self._early = 0  # what we may still send early
+        self._ungranted: set[StreamId] = set()  # our streams that got no CREDIT, which may use it
+        self._budget = ReceiveBudget(
+            limits.connection_bytes - self._early_most, limits.channel_floor, limits.channel_first
+        )
         self._now = 0.0
         # Our streams
         self._hello_sent = False
@@ -172,6 +191,7 @@ class Carrier:
             not self._hello_sent
             or bool(self._grants or self._resets or self._stops)
             or self._renewable > 0
+            or self._is_early_due
             or self.engine.has_output(self._opened < self._may_open)
         )
 
@@ -207,18 +227,26 @@ class Carrier:
         credit = self._credit.get(stream)
         if credit is None:
             credit = self._credit[stream] = Credit(FIRST_CREDIT)
+            self._ungranted.add(stream)
             self._opened += 1
-        data, last = self.engine.stream_to_send(stream, min(room, credit.available))
+        early = self._early if stream in self._ungranted else 0
+        data, last = self.engine.stream_to_send(stream, min(room, credit.available + early))
         if not data and not last:
             return 0
-        credit.spend(len(data))
+        spent = min(len(data), credit.available)
+        credit.spend(spent)
+        self._early -= len(data) - spent
         if last:
-            del self._credit[stream]
-        elif not credit.available:
+            self._forget_credit(stream)
+        elif len(data) - spent == early and not credit.available:
             self.engine.stream_to_send(stream, 0)  # parked until CREDIT comes
-        head = _frame(LAST if last else DATA, stream >> 2, len(data))
-        out += [head, data] if data else [head]
-        return len(head) + len(data)
+        size = 0
+        if spent or not data:
+            is_all = spent == len(data)
+            size += _write_chunk(LAST if last and is_all else DATA, stream, data if is_all else data[:spent], out)
+        if spent < len(data):
+            size += _write_chunk(EARLY_LAST if last else EARLY_DATA, stream, data[spent:] if spent else data, out)
+        return size
 
     def _control(self) -> Iterator[bytes]:
         if not self._hello_sent:
@@ -228,6 +256,10 @@ class Carrier:
             renewed = self._renewable
             self._peer_may_open += renewed
             yield _frame(STREAMS, renewed)
+        if self._is_early_due:
+            due, self._early_due = self._early_due, 0
+            self._early_granted += due
+            yield _frame(EARLY, due)
         for tag, owed in ((RESET, self._resets), (STOP, self._stops)):
             while owed:
                 stream, _ = owed.popitem()
@@ -242,12 +274,21 @@ class Carrier:
         renewable = self._peer_done + self._most - self._peer_may_open
         return renewable if renewable >= max(1, self._most // 4) else 0
 
+    @property
+    def _is_early_due(self) -> bool:
+        """True once at least half of the bytes that the peer may send early can be granted again."""
+        return self._early_due > 0 and 2 * self._early_due >= self._early_most
+
+    def _forget_credit(self, stream: StreamId) -> Credit | None:
+        self._ungranted.discard(stream)
+        return self._credit.pop(stream, None)
+
     def _run_control(self) -> None:
         for control in self.engine.control_to_run():
             match control:
                 case Reset(stream):
                     # A stream that was written to its end cannot be taken back on an ordered link.
-                    if self._credit.pop(stream, None) is not None:
+                    if self._forget_credit(stream) is not None:
                         self._resets[stream] = None
                 case Stop(stream):
                     incoming = self._incoming.get(stream)
@@ -260,7 +301,9 @@ class Carrier:
                 case Consumed(stream, amount):
                     incoming = self._incoming.get(stream)
                     if incoming is not None:
+                        early = incoming.early_bytes()
                         grant, _ = incoming.window.consumed(amount, self._update_time())
+                        self._early_due += early - incoming.early_bytes()
                         self._grant(stream, incoming, grant)
                         self._release(stream, incoming)
 
@@ -326,9 +369,10 @@ class Carrier:
             if size > LARGEST_GOODBYE:
                 raise RemoteProtocolError(f"a goodbye of {size} bytes against {LARGEST_GOODBYE}")
             return engine.receive_reason(Reason.decode(bytes(cursor.exact(size))))
-        if tag in (DATA, LAST):
+        if tag in (DATA, LAST, EARLY_DATA, EARLY_LAST):
             index, size = cursor.varint(), cursor.varint()
-            return self._begin_chunk(index, size, last=tag == LAST)
+            is_early = tag in (EARLY_DATA, EARLY_LAST)
+            return self._begin_chunk(index, size, last=tag in (LAST, EARLY_LAST), is_early=is_early)
         if tag == RESET:
             stream = self._theirs(cursor.varint())
             self._end_stream(stream)
@@ -344,8 +388,14 @@ class Carrier:
             stream, amount = self._ours(cursor.varint()), cursor.varint()
             credit = self._credit.get(stream)
             if credit is not None:
+                self._ungranted.discard(stream)
                 credit.grant(amount)
                 engine.stream_writable(stream)
+        elif tag == EARLY:
+            more = cursor.varint()
+            if self._early + more > U64_MAX:
+                raise RemoteProtocolError(f"{more} early bytes on top of {self._early}, more than {U64_MAX}")
+            self._early += more
         else:
             raise RemoteProtocolError(f"no frame of the carrier begins with {tag:#04x}")
         return ()
@@ -365,8 +415,8 @@ class Carrier:
             raise RemoteProtocolError(f"stream {index} has ended")
         return stream
 
-    def _begin_chunk(self, index: int, size: int, *, last: bool) -> Sequence[Event]:
-        if not size and not last:
+    def _begin_chunk(self, index: int, size: int, *, last: bool, is_early: bool) -> Sequence[Event]:
+        if not size and (is_early or not last):
             raise RemoteProtocolError(f"an empty chunk on stream {index}")
         if index == self._peer_opened:
             if self._peer_opened >= self._peer_may_open:
@@ -380,10 +430,15 @@ class Carrier:
             self._peer_opened += 1
         stream = self._theirs(index)
         incoming = self._incoming[stream]
-        incoming.window.arrived(size)
-        if incoming.granted_at is not None:
+        if is_early:
+            if size > self._early_granted:
+                raise RemoteProtocolError(f"{size} bytes sent early against {self._early_granted}")
+            self._early_granted -= size
+            incoming.window.grant(size)
+        elif incoming.granted_at is not None:
             self._budget.round_trip.measured(self._now - incoming.granted_at)
             incoming.granted_at = None
+        incoming.window.arrived(size)
         self._chunk_stream, self._chunk_left, self._chunk_is_last = stream, size, last
         if size:
             return ()
@@ -394,10 +449,19 @@ class Carrier:
         """End a stream; what came of it counts until it is consumed."""
         incoming = self._incoming[stream]
         incoming.over = True
+        early = incoming.early_bytes()
         incoming.window.retire()
+        self._early_due += early - incoming.early_bytes()
         self._grants.pop(stream, None)
         self._stops.pop(stream, None)
         self._release(stream, incoming)
+
+
+def _write_chunk(tag: int, stream: StreamId, data: Buffer, out: list[Buffer]) -> int:
+    """Append the frame of a chunk to `out`, and return its size."""
+    head = _frame(tag, stream >> 2, len(data))
+    out += [head, data] if data else [head]
+    return len(head) + len(data)
 
 
 def _frame(tag: int, *numbers: int) -> bytes:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Literal
+from typing import Any, Final, Literal
 
+import attrs
 import trio
 
 from muxkit._limits import Limits
@@ -15,9 +16,13 @@ from muxkit._typed import Connect, OpenServer, Reconnecting
 from muxkit.protocols.bpmux._channels import Duplex, IncomingRequest, Request, Sink, Source
 from muxkit.protocols.bpmux._connection import Connection
 from muxkit.protocols.bpmux.config import Config
+from muxkit.protocols.bpmux.engine import Engine
 from muxkit.runtime import ChannelOpening, Opening, protect_package
-from muxkit.runtime.mux_session import LINGER, MuxSession, running
+from muxkit.runtime.mux_session import LINGER, MuxSession, connection_of, running
 from muxkit.trace import traced
+
+ALPN_CREDIT: Final = 4096  # bytes of first credit that both sides announce which agree on this name in TLS (ALPN)
+ALPN: Final = f"muxkit-bpmux/{ALPN_CREDIT}"
 
 
 def session(
@@ -98,6 +103,15 @@ class _Protocol:
     options: frozenset[str] = frozenset({"config"})
     has_requests: bool = True
 
+    def tls_offers(self, *, limits: Limits, config: Config | None = None, **_: object) -> Sequence[str]:
+        """Return the names by which both sides of TLS agree on a first credit, before a byte of bpmux was sent."""
+        return (ALPN,) if (config or Config()).first_credit(limits) >= ALPN_CREDIT else ()
+
+    def options_of_next(self, session: MuxSession[Any, Any]) -> dict[str, object]:
+        """Return options for the next session with the same server: what it announced, it will announce again."""
+        engine: Engine = connection_of(session).engine
+        return {"config": attrs.evolve(engine.config, peer_credit=engine.peer_credit)}
+
     def session(
         self,
         stream: trio.abc.Stream,
@@ -109,6 +123,9 @@ class _Protocol:
         linger: float,
         config: Config | None = None,
     ) -> AbstractAsyncContextManager[Session]:
+        if role == "client" and getattr(stream, "alpn", None) == ALPN:
+            config = config or Config()
+            config = attrs.evolve(config, peer_credit=max(config.peer_credit, ALPN_CREDIT))
         return session(stream, config=config, limits=limits, observer=observer, linger=linger)
 
 

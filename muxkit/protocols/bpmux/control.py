@@ -126,14 +126,26 @@ class Control:
 
     def _write_announcement(self, top: Entity, credit: int, out: list[Buffer]) -> int:
         """Write a part of the first top-level grant in the form that announces the first credit of channels."""
-        self.announces = None
         top.grant -= credit
         if not top.grant and not (top.pings or top.pongs):
             del self.dirty[top]
-        chunk = encode_announcement(credit)
+        chunk = self._announcement(credit)
         out.append(chunk)
-        self._state.use_promised()
         return len(chunk)
+
+    def announce_late(self) -> None:
+        """Put the announcement before all acknowledgements, if the peer ends its top level before it was written.
+
+        To the peer this looks as if it had been written before the end was read. Its channels may count on it.
+        """
+        if self.announces is not None:
+            self.acks[:0] = self._announcement(self.announces[1])
+
+    def _announcement(self, credit: int) -> bytes:
+        self.announces = None
+        if self._state.promised:
+            self._state.use_promised()
+        return encode_announcement(credit)
 
     def _write_opening(self, entity: Entity, type: Type, out: list[Buffer]) -> int:
         """Write the chunk that opens an entity, with the first grant."""

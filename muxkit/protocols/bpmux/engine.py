@@ -47,16 +47,10 @@ class Engine(StreamMuxEngine):
     ) -> None:
         self.config: Config = config or Config()
         limits = (limits or Limits()).at_price(CHANNEL_PRICE)
-        largest = min(limits.channel_floor, limits.channel_first)
-        if self.config.initial_credit > largest:
-            raise ValueError(
-                f"Config(initial_credit={self.config.initial_credit}) is above {largest}, the lower of "
-                f"Limits(channel_floor={limits.channel_floor}, channel_first={limits.channel_first})"
-            )
         self._state = State(self.config, limits, observer)
         super().__init__(self._state, keepalive=self.config.keepalive, keepalive_timeout=self.config.keepalive_timeout)
         self._reader = ChunkReader(self._state)
-        self._first_bytes: bytes | None = b"" if self.config.initial_credit else None  # they may announce one
+        self._first_bytes: bytes | None = b""  # the peer's first bytes may announce a first credit
         self._unwritten: tuple[int, int] | None = None  # pongs and bytes that waited when `_prove_peer` looked last
         self._owed: list[Entity] = []  # of these, `_first_owed` drops those that are owed nothing any more
         self._next_id = self.config.first_id
@@ -84,6 +78,11 @@ class Engine(StreamMuxEngine):
         return self.limits.channels - self._state.ours
 
     @property
+    def peer_credit(self) -> int:
+        """The first credit that the peer has announced, 0 if none."""
+        return self._state.promised
+
+    @property
     def peer_takes_no_channels(self) -> bool:
         return self.top_sink.gone
 
@@ -96,6 +95,10 @@ class Engine(StreamMuxEngine):
     def live(self) -> int:
         """Number of live entities, with those of the top level and both halves of duplexes."""
         return sum(map(len, self._state.maps))
+
+    def repeat_announcement(self, credit: int) -> None:
+        """Act as if this engine had announced a first credit, for decoders that repeat what was recorded."""
+        self._state.repeat_announcement(credit)
 
     # --- the stream
 
@@ -128,7 +131,7 @@ class Engine(StreamMuxEngine):
         first += data[len(first) - self.data_offset : ANNOUNCEMENT_MOST - self.data_offset]
         credit = find_announcement(first)
         self._first_bytes = first if credit is None else None
-        if credit:
+        if credit is not None:
             self._state.peer_announced(credit)
 
     def receive_half_close(self, now: float, is_writing: bool) -> bool:

@@ -180,6 +180,7 @@ class ChunkRules(Checks):
             return
         state = self._state
         entity = self._entity or self._create(chunk)
+        self._entity, self._payer = None, state.top_stream  # they may be the last references to an ended channel
         payer = state.payer(entity)
         if state.observer is not None:
             observe_chunk(state.observer, "in", entity.label, chunk, in_parts=self.announced > 0)
@@ -243,7 +244,10 @@ class ChunkRules(Checks):
         state.update_direct(entity)
         sender, receiver = _halves_of(entity)
         if receiver is not None:
-            state.grant(receiver, receiver.window.start(state.now) - state.given)
+            if state.config.grants:
+                state.grant(receiver, receiver.window.start(state.now) - state.given)
+            else:  # a decoder, which has read in the recording that a first credit was announced
+                receiver.window.grant(state.given)
         if sender is not None and sender.kind is Kind.REQUEST_IN:
             state.events.append(Requested(sender, payload))
         else:

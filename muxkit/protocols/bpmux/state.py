@@ -35,7 +35,7 @@ The invariants:
 
 from __future__ import annotations
 
-from muxkit._errors import LocalProtocolError
+from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core import U64_MAX, ReceiveWindow, TokenBucket
@@ -83,9 +83,14 @@ class State(MuxState):
         # The first credit of new channels, see `Config.initial_credit`; each is 0 while it is not agreed.
         self.given: int = 0  # what this side gives those that the peer opens
         self.got: int = 0  # what those that this side opens have
-        self._promised = 0  # what the peer announced
-        if config.initial_credit:
-            self.control.announces = (self.top_stream, config.initial_credit)
+        self.promised: int = 0  # what the peer announced
+        self.advance: int = config.peer_credit  # top-level credit that is used before it was granted
+        if self.advance:
+            self.got = self.advance
+            self.top_sink.credit.grant(self.advance)
+        self.initial_credit: int = config.first_credit(limits)
+        if self.initial_credit:
+            self.control.announces = (self.top_stream, self.initial_credit)
 
     # --- entities
 
@@ -127,7 +132,7 @@ class State(MuxState):
         """Remove an entity: nothing is sent or received on it any more."""
         if entity is self.top_stream:
             self._drop_half_opened()
-            self._withdraw_announcement()
+            self.control.announce_late()
         del self.maps[entity.kind][entity.id]
         self.control.forget(entity)
         if entity.parts is not None:
@@ -209,33 +214,57 @@ class State(MuxState):
     # --- the first credit of channels
 
     def peer_announced(self, credit: int) -> None:
-        """Note that the peer announced a first credit; it knows about ours before it opens anything, or never will."""
-        self._promised = credit
-        self.given = self.config.initial_credit
+        """Note what first credit the peer announced, 0 if none.
+
+        It knows about ours before it opens anything, or never will. Raises `RemoteProtocolError` if more than that was
+        counted on, see `Config.peer_credit`.
+        """
+        if credit < self.config.peer_credit:
+            raise RemoteProtocolError(
+                f"the peer announces a first credit of {credit} bytes, not of at least "
+                f"Config(peer_credit={self.config.peer_credit})"
+            )
+        if not credit:
+            return
+        self.promised = credit
+        if not self.initial_credit:
+            return
+        self.given = self.initial_credit
         if self.control.announces is None:
+            self.use_promised()
+
+    def repeat_announcement(self, credit: int) -> None:
+        """Act as if this side had written an announcement of `credit` bytes. Only decoders of recordings call this."""
+        self.initial_credit = credit
+        if self.promised:
+            self.given = credit
+            for stream in self.maps[Kind.STREAM_IN].values():
+                if not stream.is_top and stream.life is not HALF_OPENED:
+                    stream.window.grant(credit)
             self.use_promised()
 
     def use_promised(self) -> None:
         """Use what the peer announced, on the channels that are open already as well."""
-        self.got = self._promised
-        for sink in [*self.maps[Kind.SINK_OUT].values()] if self.got else ():
-            if not sink.is_top and sink.credit.available + self.got <= U64_MAX:
-                self.receive_grant(sink, self.got)
-
-    def _withdraw_announcement(self) -> None:
-        """Grant in the usual way what could not be announced, since the peer ended its top level before."""
-        if self.control.announces is not None:
-            self.control.announces = None
-            for stream in self.maps[Kind.STREAM_IN].values() if self.given else ():
-                if stream.life is not HALF_OPENED:
-                    self.grant(stream, self.given)
-            self.given = self._promised = 0
+        more, self.got = self.promised - self.got, self.promised
+        for sink in [*self.maps[Kind.SINK_OUT].values()] if more else ():
+            if not sink.is_top and sink.credit.available + more <= U64_MAX:
+                self.add_credit(sink, more)
 
     def receive_grant(self, entity: Entity, amount: int) -> None:
-        """Act on credit that the peer granted."""
-        entity.own_credit().grant(amount)
+        """Act on a grant of the peer. Observers are told of grants, and not of the first credit, which isn't one."""
         if self.observer is not None:
             self.observer.credit("in", entity.label, amount)
+        self.add_credit(entity, amount)
+
+    def add_credit(self, entity: Entity, amount: int) -> None:
+        """Let an entity send `amount` more bytes."""
+        if self.advance and entity is self.top_sink:
+            repaid = min(amount, self.advance)
+            self.advance -= repaid
+            amount -= repaid
+            if not amount:  # nothing became possible, and openings that wait for credit stay in line
+                return
+        entity.own_credit().grant(amount)
         outgoing = entity.outgoing
         if outgoing is None:
             return

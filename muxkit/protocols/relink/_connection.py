@@ -747,12 +747,16 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             await self._close_in_turns(Channel.close)
             for sender in self.live_senders():
                 sender.close()
+            if self.error is None:
+                # The shutdown goes with the ends, because waiting for their confirmation would cost a round trip. It
+                # only says that nothing more is opened, so each channel has to be open by then, also to be ended.
+                for channel in [*self.live.values()]:
+                    channel.common.announce()
+                self._shut_down()
             while self.error is None and (unheard := self._unheard()):
                 for half in unheard:  # one after the other, so that a packet of the peer costs one look and not all
                     while self._is_awaited(half):
                         await self.moved.park()
-            if self.error is None:
-                self._shut_down()
             while self.error is None and (self.is_common or not self._owes_the_application):
                 await self.moved.park()
             # Messages for receivers that are no longer read are never consumed, so the link cannot finish in order.

@@ -31,6 +31,11 @@ class Config:
     """A connector that comes back wants its old link or none."""
     versions: tuple[int, ...] = (0,)
     """The versions of the protocol to offer or to accept; 0 is the only one that has packets."""
+    half_duplex: bool = False
+    """A connector waits for the listener's version before it sends its request, as the document says.
+
+    Otherwise it sends both together, if it offers one version, because waiting costs a round trip and changes nothing.
+    """
     window: int = attrs.field(default=65_536, validator=between(1, U32_MAX))
     """Messages of one channel that may be unanswered. Their bytes are bounded by `Limits.short_window`, and on a long
     path by `Limits.channel_bytes`."""

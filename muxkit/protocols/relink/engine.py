@@ -409,8 +409,12 @@ class Engine:
 
     def shutdown(self) -> None:
         """Open no more channels. `LinkFinished` follows once the peer has done the same and all is confirmed."""
-        self.state.check_alive()
-        self.state.is_shutting_down = True
+        state = self.state
+        state.check_alive()
+        state.is_shutting_down = True
+        if state.is_connected:
+            # The peer can't finish before it has every answer, and the acks that wait for more would be the last ones.
+            state.theirs.make_all_due()
 
 
 def _counted(senders: Sequence[ChannelSender]) -> dict[ChannelSender, int]:

@@ -138,6 +138,14 @@ class ConnectorHandshake(_Handshake):
         self._link_id = link_id
         self._required = config.require_link and link_id != 0
         self._out += encode_version(max(config.versions))
+        # With one version on offer, a listener can only answer with this one or hang up. So the answer changes nothing
+        # in the request, and waiting for it would cost a round trip.
+        self._is_request_sent = len(config.versions) == 1 and not config.half_duplex
+        if self._is_request_sent:
+            self._out += self._request()
+
+    def _request(self) -> bytes:
+        return encode_request(self._config, epoch=self._epoch, link_id=self._link_id, require_link=self._required)
 
     def receive_bytes(self, data: bytes, now: float) -> None:
         if self.over and not self._is_done:
@@ -157,7 +165,8 @@ class ConnectorHandshake(_Handshake):
             return
         self._take(VERSION_SIZE)
         self._version = version
-        self._out += encode_request(self._config, epoch=self._epoch, link_id=self._link_id, require_link=self._required)
+        if not self._is_request_sent:
+            self._out += self._request()
 
     def _take_answer(self, version: int) -> None:
         epoch = int.from_bytes(self._held[:8], "little")

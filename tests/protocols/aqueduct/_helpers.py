@@ -65,6 +65,11 @@ def incoming_of(carrier: Carrier) -> Mapping[StreamId, HasWindow]:
     return carrier._incoming
 
 
+def unlent_early_bytes_of(carrier: Carrier) -> int:
+    """Return how many of the bytes that new streams may send early are neither granted nor due: none, at any time."""
+    return carrier._early_most - carrier._early_granted - carrier._early_due
+
+
 def budget_of(carrier: Carrier) -> ReceiveBudget:
     """Return the budget that the windows of a carrier's streams share."""
     return carrier._budget

@@ -25,6 +25,7 @@ from tests.protocols.aqueduct._helpers import (
     statistics_of,
     summary_of,
     taken,
+    unlent_early_bytes_of,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def test_what_each_frame_looks_like() -> None:
 def test_the_first_bytes_are_the_hello_and_the_greeting() -> None:
     made = carrier(Role.CLIENT, limits=Limits(channels=4))
     most = 2 * 4 + Config().streams
-    assert written(made) == HELLO + "05 f8 07".replace(" ", "") + bytes.fromhex("01 00 1e" + V + "02 00").hex()
+    assert written(made) == HELLO + "05f807" + "08808008" + bytes.fromhex("01 00 1e" + V + "02 00").hex()
     assert most - 16 == 0x78 | 7 << 7
 
 
@@ -129,7 +130,7 @@ def test_it_keeps_the_promises_of_every_stream_engine() -> None:
 
 VIOLATIONS = [
     ("another hello", "", "AA" * 8, "begins with"),
-    ("an unknown frame", GREETING, "08", "0x08"),
+    ("an unknown frame", GREETING, "0b", "0x0b"),
     ("a goodbye that is too long", GREETING, "07 81 20", "4097 bytes against 4096"),
     ("an empty chunk", GREETING, "00 01 00", "an empty chunk on stream 1"),
     ("a stream that was skipped", GREETING, "00 02 01 03", "stream 2 of the peer, 1 were opened"),
@@ -140,6 +141,8 @@ VIOLATIONS = [
     ("a stop of what never was", GREETING, "03 05", "stream 5 of ours, 0 were opened"),
     ("credit for what never was", GREETING, "04 05 01", "stream 5 of ours"),
     ("more than the credit", GREETING, "00 01 81 20", "4097 bytes sent against 4096"),
+    ("more than may be sent early", GREETING, "09 01 81 80 08", "131073 bytes sent early against 0"),
+    ("early bytes beyond 64 bits", GREETING + "08 01", "08" + "ff" * 9 + "01", "more than"),
     ("too many streams allowed", GREETING, "05" + "ff" * 9 + "01", "more than"),
     ("a datagram too large", GREETING, "06 81 80 04", "65537 bytes against 65536"),
     ("a number too long", GREETING, "06" + "ff" * 10, "10 bytes"),
@@ -237,6 +240,85 @@ def test_an_unread_channel_blocks_no_other() -> None:
             raise AssertionError("it was held up")
 
 
+EARLY = Limits().channel_first
+
+
+@pytest.mark.requirement("R-22")
+def test_a_large_message_on_a_new_stream_waits_for_no_credit() -> None:
+    link = pair()
+    one, other = link.engines
+    for _ in range(20):  # more than may be sent early at once
+        sender_of(link).transmit(b"x" * 100_000, mode=Mode.UNORDERED)
+        flight = b"".join(one.buffers_to_send(2**20))
+        (event,) = messages(other.receive_bytes(flight, 0.0))
+        assert one._early == other._early_granted < EARLY
+        taken(event)
+        link.run_until_quiet()
+        assert one._early == other._early_granted == EARLY
+
+
+@pytest.mark.requirement("R-22", "R-03")
+def test_what_is_sent_early_is_bounded_for_all_streams_together() -> None:
+    link = pair()
+    one, other = link.engines
+    for _ in range(5):
+        sender_of(link).transmit(b"x" * 100_000, mode=Mode.UNORDERED)
+    flight = b"".join(one.buffers_to_send(2**20))
+    assert EARLY + 5 * 4096 <= len(flight) < EARLY + 5 * 4096 + 100
+    assert one._early == 0
+    assert len(messages(other.receive_bytes(flight, 0.0))) == 1
+    assert other._early_granted == 0
+    link.run_until_quiet()
+    for event in messages(link.take_events(1)):
+        taken(event)
+    link.run_until_quiet()
+    assert one._early == other._early_granted
+
+
+@pytest.mark.requirement("R-22")
+@pytest.mark.seeds(5, soak=500)
+def test_what_may_be_sent_early_is_conserved_however_grants_and_bytes_cross(seed: int) -> None:
+    dice = random.Random(seed)
+    link = pair(weather=dice)
+    one, other = link.engines
+    for _ in range(30):
+        if sender_of(link).admits(100_000):
+            sender_of(link).transmit(bytes(dice.choice([10, 5000, 100_000])), mode=Mode.UNORDERED)
+        for _ in range(dice.randrange(20)):
+            link.step()
+        for event in messages(link.take_events(1)):
+            taken(event)
+    link.run_until_quiet()
+    for event in messages(link.take_events(1)):
+        taken(event)
+    link.run_until_quiet()
+    assert one._early == other._early_granted
+    assert other._early_granted + other._early_due == EARLY
+
+
+@pytest.mark.requirement("R-22")
+def test_a_stream_that_was_granted_credit_uses_nothing_of_what_may_be_sent_early() -> None:
+    link = pair()
+    one = link.engines[0]
+    half, ticket = one.engine.channel(sends=True)
+    sender_of(link).transmit(b"", attachments=[ticket])
+    half.transmit(b"x" * 5000)
+    for _ in range(3):
+        link.run_until_quiet()
+        for event in messages(link.take_events(1)):
+            taken(event)
+    left = one._early
+    assert EARLY - 2000 < left < EARLY
+    half.transmit(b"x" * 1_000_000)
+    one.buffers_to_send(2**21)
+    assert one._early == left
+
+
+def test_small_limits_let_nothing_be_sent_early() -> None:
+    assert carrier(limits=Limits(connection_bytes=64 * 4096))._early_most == 0
+    assert "0880" not in written(carrier(limits=Limits(connection_bytes=64 * 4096)))
+
+
 @pytest.mark.requirement("R-03", "R-22")
 def test_large_messages_borrow_pass_and_repay() -> None:
     link = pair(limits=Limits(message=500_000, reassembly=600_000, channel_bytes=20_000, outbox=10**8))
@@ -259,6 +341,7 @@ def test_large_messages_borrow_pass_and_repay() -> None:
     assert incoming_of(link.engines[1]) == {}
     assert budget_of(link.engines[1]).used == 0
     assert budget_of(link.engines[1]).windows == 0
+    assert unlent_early_bytes_of(link.engines[1]) == 0
 
 
 def test_bytes_of_a_chunk_that_has_begun_are_not_lent() -> None:

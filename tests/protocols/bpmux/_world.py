@@ -306,6 +306,8 @@ class World:
                 if other is None or entity.ending or other.ending or Life.UNANNOUNCED in (entity.life, other.life):
                     continue
                 due = entity.credit.available + paid[kind, id] + back[mirror, id] + other.grant
+                if entity is here.top_sink:
+                    due -= here._state.advance
                 if kind is Kind.SINK_OUT and not entity.is_top:
                     # What was announced and not read yet, and the window begins when the opening is complete.
                     is_opening = Life.HALF_OPENED in (other.life, other.twin and other.twin.life)

@@ -48,7 +48,7 @@ def test_both_sides_agree_about_credit_when_they_are_quiet() -> None:
     pair.run_until_quiet()
     the(there, Kind.STREAM_IN, sink.id).consumed((), 1000)
     pair.run_until_quiet()
-    assert sink.credit_out == the(there, Kind.STREAM_IN, sink.id).credit_in == 64 * 1024 - 1000
+    assert sink.credit_out == the(there, Kind.STREAM_IN, sink.id).credit_in == Limits().channel_first - 1000
 
 
 @pytest.mark.clause("bpmux-T02", "bpmux-R22")

@@ -151,7 +151,7 @@ def test_we_open_no_more_than_the_limit_either() -> None:
 @pytest.mark.requirement("R-01")
 def test_the_window_of_a_channel_is_what_the_limit_says() -> None:
     engine = automatic(limits=Limits(channel_bytes=5000))
-    assert written(engine) == "a800f91388"
+    assert written(engine) == "a80000 a800f91000 a80000 a800f90388"  # 4096, the first credit of channels, and 904
     fed(engine, "50 09 00")
     assert written(engine) == "a809f91388"
 

@@ -91,9 +91,9 @@ class AqueductDecoder(Decoder):
 
     def _parse_frame(self, direction: Direction, half: CarrierHalf, found: list[Found], cursor: Cursor) -> None:
         tag = cursor.byte()
-        if tag in (carrier.DATA, carrier.LAST):
+        if tag in (carrier.DATA, carrier.LAST, carrier.EARLY_DATA, carrier.EARLY_LAST):
             index, size = cursor.varint(), cursor.varint()
-            half.index, half.left, half.is_last = index, size, tag == carrier.LAST
+            half.index, half.left, half.is_last = index, size, tag in (carrier.LAST, carrier.EARLY_LAST)
             if not size:
                 self._receive(direction, half, b"", found)
         elif tag == carrier.DATAGRAM:
@@ -102,8 +102,9 @@ class AqueductDecoder(Decoder):
             size = cursor.varint()
             cursor.exact(size)
             found.append(row("frame", direction, CONNECTION, "GOODBYE", size))
-        elif tag == carrier.STREAMS:
-            found.append(row("frame", direction, CONNECTION, "STREAMS", 0, id=cursor.varint()))
+        elif tag in (carrier.STREAMS, carrier.EARLY):
+            name = "STREAMS" if tag == carrier.STREAMS else "EARLY"
+            found.append(row("frame", direction, CONNECTION, name, 0, id=cursor.varint()))
         elif tag == carrier.CREDIT:
             channel, amount = f"stream {cursor.varint()}", cursor.varint()
             found.append(row("credit", direction, channel, credit=amount))

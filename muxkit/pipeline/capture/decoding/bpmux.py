@@ -16,6 +16,7 @@ from muxkit.core.events import Failed, Opened, Received
 from muxkit.pipeline.capture.decoding.decoder import LARGEST, SEARCHED, Decoder
 from muxkit.pipeline.capture.files import Found, row
 from muxkit.protocols import bpmux
+from muxkit.protocols.bpmux.frames import ANNOUNCEMENT_MOST, find_announcement
 
 # The recorder's name for an entity that the peer names from its own side: the peer's sink is a stream here.
 OURS: Final = {
@@ -140,6 +141,7 @@ class EngineDecoder(BpmuxDecoder):
         )
         self._parts: dict[tuple[bpmux.Type, int], int] = {}  # remaining bytes of messages that were sent in parts
         self._follows = True  # until the engine can't repeat what was recorded
+        self._first_sent: bytes | None = b""  # sent bytes that may announce a first credit, until that is known
 
     def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
         if not self._follows:
@@ -147,6 +149,7 @@ class EngineDecoder(BpmuxDecoder):
         found = self._found = []
         if self.begin(direction, data, segment, offset, found):
             if direction == "out":
+                self._look_for_announcement(data)
                 self.cut(direction, data, found)
                 self._settle(())
             else:
@@ -183,6 +186,17 @@ class EngineDecoder(BpmuxDecoder):
             pass
 
     # --- sent
+
+    def _look_for_announcement(self, data: bytes) -> None:
+        """Have the engine count on a first credit if the recorder announced one in its first bytes."""
+        if self._first_sent is None:
+            return
+        self._first_sent += data[:ANNOUNCEMENT_MOST]
+        credit = find_announcement(self._first_sent)
+        if credit is not None:
+            self._first_sent = None
+            if credit:
+                self._engine.repeat_announcement(credit)
 
     def on_chunk(self, chunk: bpmux.Chunk, total: int, direction: Direction, found: list[Found]) -> None:
         """Report a chunk that the recorder sent, and make the engine send the same."""
