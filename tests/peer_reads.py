@@ -102,6 +102,12 @@ async def echo(channel: muxkit.Channel) -> None:
         await channel.send(message)
 
 
+async def exchange(session: muxkit.Session) -> None:
+    async with session.open() as channel:
+        await channel.send(b"x")
+        await channel.receive()
+
+
 async def use(session: muxkit.Session) -> None:
     """Send and receive until something is wrong."""
     async with session.open("call") as channel:
@@ -528,17 +534,16 @@ async def other_path(url: str) -> BaseException:
 @situation("the server is shut down", *tcp())
 async def shut_down(url: str) -> BaseException:
     async with muxkit.open_server(echo, url, linger=0.2) as server, muxkit.connect(server.url) as session:
-        async with session.open() as first:
-            await first.send(b"x")
-            await first.receive()
 
         async def call() -> None:
-            async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as nursery, session.open() as first:
+                await first.send(b"x")
+                await first.receive()
                 nursery.start_soon(partial(server.shutdown, grace=5))
-                while True:
-                    async with session.open() as channel:
-                        await channel.send(b"x")
-                        await channel.receive()
+                with suppress(muxkit.ChannelCancelled):  # a channel that crosses the shutdown
+                    while True:
+                        await exchange(session)
+                await exchange(session)
 
         return await read_by(call)
 
@@ -624,7 +629,15 @@ async def refused_at_once(url: str) -> BaseException:
     async def refuse(session: muxkit.Session) -> None:
         raise muxkit.Refused("not today", code=7)
 
-    return await client_reads(refuse, url)
+    async with muxkit.open_server(refuse, url, linger=0.2) as server:
+
+        async def call() -> None:
+            async with muxkit.connect(server.url) as session:
+                with suppress(muxkit.LinkLost):  # the refusal arrives during this call
+                    await use(session)
+                await use(session)
+
+        return await read_by(call)
 
 
 @situation("the server stops reading a channel, `aclose()`, while the client sends", *tcp())

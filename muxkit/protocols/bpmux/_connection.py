@@ -8,7 +8,7 @@ direction of the stream while this side still owes it something. Everything else
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -42,7 +42,6 @@ class Connection(MuxConnection[Engine, Duplex]):
 
     wire_name = "bpmux"
     channel_type = Duplex
-    refusal_while_closing: ClassVar[Reason] = Reason()  # the peer knows by the end of our top level
 
     def __init__(self, stream: trio.abc.Stream, config: Config, limits: Limits, observer: Observer | None) -> None:
         engine = Engine(config, limits=limits, observer=frames_of(observer))
@@ -148,7 +147,7 @@ class Connection(MuxConnection[Engine, Duplex]):
         self.engine.consumed_opening(len(opening))
         if self.is_draining and not self.engine.top_stream.gone:
             # The peer cannot know yet that this side accepts no channels, so this does not count as refused.
-            self.engine.decline(channel)
+            self.engine.decline(channel, reason)
         else:
             self.engine.refuse(channel, reason)
         return True
