@@ -300,6 +300,14 @@ async def test_a_sender_goes_on_when_a_quarter_of_the_outbox_is_free(autojump_cl
                     assert pair.client_quic.unsent <= 75_000
 
 
+async def test_on_a_short_path_the_outbox_bounds_all_that_is_not_acknowledged(autojump_clock: MockClock) -> None:
+    async with on_a_line(QuicOptions(limits=Limits(outbox=100_000))) as pair:
+        pair.line.fate = lambda data: [0.0001]
+        pair.client_quic.incoming.round_trip.measured(0.0002)
+        _, buffered, _ = await send_and_consume(pair, MIB)
+        assert 90_000 < max(buffered) <= 100_000
+
+
 async def test_writing_more_than_there_is_room_for_is_refused(autojump_clock: MockClock) -> None:
     async with on_a_line(server=QuicOptions(limits=SMALL)) as pair:
         stream = pair.client.open()
