@@ -1,4 +1,4 @@
-"""Links, as applications hold them."""
+"""The `Link` class: the session object that applications use for a Relink link."""
 
 from __future__ import annotations
 
@@ -13,39 +13,57 @@ LEAVE_TIMEOUT: Final = LINGER
 
 
 class Link(MuxSession[Connection, Channel]):
-    """One link at work, with or without a connection; made by `link`, `listen` and `session`.
+    """A running link, whether or not it has a connection at the moment. `link`, `listen` and `session` create links.
 
-    Use `sender`, `receiver` and `receivers` for what Relink is, or `open` and `incoming` for the common channels.
-    `open` returns at once: the peer hears of a channel with its first message, or at once if it has a name or a
-    payload.
+    An application uses a link in one of two ways. `sender`, `receiver` and `receivers` give Relink's own channels:
+    each has one direction, and Relink adds receipts, transactions and multicast. `open` and `incoming` give the common
+    channels that all protocols of muxkit have.
+
+    `open` doesn't wait for the peer. A channel that was opened with a name or a payload is announced to the peer
+    immediately, and every other channel with its first message.
     """
 
     # --- messages
 
     def sender(self, channel: int = 0) -> Sender:
-        """Return an object to send on a channel of ours. Its first message opens the channel.
+        """Return a `Sender` for one of our channels. Its first message opens the channel.
 
-        A channel has one sender at a time, and one more that waits until the channel's end is confirmed.
+        A channel can have one open sender at a time. After that sender was closed, you can create the next one. The
+        messages of the new sender wait until the peer has confirmed the close.
+
+        Raises:
+            LocalProtocolError: The channel has an open sender, the number is too large for this link, or the channel
+                is in use as a common channel.
         """
         return self._connection.sender(channel)
 
     def receiver(self, channel: int = 0) -> Receiver:
-        """Return an object to receive what the peer sends on this channel, now or once the peer opens it.
+        """Return a `Receiver` for the messages that the peer sends on this channel.
 
-        A channel has one receiver at a time.
+        The peer may open the channel later. A channel can have one receiver at a time.
+
+        Raises:
+            LocalProtocolError: The channel has a receiver, the number is too large for this link, or the channel is in
+                use as a common channel.
         """
         return self._connection.receiver(channel)
 
     def receivers(self) -> AsyncIterator[Receiver]:
-        """Iterate over receivers, one for each channel that the peer opens, until the peer's shutdown."""
+        """Iterate over a new `Receiver` for each channel that the peer opens. Ends with the peer's shutdown."""
         return self._connection.use_receivers()
 
     async def multicast(self, senders: Sequence[Sender], *parts: bytes) -> list[Receipt]:
-        """Send one message to several channels in one packet; waits until all of them have room.
+        """Send one message on several channels in one packet. Waits until all of the channels have room.
 
-        A sender that stands there twice sends it twice. Returns a receipt for each, in the order of `senders`.
-        Cancelled means that it was sent to none of them. Raises as `Sender.send` does, and `LocalProtocolError` if it
-        could not even be sent when nothing else is under way.
+        If `senders` names a sender twice, the message is sent twice on that sender's channel. If the call is cancelled,
+        the message was sent on none of the channels.
+
+        Returns:
+            A receipt for each entry of `senders`, in the same order.
+
+        Raises:
+            LocalProtocolError: The message wouldn't fit even if no other message were in the windows.
+            Exception: Everything that `Sender.send` raises.
         """
         return await self._connection.multicast(senders, *parts)
 
@@ -58,50 +76,52 @@ class Link(MuxSession[Connection, Channel]):
 
     @property
     def id(self) -> int:
-        """The id of the link; 0 before there is one.
+        """The id of the link; 0 until the first handshake.
 
-        It is a secret of both sides: a peer that knows it can take the link over.
+        Keep the id secret, because anyone who knows it may be able to take over the link.
         """
         return self._connection.link.link_id
 
     @property
     def is_connected(self) -> bool:
-        """True while there is a connection."""
+        """True while the link has a connection."""
         return self._connection.carrier is not None
 
     @property
     def connections(self) -> int:
-        """How many connections it has had."""
+        """How many connections the link has had."""
         return self._connection.connections
 
     @property
     def unanswered(self) -> int:
-        """Messages of ours that the peer has not consumed, or answered, yet."""
+        """How many of our messages the peer hasn't consumed, or with transactions hasn't answered."""
         return self._connection.link.state.ours.unanswered
 
     @property
     def outage(self) -> Exception | None:
-        """What went wrong with the last attempt to connect, if nothing has worked since."""
+        """The error of the last attempt to connect, or None if a connection has worked since."""
         return self._connection.supply.outage
 
     async def connected(self) -> None:
-        """Wait for a connection on which messages flow.
+        """Wait until the link has a connection and, if it resumes, the peer's resume has arrived.
 
-        Raises what ended the link if it is over; put `trio.fail_after` around it for a limit.
+        If the link has ended, this raises the error that ended it. Use `trio.fail_after` to limit the wait.
         """
         await self._connection.connected()
 
     async def ping(self) -> float:
-        """Return the seconds of one round trip.
+        """Send a ping, wait for the answer, and return the round trip in seconds.
 
-        It waits for a connection, and is repeated on the next one if this one is lost.
+        Waits for a connection if there is none. If the connection is lost before the answer arrives, the ping is
+        repeated on the next connection.
         """
         return await self._connection.ping()
 
     async def shutdown(self, *, grace: float) -> None:
-        """Open no more channels, let the live ones end for up to `grace` seconds, then cut them.
+        """Open no more channels, and wait up to `grace` seconds for the open channels to end.
 
-        The peer is told at once. Senders that are not closed by then are closed, and what they had not decided is
-        rolled back. What was sent before is still delivered while the link lives.
+        The peer is notified immediately. After `grace` seconds the remaining common channels are aborted, and the
+        remaining senders are closed. Closing a sender rolls back its undecided messages. Messages that were sent before
+        are still delivered as long as the link lives.
         """
         await self._connection.shutdown(grace=grace)

@@ -1,13 +1,14 @@
 """The Relink engine: received bytes and commands go in, events and bytes to send come out.
 
-Several modules share the work:
+The engine does no I/O, and it works without Trio. `_connection` connects it to a stream. Several modules share the
+work:
 
     reader     splits received bytes into packets, checks them, and applies them to the state
-    state      the link, its two tables of channels, and what they have in common: the theory of operation
-    send       `ChannelSender`, the rules for one channel that we send on
-    receive    `ChannelReceiver`, the rules for one channel that we receive from
-    probes     pings, and what their answers prove
-    common     the common channels of muxkit, an engine of its own on top of this one
+    state      has the state of the link and its two tables of channels, and explains the theory of operation
+    send       has `ChannelSender`, the rules for one channel that we send on
+    receive    has `ChannelReceiver`, the rules for one channel that we receive from
+    probes     sends pings, and keeps track of what their pongs prove
+    common     builds muxkit's common channels, as a second engine on top of this one
 """
 
 from __future__ import annotations
@@ -32,16 +33,19 @@ from muxkit.protocols.relink.send import ChannelSender, Multicast
 from muxkit.protocols.relink.state import State, Timer
 
 SHUTDOWN: Final = frames.encode_general(frames.General.SHUTDOWN)
-# Bytes of memory for a channel each way, with its session objects and a task that handles it.
+# Bytes of memory for one channel in each direction, with its session objects and a task that handles it.
 CHANNEL_PRICE: Final = 6 * 1024
 
 
 class Engine:
-    """One end of a link; a `StreamEngine` between `connection_made` and `connection_lost`, as often as need be.
+    """One end of a link.
 
-    `receive_bytes` and `handle_deadline` return what happened, and `events` returns what commands caused. Commands on
-    channels are those of their halves, which `sender` and `receiver` give. Messages may be queued before the first
-    connection and between two. What `Arrived` brought has to be consumed or answered, or the peer's window stays full.
+    A link has one connection after another. From `connection_made` to `connection_lost` the engine is a `StreamEngine`
+    for the current connection. Messages may also be queued while there is no connection.
+
+    `receive_bytes` and `handle_deadline` return events, and `events` returns the events that commands have caused.
+    `sender` and `receiver` return the halves of a channel, which have the commands for it. The application has to
+    consume or answer every message that an `Arrived` event delivers. Otherwise the peer's window stays full.
     """
 
     def __init__(
@@ -68,27 +72,29 @@ class Engine:
         self._stall: StallWatch[Timer] = StallWatch(
             deadlines, Timer.STALL, seconds=self.limits.stall, least=self.limits.stall_bytes
         )
-        self._is_watching = False  # a packet was unfinished behind the last read
+        # True if the last read ended in the middle of a packet, so that `_stall` is running.
+        self._is_watching = False
         self.frames_at_once: int = sys.maxsize
-        """The most packets that one call of `receive_bytes` parses."""
+        """The highest number of packets that one call of `receive_bytes` parses."""
         self.unparsed: int = 0
-        """Received bytes behind the first `frames_at_once` packets; `receive_bytes(b"", now)` parses more of them.
+        """Received bytes that are still to be parsed, because the last call reached `frames_at_once`.
 
-        A multicast that not all of its channels have yet counts as one more byte.
+        `receive_bytes(b"", now)` continues with these bytes. A multicast that is still to be delivered to some of its
+        channels counts as one more byte.
         """
         self.waiting: Outbox = self.state.ours.outbox
-        """The counter behind `outbox`, for frequent reads."""
+        """The counter that `outbox` returns. Reading it directly is faster."""
 
-    # --- what is known
+    # --- properties
 
     @property
     def epoch(self) -> int:
-        """The epoch of the listener; 0 before there is a link."""
+        """The epoch of the listener, which identifies its running instance; 0 without a link."""
         return self.state.epoch
 
     @property
     def link_id(self) -> int:
-        """The id of the link; 0 before there is one."""
+        """The id of the link; 0 without a link."""
         return self.state.link_id
 
     @property
@@ -98,26 +104,29 @@ class Engine:
 
     @property
     def outbox(self) -> int:
-        """Bytes of messages that wait for the transport."""
+        """Bytes of queued messages that are still to be written."""
         return self.state.ours.outbox.used
 
     @property
     def bytes_received(self) -> int:
-        """Bytes parsed on the present connection."""
+        """Bytes parsed on the current connection."""
         return self._reader.offset
 
     # --- channels
 
     def sender(self, channel: int) -> ChannelSender:
-        """Return the half to send on of this channel of ours: the live one, or one that its first message opens."""
+        """Return the sender of a channel.
+
+        If the channel isn't open, the returned sender opens it with its first message.
+        """
         return self.state.ours.live.get(channel) or ChannelSender(channel, self.state)
 
     def next_sender(self, channel: int) -> ChannelSender:
-        """Return the half for the next life of a channel of ours. It has no room before the present life is over."""
+        """Return the sender for the next life of a channel. It has no room until the current life has ended."""
         return ChannelSender(channel, self.state)
 
     def receiver(self, channel: int) -> ChannelReceiver:
-        """Return the half to receive from of this channel of the peer: the live one, or the one that will be."""
+        """Return the receiver of a channel of the peer. The peer may open the channel later."""
         theirs = self.state.theirs
         receiver = theirs.receiver(channel)
         if receiver is None:
@@ -125,14 +134,21 @@ class Engine:
         return receiver
 
     def forget_expected(self, receiver: ChannelReceiver) -> None:
-        """The application no longer waits for the peer to open this channel; harmless if it is open."""
+        """Stop expecting that the peer opens the receiver's channel. Does nothing if the channel is open."""
         if self.state.theirs.expected.get(receiver.channel) is receiver:
             del self.state.theirs.expected[receiver.channel]
 
     # --- multicast
 
     def multicast(self, senders: Sequence[ChannelSender], parts: Sequence[bytes]) -> list[int]:
-        """Queue one packet to several channels, which may repeat; return its numbers in the order of `senders`."""
+        """Queue one message on several channels, to be written as one packet.
+
+        `senders` may name a channel more than once. Returns the numbers of the message in its channels, in the order of
+        `senders`.
+
+        Raises:
+            LocalProtocolError: The message can't be sent on one of the channels now. Nothing was queued.
+        """
         state = self.state
         self.check_targets(len(senders))
         state.check_parts(parts)
@@ -151,18 +167,21 @@ class Engine:
         return [sender.push((item,), cost, grown=True) for sender in senders]
 
     def fits(self, senders: Sequence[ChannelSender], parts: Sequence[bytes]) -> bool:
-        """Return True if all windows and the link's budget have room for such a multicast."""
+        """Return True if the windows of all senders and the link's budget have room for a multicast of these parts."""
         cost = frames.message_cost([len(part) for part in parts], self.state.out_id_size)
         return self._find_full(_counted(senders), cost) is None
 
     def check_targets(self, count: int) -> None:
-        """Raise `LocalProtocolError` if one packet cannot name so many channels."""
+        """Raise `LocalProtocolError` if one packet can't name `count` channels."""
         most = self.config.targets
         if not 1 <= count <= most:
             raise LocalProtocolError(f"{count} channels; Config(targets={most}) are the most")
 
     def _find_full(self, targets: dict[ChannelSender, int], cost: int) -> tuple[ChannelSender, int] | None:
-        """Return the first channel without room for its share of a multicast, and how many messages it has room for."""
+        """Find the first channel that doesn't have room for all copies of a multicast that are meant for it.
+
+        Returns the channel's sender and the number of copies that it does have room for, or None.
+        """
         queued = 0
         for sender, count in targets.items():
             for before in range(count):
@@ -174,9 +193,13 @@ class Engine:
     # --- connections
 
     def connection_made(self, now: float, *, epoch: int, link_id: int) -> None:
-        """Start a connection after its handshake (`Agreed`).
+        """Start a connection after the handshake has ended with `Agreed`.
 
-        If it names another link than ours, everything about ours is gone: `LinkReplaced` or `EpochChanged`.
+        If `epoch` and `link_id` name a link other than ours, our link is lost with all of its channels, and the engine
+        reports `LinkReplaced` or `EpochChanged`.
+
+        Raises:
+            LocalProtocolError: The link has ended or has a connection, or `epoch` or `link_id` is 0.
         """
         state = self.state
         state.check_alive()
@@ -201,7 +224,11 @@ class Engine:
         self._keepalive.start(now)
 
     def connection_lost(self, now: float) -> None:
-        """End the connection: bytes that were pulled may not have arrived. Does nothing without a connection."""
+        """End the connection. Does nothing without a connection.
+
+        Bytes from `buffers_to_send` may be lost, so messages that aren't acknowledged are repeated after the next
+        resume.
+        """
         state = self.state
         if state.is_connected:
             state.now = now
@@ -215,7 +242,7 @@ class Engine:
             self.unparsed = 0
 
     def link_lost(self, now: float, *, epoch: int = 0) -> None:
-        """Drop the link after `Refused`, because the listener doesn't know it. A new one may follow."""
+        """Drop the link after `Refused`, because the listener doesn't know the link. The engine may get a new link."""
         state = self.state
         state.check_alive()
         state.now = now
@@ -229,7 +256,7 @@ class Engine:
         told = event(state.epoch, state.link_id, epoch, link_id, state.ours.unanswered)
         watching = [sender for sender, _ in state.ours.watchers.values()]
         for sender in state.ours.live.values():
-            sender.closing = True  # nothing more may be sent on what belongs to the old link
+            sender.closing = True  # the sender belongs to the old link, so it must refuse further messages
         state.reset()
         state.link_id = link_id
         state.events.append(told)
@@ -238,7 +265,7 @@ class Engine:
     # --- the stream
 
     def receive_bytes(self, data: bytes, now: float) -> Sequence[Event]:
-        """Parse received bytes and return what happened; never raises."""
+        """Parse received bytes and return the events. Never raises; a peer that breaks a rule causes `Failed`."""
         reader, state = self._reader, self.state
         if state.over or not state.is_connected:
             return ()
@@ -262,21 +289,22 @@ class Engine:
         return state.take_events() if state.events else ()
 
     def receive_eof(self, now: float) -> Sequence[Event]:
-        """Report the end of the stream; `connection_lost` is still to be called."""
+        """Report the end of the stream. The caller still has to call `connection_lost`."""
         state = self.state
         if not state.is_connected or state.over:
             return ()
         is_clean = not self._reader.is_mid_packet
         state.events.append(HungUp(is_clean))
-        # A peer that hangs up after both shutdowns has discarded the link (3.6), and dialling again would make a new
-        # one. Acks and proofs that are still under way concern nobody then; messages that nobody confirmed do.
+        # A peer that hangs up after both shutdowns has discarded the link (section 3.6 of the document), so dialling
+        # again would only create a new link. The link therefore ends here, even if acknowledgements or pongs were still
+        # under way. It doesn't end if messages are unconfirmed, because then the application has to hear of a loss.
         has_ended = state.has_peer_shut_down and state.shutdown_written and not state.has_unconfirmed_messages
         if is_clean and has_ended:
             self._finish()
         return state.take_events()
 
     def events(self) -> Sequence[Event]:
-        """Take the events that commands and writing have caused, oldest first."""
+        """Return the events that commands and writing have caused since the last call, oldest first."""
         return self.state.take_events() if self.state.events else ()
 
     def has_output(self) -> bool:
@@ -289,7 +317,7 @@ class Engine:
         return state.is_shutting_down and self._may_write_shutdown
 
     def buffers_to_send(self, limit: int = 256 * 1024) -> list[Buffer]:
-        """Take about `limit` bytes to write now."""
+        """Return the buffers to write next, with about `limit` bytes. The caller must write all of them, in order."""
         out: list[Buffer] = []
         state = self.state
         if state.over or not state.is_connected:
@@ -309,7 +337,7 @@ class Engine:
         return out
 
     def _write_control(self, limit: int, out: list[Buffer]) -> int:
-        """Write what is owed, before messages; about `limit` bytes at most."""
+        """Write pings, pongs, the resume and acknowledgements, up to about `limit` bytes. They come before messages."""
         theirs, probes = self.state.theirs, self.state.probes
         written = probes.write(limit, out) if probes.pongs or probes.pings else 0
         if written < limit:
@@ -320,10 +348,11 @@ class Engine:
 
     @property
     def _may_write_shutdown(self) -> bool:
-        """True if shutdown, once it is wanted, can be written: behind the first message of each of our channels.
+        """True if the shutdown hasn't been written, but could be written now.
 
-        With ids of 0 bytes it is written behind the close of the only channel. The original program has no close in
-        that form, so it reads the shutdown as the end of the channel and refuses messages after it.
+        No channel can be opened after the shutdown, so it has to follow the first message of each of our channels. With
+        channel ids of 0 bytes it has to follow the close of the only channel. Relink's original implementation has no
+        close in that mode: it treats the shutdown as the end of the channel, and refuses messages after the shutdown.
         """
         state = self.state
         if state.shutdown_written or state.ours.unannounced:
@@ -332,7 +361,10 @@ class Engine:
 
     @contextmanager
     def last_words(self) -> Iterator[None]:
-        """Let this block send and pull although the peer broke a rule, which ended only what we can read."""
+        """Allow this block to send and write although the link has failed.
+
+        A peer that broke a rule makes it impossible to read on, but we can still write, for example a reason.
+        """
         was_over = self.state.over
         self.state.over = False
         try:
@@ -346,10 +378,13 @@ class Engine:
         self.unparsed = 0
 
     def _check_finished(self) -> None:
-        """End the link once both shutdowns were sent and every message is confirmed; acks no longer wait for a timer.
+        """End the link if both shutdowns were sent and every message is confirmed.
 
-        A `closed` for our close is not waited for: both shutdowns are enough (3.6), and with ids of 0 bytes the
-        original program never sends one. Our closes are written before the end, for a peer that does wait for them.
+        Acknowledgements don't wait for the timer any more once both sides are shutting down.
+
+        We don't wait for the `closed` of a channel that we closed. The document is satisfied with both shutdowns
+        (section 3.6), and with channel ids of 0 bytes Relink's original implementation never sends a `closed`. But we
+        do write our closes before the end, because the peer may wait for them.
         """
         state, ours, theirs = self.state, self.state.ours, self.state.theirs
         if not (state.has_peer_shut_down and state.is_shutting_down) or state.over:
@@ -362,7 +397,7 @@ class Engine:
             self._finish()
 
     def _finish(self) -> None:
-        """End the link in order. The peer has everything of the channels that we closed, so they are closed."""
+        """End the link cleanly. The peer has consumed all messages, so the channels that we closed count as closed."""
         for sender in [one for one in self.state.ours.live.values() if one.closing]:
             sender.closed()
         self._stop(LinkFinished())
@@ -370,11 +405,11 @@ class Engine:
     # --- time
 
     def next_deadline(self) -> float | None:
-        """Return when to call `handle_deadline`."""
+        """Return the time at which `handle_deadline` has to be called, or None."""
         return None if self.state.over else self.state.deadlines.next
 
     def handle_deadline(self, now: float) -> Sequence[Event]:
-        """Act on the timers that are due, and return what happened."""
+        """Act on the timers that are due, and return the events."""
         state = self.state
         if state.over:
             return ()
@@ -401,24 +436,31 @@ class Engine:
     # --- the link
 
     def ping(self) -> None:
-        """Send a ping; `Pong` comes with the answer, unless the connection is lost before."""
+        """Send a ping. `Pong` reports the answer, unless the connection is lost before the answer arrives.
+
+        Raises:
+            LocalProtocolError: The link has ended or has no connection.
+        """
         self.state.check_alive()
         if not self.state.is_connected:
             raise LocalProtocolError("there is no connection to ping on")
         self.state.probes.pings.append(Purpose.ASKED)
 
     def shutdown(self) -> None:
-        """Open no more channels. `LinkFinished` follows once the peer has done the same and all is confirmed."""
+        """Open no more channels, and tell the peer.
+
+        `LinkFinished` is reported after the peer has shut down as well and all messages are confirmed.
+        """
         state = self.state
         state.check_alive()
         state.is_shutting_down = True
         if state.is_connected:
-            # The peer can't finish before it has every answer, and the acks that wait for more would be the last ones.
+            # The peer can't finish the link before it has every acknowledgement, so these mustn't wait for the timer.
             state.theirs.make_all_due()
 
 
 def _counted(senders: Sequence[ChannelSender]) -> dict[ChannelSender, int]:
-    """Count how often each sender is named."""
+    """Count how often `senders` names each sender."""
     counts: dict[ChannelSender, int] = {}
     for sender in senders:
         counts[sender] = counts.get(sender, 0) + 1
