@@ -1,15 +1,17 @@
-"""The machinery below a link: what Relink adds to the machinery that all protocols share.
+"""The implementation below `Link`: the parts of a session that Relink adds to `runtime.connection.MuxConnection`.
 
-A link outlives its connections, so it has a pump (`carrier`) only while it is connected, and what other protocols ask
-of their pump is answered here. A `Supply` gives the link its connections: one that dials again and again, one stream,
-or a listener.
+A `Connection` represents a whole link, which outlives its network connections. In other protocols a session has one
+pump, which moves bytes between the engine and a stream. A link has a new pump for each network connection, so `carrier`
+is the current pump, or None. A `Supply` provides the network connections. There are three kinds of supplies: one dials
+again after each loss, one has a single stream, and one belongs to a listener that finds the link for an incoming
+connection.
 
-Two engines work for a link. `link` is Relink's own, with the bytes and with channels in one direction. `engine` has the
-common channels on top of it. The pump brings the events of `link`. Those about common channels are passed on to
-`engine`, and what follows from them is handled as in every protocol.
+A link uses two engines. `link` is Relink's engine: it produces and parses bytes, and has channels with one direction.
+`engine` implements muxkit's common channels on top of it. The pump delivers the events of `link` to `handle_events`.
+Events about common channels are passed to `engine`, whose own events are then handled as in every protocol.
 
-The halves of an engine lead back to their users by `owner`: that of a link's half is a `CommonChannel`, a `SenderHalf`
-or a `MessageHalf`.
+Each half of `link` has an attribute `owner` with the object that uses it: a `CommonChannel`, a `SenderHalf` or a
+`MessageHalf`. Events name halves, and `owner` leads from there to the object that handles the event.
 """
 
 from __future__ import annotations
@@ -68,32 +70,40 @@ from muxkit.runtime.halves.send import SendHalf
 
 OnChanged = Callable[[link_events.LinkReplaced], None]
 
-CLOSE_TIMEOUT: Final = 1.0  # s, for the end of a connection whose link is finished
-CHANNEL_COST: Final = 3 * 1024  # bytes that an empty channel in one direction counts; it takes up to twice that
-SHORT_CONNECTION: Final = 1.0  # s; a connection that ends sooner and brought nothing forward may have been refused
-MOST_REFUSALS: Final = 50  # such connections in a row; bad weather alone makes dozens
-CLOSED_A_TURN: Final = 32  # channels, when a link with many of them ends
+# Seconds for writing the last bytes and closing the stream once the link has finished.
+CLOSE_TIMEOUT: Final = 1.0
+# How many bytes an empty channel in one direction counts in `retained_bytes`. It can take up to twice as much memory.
+CHANNEL_COST: Final = 3 * 1024
+# A connection that ends within this many seconds and made no progress may have been refused by the peer.
+SHORT_CONNECTION: Final = 1.0
+# The link is given up after this many such connections in a row. A bad network alone can cause dozens.
+MOST_REFUSALS: Final = 50
+# When a link with many channels ends, the closing task yields after this many channels.
+CLOSED_A_TURN: Final = 32
 
 _log = logging.getLogger("muxkit")
 
 
 class Supply(ABC):  # noqa: B024 - what a supply has to do, if anything, differs
-    """Where a link gets its connections from."""
+    """Provides the connections of a link."""
 
     def start(self, connection: Connection, nursery: trio.Nursery) -> None:  # noqa: B027 - a listener has nothing to do
-        """Start the tasks that give the link connections (`Connection.run_on`); they end with the link's block."""
+        """Start the tasks that provide connections by calling `Connection.run_on`.
+
+        The tasks are cancelled when the link's block ends.
+        """
 
     def weight_changed(self) -> None:  # noqa: B027 - only a listener weighs its links
-        """A link without a connection holds more than before, or less."""
+        """Handle that `Connection.retained_bytes` may have changed while the link has no connection."""
 
     @property
     def outage(self) -> Exception | None:
-        """Return what went wrong with the last attempt to connect, if nothing has worked since."""
+        """The error of the last attempt to connect, or None if a connection has worked since."""
         return None
 
 
 class Connection(MuxConnection[CommonChannels, Channel]):
-    """A link: its engines, the connection that it has at the moment, if any, and who uses its channels."""
+    """A link: its two engines, its current network connection if there is one, and the users of its channels."""
 
     wire_name = "Relink"
 
@@ -102,52 +112,62 @@ class Connection(MuxConnection[CommonChannels, Channel]):
     ) -> None:
         self.link: Engine = link
         self.error: ErrorMaker | None = None
-        """Why the link is over; None while it lives."""
+        """Makes the error that ended the link. None while the link lives."""
         self.carrier: StreamPump[Any] | None = None
-        """The pump of the present connection."""
+        """The pump of the current network connection, or None."""
         engine = CommonChannels(link, trio.lowlevel.current_clock())
         super().__init__(engine, None, "relink", link.limits, observer, outbox=link.waiting)
         self.supply: Supply = supply
         self.moved: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
-        """Tasks that wait until anything happens."""
+        """Tasks that wait for any change of the link. They are woken after every event and check their condition."""
         self.connections: int = 0
         """How many connections the link has had."""
         self.refusals: int = 0
-        """Connections in a row that were over at once and brought nothing forward."""
+        """How many connections in a row ended within `SHORT_CONNECTION` seconds and made no progress."""
         self.last_loss: ErrorMaker = partial(LinkLost, "there was no connection", by="local")
-        """Makes the error of the last connection."""
+        """Makes the error that ended the last connection."""
         self.is_common: bool = False
-        """True once the peer's channels are treated as common ones."""
-        # Who uses the channels, by number.
+        """True once the application uses common channels on this link."""
+        # The users of channels, by channel number.
         self.live: dict[int, Channel] = {}
+        """Common channels."""
         self.senders: dict[int, SenderHalf] = {}
-        self.successors: dict[int, SenderHalf] = {}  # of senders whose close is not confirmed
+        """Senders of the current lives of our channels."""
+        self.successors: dict[int, SenderHalf] = {}
+        """Senders for the next lives of channels whose close the peer hasn't confirmed."""
         self.receivers: dict[int, MessageHalf] = {}
-        self._unowned: dict[int, ChannelReceiver] = {}  # channels of the peer that nobody has asked for
+        """Receivers of the peer's channels, open or not."""
+        # Channels that the peer has opened and that have no user yet.
+        self._unowned: dict[int, ChannelReceiver] = {}
         self._new_receivers: Backlog[Receiver] = Backlog(_ignore)
-        self._takes_receivers = False  # the application takes the peer's channels with `receivers`
+        # True if the application takes the peer's channels from `Link.receivers`.
+        self._takes_receivers = False
         self._on_changed = on_changed
         self._peer = ""
-        self._bytes_received = 0  # on connections that are over
+        # Totals of the connections that have ended.
+        self._bytes_received = 0
         self._bytes_sent = 0
-        self._is_holding = False  # what is written in this step goes out together
-        # The end.
+        # True inside `written_together`: `request_write` must not write yet.
+        self._is_holding = False
+        # The end of the link.
         self._over = trio.Event()
         self._is_leaving = False
-        self._is_finished = False  # in the way that both sides wanted
-        self._is_violated = False  # the link is over because the peer broke a rule
-        self._was_unheard = False  # when the link was over
-        self._unreported: ErrorMaker | None = None  # a change of the link that lost messages, and was raised nowhere
-        # The present connection.
+        self._is_finished = False  # both sides have shut the link down
+        self._is_violated = False  # the link has ended because the peer broke a rule
+        self._was_unheard = False  # the value of `_is_unheard` when the link ended
+        # Makes the error for a replacement of the link that lost messages, until a call has raised that error.
+        self._unreported: ErrorMaker | None = None
+        # The current connection: when it began, and `progress` at that time.
         self._began = 0.0
         self._progress_before = 0
-        self._lost_at: float | None = None  # the connection before, while there is none
+        # When the last connection was lost. None while there is a connection.
+        self._lost_at: float | None = None
 
     def start(self, nursery: trio.Nursery) -> None:
         self._unclaimed.nursery = nursery
         self.supply.start(self, nursery)
 
-    # --- what carries the link
+    # --- the network connection
 
     @property
     def loss(self) -> ErrorMaker | None:
@@ -157,7 +177,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         return None if self.carrier is None else self.carrier.reading
 
     def request_write(self) -> None:
-        """Handle what a command caused, and write what it left: every command is followed by this."""
+        """Handle the events of a command, and write its output. This has to be called after every command."""
         if self.engine.events or self.link.state.events:
             self.dispatch_events()
         pump = self.carrier
@@ -170,13 +190,13 @@ class Connection(MuxConnection[CommonChannels, Channel]):
                 pump.rearm()
 
     def after_consuming(self) -> None:
-        """Do the same behind a consumption, most of which leave nothing to do."""
+        """Like `request_write`, but for the command `consume`, after which there is usually nothing to do."""
         if self.engine.has_news:
             self.request_write()
 
     @contextmanager
     def written_together(self) -> Iterator[None]:
-        """Write what this block, which must not wait, gives the engine with one write at its end."""
+        """Combine the output of all commands in this block into one write at its end. The block must not wait."""
         was_holding, self._is_holding = self._is_holding, True
         try:
             yield
@@ -190,17 +210,17 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             self.handle_events(self.link.events())
 
     def _pass_on(self) -> None:
-        """Handle what the common channels report."""
+        """Handle the events of the common channels."""
         while self.engine.events:
             super().handle_events(self.engine.take_events())
 
     def raise_if_over(self) -> None:
-        """Raise why the link is over, if it is."""
+        """Raise the error that ended the link, if the link has ended."""
         if self.error is not None:
             raise self.error()
 
     async def connected(self) -> None:
-        """Wait for a connection on which messages flow; raises what ended the link if it is over."""
+        """Wait for a connection on which messages flow. If the link has ended, raise the error that ended it."""
         self.budget.thread.check()
         await trio.lowlevel.checkpoint()
         while self.carrier is None or not self.link.state.is_resumed:
@@ -208,12 +228,12 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             await self.moved.park()
 
     async def run_on(self, stream: trio.abc.Stream, *, epoch: int, link_id: int) -> None:
-        """Run the link over this stream until the connection is lost or the link is over; closes the stream."""
+        """Run the link over `stream` until the connection is lost or the link ends, and close the stream."""
         link = self.link
         if self.carrier is not None:
             raise RuntimeError("the link has a connection; it has to be over first")
         pump: StreamPump[Any] = StreamPump(stream, link, self, outbox=link.waiting)
-        pump.phase = "open"  # the handshake was done before there was a pump
+        pump.phase = "open"  # the handshake was finished before the pump was created
         link.connection_made(trio.current_time(), epoch=epoch, link_id=link_id)
         self.carrier = pump
         self._peer = self._unclaimed.peer = pump.peer or self._peer
@@ -246,7 +266,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             self.moved.unpark_all()
 
     async def _end_connection(self, pump: StreamPump[Any]) -> None:
-        """End the connection once the link is over, with a flush if the link finished in order."""
+        """End the connection when the link has ended. If the link has finished cleanly, write all output first."""
         await self._over.wait()
         if self._is_finished:
             with trio.move_on_after(CLOSE_TIMEOUT):
@@ -256,12 +276,15 @@ class Connection(MuxConnection[CommonChannels, Channel]):
 
     @property
     def progress(self) -> int:
-        """Grows with everything that brings the application's work forward."""
+        """A counter that grows with every message, acknowledgement and end of a channel."""
         return self.link.state.progress
 
     @property
     def works(self) -> bool:
-        """True if the connection has made progress or lasted SHORT_CONNECTION; a handshake alone is none."""
+        """True if the current connection has made progress, or has lasted `SHORT_CONNECTION` seconds.
+
+        A successful handshake alone isn't progress.
+        """
         if self.carrier is None:
             return False
         return self.progress != self._progress_before or trio.current_time() >= self._began + SHORT_CONNECTION
@@ -285,10 +308,10 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             _log.warning("%s", error())
         self.end(error)
 
-    # --- channels of Relink's own
+    # --- Relink's own channels
 
     def sender(self, channel: int) -> Sender:
-        """Make the sender of a channel of ours, or of its next life."""
+        """Create the sender of one of our channels. If the last sender was closed, the new one is for the next life."""
         self._check_channel(channel, self.link.state.out_id_size)
         before = self.senders.get(channel)
         if before is None:
@@ -300,14 +323,14 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         return Sender(self, half)
 
     def forget_sender(self, half: SenderHalf) -> None:
-        """Let go of a sender that is over."""
-        half.out.owner = None  # or only a garbage collection would free both
+        """Release a sender whose channel has ended."""
+        half.out.owner = None  # break the reference cycle, so that no garbage collection is needed
         for table in (self.senders, self.successors):
             if table.get(half.out.channel) is half:
                 del table[half.out.channel]
 
     def receiver(self, channel: int) -> Receiver:
-        """Make the receiver of a channel of the peer, open or not."""
+        """Create the receiver of a channel of the peer, whether or not the peer has opened it."""
         self._check_channel(channel, self.link.state.in_id_size)
         if channel in self.receivers:
             raise LocalProtocolError(f"channel {channel} has a receiver")
@@ -323,7 +346,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         return half
 
     def forget_receiver(self, half: MessageHalf) -> None:
-        """Let go of a receiver that is over, or that the application has closed."""
+        """Release a receiver whose channel has ended, or that the application has closed."""
         incoming = half.incoming
         if self.receivers.get(incoming.channel) is half:
             del self.receivers[incoming.channel]
@@ -340,7 +363,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             raise LocalProtocolError(f"channel {channel} is a common one")
 
     async def multicast(self, senders: Sequence[Sender], *parts: bytes) -> list[Receipt]:
-        """Send one message to several channels in one packet, once all of them have room."""
+        """Send one message on several channels in one packet, once all of them have room. See `Link.multicast`."""
         self.budget.thread.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         message, link = as_parts(parts), self.link
@@ -352,7 +375,8 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             if full is not None:
                 await full.wait_for_room(full.size_of(message))
             elif not link.fits(targets, message) and link.state.ours.unanswered:
-                await self.moved.park()  # each has room, but not all together
+                # Each window has room, but the link's budget has no room for the copies in all channels together.
+                await self.moved.park()
             else:
                 break
         numbers = link.multicast(targets, message)
@@ -362,16 +386,19 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         return receipts
 
     def live_senders(self) -> list[SenderHalf]:
-        """Return all senders that are not over."""
+        """Return all senders whose channels haven't ended."""
         return [*self.senders.values(), *self.successors.values()]
 
     # --- common channels
 
     async def open_channel(self, opening: bytes) -> Channel:
-        """Open a common channel. The peer hears of it with the first message, or at once if it has an opening."""
+        """Open a common channel.
+
+        With an opening the peer is notified of the channel immediately, and otherwise with the first message.
+        """
         self.budget.thread.check()
         self._use_common()
-        if self.limits.channels < 2:  # half of them are for the peer, so waiting for a slot would never end
+        if self.limits.channels < 2:  # half of the channels are for the peer, so waiting for a slot would never end
             raise Unsupported(
                 f"no channel can be opened: expected room for at least 2, of which the peer gets half, "
                 f"got {self.limits.channels}; raise Limits({self.limits.bound_of_channels}=…)"
@@ -387,12 +414,12 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         return made
 
     def use_common(self) -> Backlog[Channel]:
-        """Give the application the common channels that the peer opens."""
+        """Return the iterator over the common channels that the peer opens."""
         self._use_common()
         return self.incoming.claim()
 
     def _use_common(self) -> None:
-        """Treat the peer's channels as common ones from now on."""
+        """Treat the peer's channels as common channels from now on."""
         if self.is_common:
             return
         if self._takes_receivers:
@@ -407,7 +434,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self._fail_if_over()
 
     def use_receivers(self) -> Backlog[Receiver]:
-        """Give the application a receiver for each channel that the peer opens."""
+        """Return the iterator over receivers for the channels that the peer opens."""
         if self.is_common:
             raise LocalProtocolError("this link carries common channels: they come from incoming()")
         if not self._takes_receivers:
@@ -419,7 +446,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         return self._new_receivers
 
     def _offer_channel(self, incoming: ChannelReceiver) -> None:
-        """Let a common channel of the peer wait until the application takes it, or refuse it."""
+        """Queue a common channel of the peer until the application takes it. Refuse the channel if nobody will."""
         self._unowned.pop(incoming.channel, None)
         channel = self._new_channel(self.engine.accept(incoming))
         refusal = None if self.incoming.is_claimed else self._unclaimed.refusal(self.incoming)
@@ -431,7 +458,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
                 self._refuse_unclaimed()
 
     def _replay(self, incoming: ChannelReceiver) -> None:
-        """Deliver what came on a channel before it had a user."""
+        """Deliver the messages, and the end, that arrived on a channel before it had a user."""
         incoming.rewind()
         self.dispatch_events()
         user = incoming.owner
@@ -440,12 +467,12 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             self._pass_on()
 
     def _fail_if_over(self) -> None:
-        """If the link ended before anything took the channels of the peer, they end now."""
+        """If the link has already ended, end the channels that the application has just begun to take."""
         if self.error is not None:
             self._fail_channels(self.error)
 
     def _refuse_unclaimed(self) -> None:
-        """Abort the common channels that wait if no task takes them, so that the link can end."""
+        """Abort the queued common channels if the application doesn't take any, because they would block the end."""
         if not self.incoming.is_claimed:
             for channel in self.incoming.drop_all():
                 channel.abort()
@@ -471,14 +498,15 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             elif isinstance(user, MessageHalf):
                 user.arrived(event)
             elif (told := goodbye_in(event.messages[0])) is not None:
-                self._handle_goodbye(told)  # anything else comes again when a task asks for the channel
+                # The channel has no user. Other messages on it are delivered by `_replay` when it gets one.
+                self._handle_goodbye(told)
             if self.engine.events:
                 self._pass_on()
         if self.moved:
             self.moved.unpark_all()
 
     def _deliver(self, channel: CommonChannel, items: list[bytes]) -> None:
-        """Deliver messages of the application, without an event of their own: that would be four calls more."""
+        """Deliver application messages of a common channel directly. An event for them would cost four more calls."""
         half = channel.owner
         self.messages_received: int = self.messages_received + len(items)
         if not isinstance(half, ReceiveHalf):
@@ -489,7 +517,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             half.deliver_all(items)
 
     def _handle_of_link(self, event: object) -> None:
-        """Act on any other event of the link."""
+        """Handle an event of the link's engine other than `Arrived`."""
         user: object
         match event:
             case link_events.Received() | link_events.Consumed() | link_events.Committed() | link_events.Uncommitted():
@@ -505,7 +533,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             case link_events.ChannelClosed():
                 self._handle_channel_closed(event.sender)
             case link_events.RolledBack():
-                pass  # the application never had these messages
+                pass  # these messages were never delivered to the application
             case link_events.Resumed():
                 self.budget.wake_waiting()
             case link_events.LinkReplaced():
@@ -547,7 +575,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         if isinstance(user := incoming.owner, (CommonChannel, MessageHalf)):
             user.opened()
             return
-        self.receivers.pop(number, None)  # of the channel's life before
+        self.receivers.pop(number, None)  # the receiver of the channel's previous life
         if self._takes_receivers:
             self._new_receivers.put(Receiver(self._new_receiver(incoming)))
         elif self.is_common and self.engine.is_theirs(number):
@@ -567,7 +595,11 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self.budget.wake_waiting()
 
     def drop_broken_off(self, half: EngineSender | EngineReceiver[Any]) -> None:
-        """The peer gave a common channel up: count it, or drop it if the application has not taken it yet."""
+        """Handle that the peer has cancelled a common channel that it had opened.
+
+        If the application hasn't taken the channel yet, drop the channel. Otherwise count it, because a peer that keeps
+        cancelling channels is slowed down.
+        """
         dropped = self.incoming.drop(half)
         if dropped is None:
             self.engine.starts.broken_off(trio.current_time())
@@ -584,7 +616,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self._shut_down_if_idle()
 
     def handle_going_away(self, event: GoingAway) -> None:
-        """The peer opens no more channels."""
+        """Handle the peer's shutdown. The peer opens no more channels."""
         super().handle_going_away(event)
         self._new_receivers.ended()
         for channel in [*self.live.values()]:
@@ -595,7 +627,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self._shut_down_if_idle()
 
     def _shut_down_if_idle(self) -> None:
-        """Answer the peer's shutdown once no channel is left, if all were common ones."""
+        """Answer the peer's shutdown with ours when no channel is left, if the link uses common channels."""
         is_asked = self.is_common and self.link.state.has_peer_shut_down and self.error is None
         if is_asked and not self.taken_channels() and not self.live_senders():
             self._shut_down()
@@ -608,7 +640,10 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self.end_because("the peer ended the link", by="peer", said=told)
 
     def _handle_replaced(self, event: link_events.LinkReplaced) -> None:
-        """The listener no longer has our link; new senders and receivers use the new one."""
+        """Fail all channels, because the listener no longer has our link.
+
+        Senders and receivers that are created from now on use the new link.
+        """
         peer = self._peer
 
         def error() -> LinkChanged:
@@ -641,15 +676,16 @@ class Connection(MuxConnection[CommonChannels, Channel]):
     # --- the end of the link
 
     def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, told: Reason | None = None) -> None:
-        """End the link, and tell the peer why if `told` says so; later calls do nothing."""
+        """End the link with a `LinkLost`. If `told` is given, send this reason to the peer. Later calls do nothing."""
         if told is not None:
             self._say_goodbye(told)
         self.end_because(reason, by=by, cause=cause)
 
     def _say_goodbye(self, told: Reason) -> None:
-        """Tell the peer why the link ends, for which its document has no place, and end the connection.
+        """Send the reason for the end of the link to the peer, if possible, and end the connection.
 
-        A link that is used without common channels has no place for it: each message is the application's.
+        Relink has no packet for a reason, so muxkit sends it in a message on a reserved common channel. If the link is
+        used without common channels, every message belongs to the application, so no reason is sent.
         """
         pump = self.carrier
         if pump is None or self.error is not None:
@@ -662,7 +698,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
     def end_because(
         self, reason: str, *, by: Side, cause: BaseException | None = None, said: Reason | None = None
     ) -> None:
-        """End the link with a `LinkLost`. `said` is what the peer gave as its reason."""
+        """End the link with a `LinkLost`. `said` is the reason that the peer has sent, if it has."""
         peer, link = self._peer, self.link
         text, code = (said.text or None, said.code or None) if said is not None else (None, None)
 
@@ -674,11 +710,11 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self.end(error)
 
     def end(self, error: ErrorMaker) -> None:
-        """End the link, for whatever reason; later calls do nothing."""
+        """End the link with an error. Later calls do nothing."""
         if self.error is not None:
             return
         self.error = error
-        self._unclaimed.nursery = None  # a connection may still bring channels, which are refused now
+        self._unclaimed.nursery = None  # the peer may still open channels, and from now on they are refused
         self._was_unheard = self._is_unheard
         self._fail_channels(error)
         is_orderly = self._is_finished or self.link.state.has_peer_shut_down
@@ -690,7 +726,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self.moved.unpark_all()
 
     def _fail_channels(self, error: ErrorMaker) -> None:
-        """All channels of the present link are lost."""
+        """Fail all channels of the current link with `error`."""
         channels = [*self.live.values()]
         halves: list[SenderHalf | MessageHalf] = [*self.live_senders(), *self.receivers.values()]
         for table in (self.live, self.senders, self.successors, self.receivers):
@@ -707,11 +743,11 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self._pass_on()
 
     def handle_lost(self) -> None:
-        """The connection is over, which the link outlives."""
+        """Do nothing. The pump calls this when its connection was lost, and a link outlives its connections."""
 
     @property
     def retained_bytes(self) -> int:
-        """What is kept of messages in both directions, and of the channels themselves."""
+        """The bytes that the link keeps for messages in both directions and for its channels, as an estimate."""
         ours, theirs = self.link.state.ours, self.link.state.theirs
         return theirs.bytes + ours.retained + CHANNEL_COST * (len(ours.live) + len(theirs.live))
 
@@ -725,22 +761,28 @@ class Connection(MuxConnection[CommonChannels, Channel]):
 
     @property
     def _is_unheard(self) -> bool:
-        """True if something was sent that the peer may not have received."""
+        """True if the peer's application may not have consumed all of our messages."""
         return bool(self._unheard())
 
     def _unheard(self) -> list[SendHalf]:
-        """Return the halves that sent something which the peer may not have received."""
+        """Return the halves with messages that the peer's application may not have consumed."""
         halves = [half for half in self.live_halves() if isinstance(half, SendHalf)]
         return [half for half in halves if half.sender.has_sent and half.is_unheard]
 
     def _is_awaited(self, half: SendHalf) -> bool:
-        """Return True while the peer may still receive what was sent on a half of the present link."""
+        """Return True while it makes sense to wait for the peer to consume the messages of a half.
+
+        The half must belong to the current link, and the link must not have ended.
+        """
         return self.error is None and half.is_unheard and half.sender.owner is half
 
     async def leave(self, linger: float) -> None:
-        """Close all channels, wait until the peer has received everything, shut down; at most `linger` seconds."""
+        """Close all channels, wait until the peer has consumed all messages, and shut the link down.
+
+        Takes at most `linger` seconds, and then ends the link. Raises the error of the link if messages may be lost.
+        """
         self._is_leaving = True
-        self._unclaimed.nursery = None  # a connection may still bring channels, which are refused now
+        self._unclaimed.nursery = None  # the peer may still open channels, and from now on they are refused
         with trio.move_on_after(linger):
             self._end_iterators()
             self._refuse_unclaimed()
@@ -748,18 +790,21 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             for sender in self.live_senders():
                 sender.close()
             if self.error is None:
-                # The shutdown goes with the ends, because waiting for their confirmation would cost a round trip. It
-                # only says that nothing more is opened, so each channel has to be open by then, also to be ended.
+                # Send the shutdown directly after the ends of the channels. Waiting for the confirmations first would
+                # cost a round trip. No channel can be opened after the shutdown, and only an open channel can carry its
+                # end, so announce the channels on which nothing was sent.
                 for channel in [*self.live.values()]:
                     channel.common.announce()
                 self._shut_down()
             while self.error is None and (unheard := self._unheard()):
-                for half in unheard:  # one after the other, so that a packet of the peer costs one look and not all
+                # Wait for one half after the other. Checking all halves after each packet would take quadratic time.
+                for half in unheard:
                     while self._is_awaited(half):
                         await self.moved.park()
             while self.error is None and (self.is_common or not self._owes_the_application):
                 await self.moved.park()
-            # Messages for receivers that are no longer read are never consumed, so the link cannot finish in order.
+            # Some received messages are left, and nobody will consume them. The link can't finish cleanly then, so end
+            # the connection after writing all output.
             if self.carrier is not None and self.error is None:
                 await self.carrier.flushed()
                 await self.carrier.hang_up()
@@ -768,13 +813,14 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self.end_because(f"the peer did not take leave within {linger} s", by="local")
         if self._unreported is not None:
             raise self._unreported()
-        # A refusal may have been reported by no other call.
+        # Raise an error that no other call may have raised: messages may be lost, the peer broke a rule, or the error
+        # is permanent, such as a refusal by the server.
         if self.error is not None and (self._was_unheard or self._is_violated or not can_heal(self.error())):
             raise self.error()
 
     @property
     def _owes_the_application(self) -> bool:
-        """True if received messages wait for our application."""
+        """True if our application still has to consume or answer messages."""
         theirs = self.link.state.theirs
         return bool(theirs.unanswered if self.engine.in_transactions else theirs.bytes)
 
@@ -784,21 +830,21 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self.openers.wake_waiters()
 
     async def _close_in_turns(self, close: Callable[[Channel], None]) -> None:
-        """Close or abort all common channels, in turns of processor time."""
+        """Close or abort all common channels, and yield from time to time."""
         for number, channel in enumerate([*self.live.values()], 1):
             close(channel)
             if not number % CLOSED_A_TURN:
                 await turns().wait()
 
     def _shut_down(self) -> None:
-        """Tell the peer that we open no more channels."""
+        """Notify the peer that we open no more channels."""
         self.is_draining = True
         self.engine.go_away(Reason())
         self.openers.wake_waiters()
         self.request_write()
 
     async def shutdown(self, *, grace: float) -> None:
-        """Open no more channels, let the live ones end for up to `grace` seconds, then cut them."""
+        """Open no more channels, wait up to `grace` seconds for the open ones to end, and abort the rest."""
         self.budget.thread.check()
         await trio.lowlevel.checkpoint()
         if self.error is not None:
@@ -812,7 +858,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             while self.live or any(half.is_live for half in self.live_senders()):
                 await self.moved.park()
         if self.error is None:
-            with trio.CancelScope(shield=True):  # for some turns
+            with trio.CancelScope(shield=True):  # `_close_in_turns` yields, but doesn't wait for the peer
                 await self._close_in_turns(Channel.abort)
             for sender in self.live_senders():
                 sender.close()
@@ -820,7 +866,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
     # --- pings, numbers
 
     async def ping_about(self, key: object) -> float:
-        """Wait for one round trip, on the next connection if there is none or if this one is lost."""
+        """Send a ping and return the round trip in seconds. See `Link.ping`."""
         self.budget.thread.check()
         await trio.lowlevel.checkpoint()
         self.raise_if_over()
@@ -857,4 +903,4 @@ class Connection(MuxConnection[CommonChannels, Channel]):
 
 
 def _ignore(_receiver: Receiver) -> None:
-    """Do nothing about a receiver that the application takes."""
+    """Do nothing when the application takes a receiver from the backlog."""
