@@ -1,4 +1,12 @@
-"""The handshake before the packets, as one small engine for each side."""
+"""The handshake at the start of a connection, as one small engine for each side.
+
+The connector sends the version that it offers, and a request: the endpoint that it wants, the sizes of channel ids,
+whether there are transactions, and the link that it wants to continue, if it has one. The listener answers with its
+version, and with the epoch and the id of the link for this connection. Packets follow after that.
+
+`ConnectorHandshake` and `ListenerHandshake` are `StreamEngine`s, so they do no I/O. Each ends with one of the events
+`Agreed`, `Refused`, `HungUp` or `Failed`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +20,8 @@ from muxkit.core.events import Failed, HungUp
 from muxkit.protocols.relink.config import LARGEST_ID_SIZE, Config
 from muxkit.protocols.relink.events import Agreed, HandshakeEvent, Refused, Requested
 
-MOST_BYTES: Final = 1024  # that a connector may send before it has an answer; the longest legal request has 296
+# How many bytes a connector may send before the listener's answer. The longest valid request has 296 bytes.
+MOST_BYTES: Final = 1024
 LARGEST_LINK_ID: Final = 2**63 - 1
 U64_MAX: Final = 2**64 - 1
 
@@ -24,7 +33,7 @@ REQUIRE_LINK: Final = 4
 
 
 def epoch_of(seconds: float) -> int:
-    """The epoch of a listener that started so many seconds after 1970-01-01 UTC."""
+    """Return the epoch of a listener that started at this time, in seconds since 1970-01-01 UTC."""
     return round(seconds * 1_000_000)
 
 
@@ -33,7 +42,7 @@ def encode_version(version: int) -> bytes:
 
 
 def encode_request(config: Config, *, epoch: int = 0, link_id: int = 0, require_link: bool = False) -> bytes:
-    """What the connector sends once the version is agreed."""
+    """Encode the connector's request, which follows the version."""
     name = config.endpoint.encode()
     flags = CONNECTOR_TRANSACTIONS * config.connector_transactions
     flags |= LISTENER_TRANSACTIONS * config.listener_transactions | REQUIRE_LINK * require_link
@@ -42,12 +51,12 @@ def encode_request(config: Config, *, epoch: int = 0, link_id: int = 0, require_
 
 
 def encode_answer(epoch: int, link_id: int) -> bytes:
-    """What the listener sends last."""
+    """Encode the listener's answer to a request."""
     return epoch.to_bytes(8, "little") + link_id.to_bytes(8, "little")
 
 
 def mismatch(request: Requested, config: Config) -> RemoteProtocolError | None:
-    """Return the error if the connector's settings differ from those of its endpoint."""
+    """Compare a request with the settings of its endpoint, and return an error if they differ."""
     for side in ("connector", "listener"):
         asked, ours = getattr(request, f"{side}_transactions"), getattr(config, f"{side}_transactions")
         if asked != ours:
@@ -61,22 +70,24 @@ def mismatch(request: Requested, config: Config) -> RemoteProtocolError | None:
 
 
 class _Handshake:
-    """What both sides of the handshake do as a `StreamEngine`: fields are held until they are complete."""
+    """The part of the handshake that both sides share: buffering, the deadline, and the methods of a `StreamEngine`."""
 
     def __init__(self, now: float, limits: Limits | None) -> None:
         self._seconds = (limits or Limits()).handshake
         self._deadline = now + self._seconds
         self._held = bytearray()
-        self._offset = 0  # of what is held, in all that came
+        # The offset of the first byte in `_held` in the received stream.
+        self._offset = 0
         self._out = bytearray()
         self._events: list[HandshakeEvent] = []
-        self._is_done = False  # over, and well
+        # True if the handshake has ended and hasn't failed, so that further bytes are packets.
+        self._is_done = False
         self._version: int | None = None
         self.over: bool = False
-        """True once it has ended: no more is written, and what comes is `rest`."""
+        """True once the handshake has ended. Bytes that arrive afterwards are returned by `rest`."""
 
     def rest(self) -> bytes:
-        """Return the bytes behind the handshake, once: the first packets."""
+        """Return the received bytes after the handshake, and remove them. They are the first packets."""
         return self._take(len(self._held))
 
     def receive_eof(self, now: float) -> None:
@@ -123,10 +134,10 @@ class _Handshake:
 
 
 class ConnectorHandshake(_Handshake):
-    """The connector's side, a `StreamEngine`: ends with `Agreed`, `Refused`, `HungUp` or `Failed`.
+    """The connector's side of the handshake.
 
-    `epoch` and `link_id` are the engine's, zero for a new link. The link is only required (`Config.require_link`)
-    if there is one.
+    `epoch` and `link_id` identify the link to continue; both are 0 for a new link. `Config.require_link` has no effect
+    for a new link.
     """
 
     def __init__(
@@ -138,8 +149,8 @@ class ConnectorHandshake(_Handshake):
         self._link_id = link_id
         self._required = config.require_link and link_id != 0
         self._out += encode_version(max(config.versions))
-        # With one version on offer, a listener can only answer with this one or hang up. So the answer changes nothing
-        # in the request, and waiting for it would cost a round trip.
+        # If we offer one version, the listener can only answer with this version or hang up. The request doesn't depend
+        # on the answer then, so we don't wait for it and save a round trip.
         self._is_request_sent = len(config.versions) == 1 and not config.half_duplex
         if self._is_request_sent:
             self._out += self._request()
@@ -180,15 +191,16 @@ class ConnectorHandshake(_Handshake):
             self._finish(Refused(epoch))
         else:
             self._take(ANSWER_SIZE)
-            # Epoch 0 names no instance, so nothing can have outlived it.
+            # Epoch 0 identifies no instance of a listener, so there is no link to resume.
             resumed = (epoch, link_id) == (self._epoch, self._link_id) and epoch != 0
             self._finish(Agreed(version, epoch, link_id, resumed))
 
 
 class ListenerHandshake(_Handshake):
-    """The listener's side, a `StreamEngine`: tells `Requested` and waits for one of the four decisions.
+    """The listener's side of the handshake.
 
-    It ends with `Agreed`, `Refused`, `HungUp` or `Failed`; the bytes that are to be written then stay to be pulled.
+    It reports `Requested`, and the listener then has to call `accept`, `resume`, `refuse` or `terminate`. After the
+    final event there may still be bytes to write.
     """
 
     def __init__(self, *, now: float, versions: Iterable[int] = (0,), limits: Limits | None = None) -> None:
@@ -199,27 +211,36 @@ class ListenerHandshake(_Handshake):
     # --- decisions about a `Requested`
 
     def accept(self, epoch: int, link_id: int) -> None:
-        """Answer with a new link, whose id was never used. `epoch` is this listener's."""
+        """Accept the request with a new link.
+
+        `epoch` is the listener's epoch, and `link_id` must never have been used in this epoch.
+        """
         if not 1 <= link_id <= LARGEST_LINK_ID:
             raise LocalProtocolError(f"link id {link_id} is not in 1..2^63-1")
         self._answer(epoch, link_id, resumed=False)
 
     def resume(self) -> None:
-        """Answer that the link asked for goes on."""
+        """Accept the request, and continue the link that the connector asked for."""
         request = self._decided()
         if not (request.link_id and request.epoch):
             raise LocalProtocolError(f"epoch {request.epoch} and link id {request.link_id} name no link")
         self._answer(request.epoch, request.link_id, resumed=True)
 
     def refuse(self, epoch: int) -> None:
-        """The required link is unknown: say so with link id zero. The connection is over once that is written."""
+        """Refuse the request, because the connector requires a link that the listener doesn't know.
+
+        The answer has link id 0. The listener has to end the connection after writing the answer.
+        """
         self._check_epoch(epoch)
         self._decided()
         self._out += encode_answer(epoch, 0)
         self._finish(Refused(epoch))
 
     def terminate(self, error: RemoteProtocolError) -> None:
-        """There is no such endpoint, or it disagrees with the request: answer nothing; the error is told."""
+        """End the handshake without an answer, because the endpoint doesn't exist or doesn't match the request.
+
+        `Failed` reports `error`.
+        """
         self._decided()
         self._fail(error.message, rule=error.rule, limit=error.limit)
 

@@ -1,1 +1,1 @@
-"""How links begin: dialling, listening, the handshake over a stream, URLs."""
+"""Creates links: dialling, listening, the handshake over a stream, and URLs."""

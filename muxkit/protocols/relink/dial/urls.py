@@ -1,4 +1,4 @@
-"""URLs of Relink: split into transport, address and endpoint, joined again, and turned into a dial function."""
+"""URLs of Relink: functions that split a URL into transport, address and endpoint, join these, and dial a URL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 PROTOCOL: Final = "relink"
-PATHS: Final = frozenset({"unix", "ws", "wss"})  # transports whose addresses have a path of their own
+# Transports whose addresses have their own path. For these the endpoint is in the query: `?endpoint=NAME`. For all
+# other transports the path of the URL is the endpoint.
+PATHS: Final = frozenset({"unix", "ws", "wss"})
 
 
 @attrs.frozen
@@ -31,19 +33,23 @@ class Place:
     endpoint: str | None
 
     def url(self, address: str, endpoint: str) -> str:
-        """Return the URL for a client, with the address that the transport really listens on."""
+        """Return the URL for a client, with the address that the transport actually listens on."""
         return f"{self.scheme}://{join_endpoint(self.transport, address, endpoint)}"
 
 
 def place_of(url: str) -> Place:
-    """Split a URL; ValueError if it does not have the form."""
+    """Split a URL into its parts. Raises ValueError for an invalid URL."""
     protocol, transport, rest = split_url(url, PROTOCOL)
     address, endpoint = split_endpoint(transport, rest)
     return Place(f"{protocol}+{transport}", transport, address, endpoint)
 
 
 def split_endpoint(transport: str, address: str) -> tuple[str, str | None]:
-    """Split an address into the transport's own address and the endpoint, if one is named; ValueError if two are."""
+    """Split an address into the transport's own address and the name of the endpoint, or None without a name.
+
+    Raises:
+        ValueError: The address names two endpoints, or the name isn't valid UTF-8.
+    """
     front, question, query = address.partition("?")
     endpoint: str | None = None
     if question:
@@ -72,7 +78,7 @@ def _name(quoted: str) -> str:
 
 
 def join_endpoint(transport: str, address: str, endpoint: str | None) -> str:
-    """Join what `split_endpoint` split."""
+    """Add the name of an endpoint to a transport's address. This is the inverse of `split_endpoint`."""
     if not endpoint:
         return address
     if transport not in PATHS:
@@ -81,7 +87,11 @@ def join_endpoint(transport: str, address: str, endpoint: str | None) -> str:
 
 
 def config_for(config: Config | None, *names: str | None) -> Config:
-    """Return the settings with the endpoint that the URL or the caller named; ValueError if those differ."""
+    """Return the settings with the endpoint that the URL, the caller or `config` names.
+
+    Raises:
+        ValueError: The URL, the caller and `config` name different endpoints.
+    """
     settings = config or Config()
     named = {name for name in names if name is not None} | ({settings.endpoint} - {""})
     if len(named) > 1:
@@ -90,7 +100,7 @@ def config_for(config: Config | None, *names: str | None) -> Config:
 
 
 def dial_of(where: str | Dial, options: dict[str, Any]) -> tuple[Dial, str | None]:
-    """Return a function that dials `where`, and the endpoint that `where` names."""
+    """Return a function that dials `where`, and the name of the endpoint in `where`, or None without a name."""
     if not isinstance(where, str):
         if options:
             raise TypeError(f"a dial function takes no options of a transport: {', '.join(options)}")
