@@ -1,16 +1,18 @@
 """Relink: messages, transactions and multicast over a link that outlives its connections.
 
 The specification is the document "Relink Protocol", version 0 (draft). `docs/conformance.md` lists its clauses with the
-tests for each. The document knows channels in one direction, which begin with a message. The two-way channels of muxkit
-are built from these, with a few messages of muxkit's own.
+tests for each clause. The document defines channels with one direction, which begin with a message. `common` builds
+muxkit's two-way channels from them.
 
-    application    _session, _channels          links, channels, senders and receivers: the Trio side
-                   _connection, dial            the machinery below a link, and where its connections come from
-    channels       common                       two-way channels, as an engine on top of the link's
-    halves         send, receive                what one channel may send, and what the peer learns of what came
-    engine         engine, state                the face without I/O, the tables of channels and how they live
-                   reader                       packets from bytes, checked and applied
-                   probes, numbers              what pongs prove, and which message a number means
+The modules form layers, from the top:
+
+    application    _session, _channels          links, channels, senders and receivers, for Trio programs
+                   _connection, dial            the implementation below a link, dialling and listening
+    channels       common                       two-way channels, as a second engine on top of the link's engine
+    halves         send, receive                the rules for one channel that we send on or receive from
+    engine         engine, state                the engine without I/O, and the state of a link
+                   reader                       parsing, checking and applying received packets
+                   probes, numbers              pings that prove something, and sequence numbers
     grammar        frames, handshake, events, config
 """
 
@@ -89,7 +91,7 @@ __all__ = [
     "session",
 ]
 
-# The engine works without Trio; what needs it is fetched when it is first asked for.
+# The engine works without Trio, so the names that need Trio are imported when they are first used.
 _LAZY = {
     "Channel LinkChanged LinkRefused NotCommitted RolledBackError": "_channels",
     "Message Outcome Receipt Receiver Sender": "_channels",
@@ -98,5 +100,5 @@ _LAZY = {
     "Endpoint Identified Keep Listener Listening identity_of listen listener": "dial.listen",
 }
 
-if not TYPE_CHECKING:  # or type checkers would accept any name
+if not TYPE_CHECKING:  # with a module-level `__getattr__`, type checkers would accept any name
     __getattr__, __dir__ = lazily(globals(), _LAZY)

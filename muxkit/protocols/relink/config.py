@@ -1,4 +1,4 @@
-"""The settings of a Relink endpoint, apart from the limits."""
+"""The settings of a Relink endpoint. `muxkit.Limits` has the limits."""
 
 from __future__ import annotations
 
@@ -10,47 +10,55 @@ from muxkit._settings import ABOVE_ZERO, ABOVE_ZERO_OR_NONE, between
 
 U32_MAX: Final = 2**32 - 1
 LARGEST_ID_SIZE: Final = 8
-LONGEST_NAME: Final = 255  # bytes
+# The longest name of an endpoint in bytes.
+LONGEST_NAME: Final = 255
 
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """The settings of an endpoint; both sides must agree on the first five. Times in seconds."""
+    """The settings of an endpoint. Both sides must use the same values for the first five. Times are in seconds."""
 
     endpoint: str = ""
-    """The name that one listener tells its services apart by; at most 255 bytes of UTF-8."""
+    """The name of the endpoint. One listener can have several endpoints. The name has at most 255 bytes of UTF-8."""
     connector_id_size: int = attrs.field(default=2, validator=between(0, LARGEST_ID_SIZE))
-    """Bytes of a channel id in the connector's channels, 0 to 8. With 0 there is one channel, 0."""
+    """The size of ids of the connector's channels, from 0 to 8 bytes. With 0 bytes there is only channel 0."""
     listener_id_size: int = attrs.field(default=2, validator=between(0, LARGEST_ID_SIZE))
-    """The same for the listener's channels."""
+    """The size of ids of the listener's channels, from 0 to 8 bytes. With 0 bytes there is only channel 0."""
     connector_transactions: bool = False
-    """The connector's messages wait at the listener until they are committed or rolled back."""
+    """Use transactions for the connector's messages: the listener holds them until they are committed."""
     listener_transactions: bool = False
-    """The same for the listener's messages."""
+    """Use transactions for the listener's messages: the connector holds them until they are committed."""
     require_link: bool = False
-    """A connector that comes back wants its old link or none."""
+    """When a connector reconnects and the listener no longer has the link, end instead of getting a new link."""
     versions: tuple[int, ...] = (0,)
-    """The versions of the protocol to offer or to accept; 0 is the only one that has packets."""
+    """The versions of the protocol to offer or to accept. Only version 0 is defined."""
     half_duplex: bool = False
-    """A connector waits for the listener's version before it sends its request, as the document says.
+    """Let a connector wait for the listener's version before it sends its request, as the document demands.
 
-    Otherwise it sends both together, if it offers one version, because waiting costs a round trip and changes nothing.
+    By default a connector that offers a single version sends both together. Waiting would cost a round trip and
+    couldn't change the request.
     """
     window: int = attrs.field(default=65_536, validator=between(1, U32_MAX))
-    """Messages of one channel that may be unanswered. Their bytes are bounded by `Limits.short_window`, and on a long
-    path by `Limits.channel_bytes`."""
+    """How many messages of one channel may be sent and not yet consumed or answered.
+
+    Their bytes are limited as well, by `Limits.short_window`, or on a path with a long round trip by
+    `Limits.channel_bytes`.
+    """
     targets: int = attrs.field(default=1024, validator=between(1, U32_MAX))
-    """Channels that one multicast packet may name."""
+    """How many channels a multicast packet may name."""
     parts: int = attrs.field(default=65_536, validator=between(1, U32_MAX))
-    """Parts that one message may have."""
+    """How many parts a message may have."""
     ack_delay: float = attrs.field(default=0.1, validator=ABOVE_ZERO)
-    """How long `received` and `consumed` wait for more of them."""
+    """How long the acknowledgements `received` and `consumed` are delayed, so that several can be combined."""
     keepalive: float | None = attrs.field(default=20.0, validator=ABOVE_ZERO_OR_NONE)
-    """Ping when nothing came for so long; None never pings."""
+    """Send a ping if no bytes have arrived for this long. None disables these pings."""
     keepalive_timeout: float = attrs.field(default=20.0, validator=ABOVE_ZERO)
-    """Give up the connection when nothing comes for so long after such a ping."""
+    """Give up the connection if no bytes arrive for this long after a keepalive ping."""
     first_sequence: int = attrs.field(default=0, validator=between(0, U32_MAX))
-    """The number of a channel's first message. Both sides must agree; the document says 0, tests start elsewhere."""
+    """The number of a channel's first message. Both sides must use the same value.
+
+    The document demands 0. Tests use other values to reach the point where the numbers wrap.
+    """
 
     def __attrs_post_init__(self) -> None:
         size = len(self.endpoint.encode())

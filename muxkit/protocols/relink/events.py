@@ -1,10 +1,11 @@
-"""What only Relink reports: the handshake, the fate of messages, the lives of channels, and changes of the link.
+"""The events of Relink's engine: the handshake, messages, channels, and changes of the link.
 
-Beside these the engine reports some events that all protocols have (`muxkit.core.events`): `Writable`, `Pong`,
+In addition the engine reports some events that all protocols share (`muxkit.core.events`): `Writable`, `Pong`,
 `GoingAway` for the peer's shutdown, `HungUp`, `Silent` and `Failed`.
 
-A channel appears in an event as the engine's half of it, whose `channel` is its number. Messages have the numbers that
-`ChannelSender.send_parts` gave, and those of the peer are counted in the same way.
+An event refers to a channel by the engine's half of the channel. The half's attribute `channel` is the channel's
+number. `ChannelSender.send_parts` returns the numbers of our messages, and the peer's messages are numbered in the same
+way.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import attrs
 from muxkit.core.events import Failed, GoingAway, HungUp, Pong, Silent, Writable
 from muxkit.protocols.relink.frames import Parts
 
-# These two import this module in turn. That works because the package imports this module before all others, and it
-# cannot be left to the type checkers: compiled classes of attrs need the types of their fields.
+# `receive` and `send` import this module in turn. That works because the package imports this module before all others.
+# Importing them only for type checkers isn't enough, because compiled attrs classes need the types of their fields.
 from muxkit.protocols.relink.receive import ChannelReceiver
 from muxkit.protocols.relink.send import ChannelSender
 
@@ -24,9 +25,9 @@ from muxkit.protocols.relink.send import ChannelSender
 
 @attrs.define
 class Requested:
-    """A connector asks a listener for an endpoint.
+    """A connector has asked the listener for an endpoint.
 
-    The listener decides with `accept`, `resume`, `refuse` or `terminate`.
+    The listener decides with `ListenerHandshake.accept`, `resume`, `refuse` or `terminate`.
     """
 
     version: int
@@ -37,73 +38,73 @@ class Requested:
     listener_transactions: bool
     require_link: bool
     epoch: int
-    """0 if the connector knows none."""
+    """The epoch of the listener that created the connector's link; 0 if the connector has no link."""
     link_id: int
-    """0 if the connector knows none."""
+    """The id of the link that the connector wants to continue; 0 if the connector has no link."""
 
 
 @attrs.define
 class Agreed:
-    """The handshake is done, so packets may follow. What `rest()` returns belongs to the link's engine."""
+    """The handshake has succeeded. Packets follow, and the bytes from `rest()` are the first of them."""
 
     version: int
     epoch: int
     link_id: int
     resumed: bool
-    """True if the link that the connector asked for goes on. Otherwise the link is new, and the old one is lost."""
+    """True if the connection continues the link that the connector asked for. Otherwise the link is new."""
 
 
 @attrs.define
 class Refused:
-    """The listener doesn't know the link that was required (link id zero). The connection is over."""
+    """The listener doesn't know the link that the connector requires. No packets follow on this connection."""
 
     epoch: int
 
 
-# --- messages of the peer
+# --- channels that we receive from
 
 
 @attrs.define(eq=False)
 class ChannelOpened:
-    """The peer opened a channel with its first message."""
+    """The peer has opened a channel with its first message."""
 
     receiver: ChannelReceiver
 
 
 @attrs.define(eq=False)
 class Arrived:
-    """Messages came for the application. They stay in the peer's window until they are consumed.
+    """Messages have arrived for the application. They occupy the peer's window until the application consumes them.
 
-    Messages that were rolled back leave gaps in the numbers, so the messages behind a gap come in another event.
+    Messages that were rolled back leave gaps in the numbers. The messages after a gap are reported by another event.
     """
 
     receiver: ChannelReceiver
     first: int
-    """The number of the first message. The others follow without a gap."""
+    """The number of the first message. The other messages have the following numbers, without a gap."""
     messages: list[Parts]
 
 
 @attrs.define(eq=False)
 class Ended:
-    """The peer closed its channel. The engine confirms that once all messages are consumed."""
+    """The peer has closed its channel. The engine confirms the close when all messages are consumed."""
 
     receiver: ChannelReceiver
 
 
 @attrs.define(eq=False)
 class RolledBack:
-    """The peer took back messages through this number. The application never gets them."""
+    """The peer has rolled back messages up to number `through`. The application never receives these messages."""
 
     receiver: ChannelReceiver
     through: int
 
 
-# --- what became of our messages
+# --- channels that we send on
 
 
 @attrs.define(eq=False)
 class Received:
-    """The peer has all messages through this number, so they need not be sent again."""
+    """The peer has received all messages up to number `through`, so they won't be repeated."""
 
     sender: ChannelSender
     through: int
@@ -111,7 +112,7 @@ class Received:
 
 @attrs.define(eq=False)
 class Consumed:
-    """The peer's application has taken all messages through this number."""
+    """The peer's application has consumed all messages up to number `through`."""
 
     sender: ChannelSender
     through: int
@@ -119,7 +120,7 @@ class Consumed:
 
 @attrs.define(eq=False)
 class Committed:
-    """The peer processed `first` to `through`, apart from those that were rolled back."""
+    """The peer's application has processed the messages from `first` to `through`, except those rolled back."""
 
     sender: ChannelSender
     first: int
@@ -128,7 +129,7 @@ class Committed:
 
 @attrs.define(eq=False)
 class Uncommitted:
-    """The peer couldn't process `first` to `through`, apart from those that were rolled back."""
+    """The peer's application couldn't process the messages from `first` to `through`, except those rolled back."""
 
     sender: ChannelSender
     first: int
@@ -137,7 +138,7 @@ class Uncommitted:
 
 @attrs.define(eq=False)
 class ChannelClosed:
-    """The peer confirmed that our channel is closed. The next message on its number opens it anew."""
+    """The peer has confirmed the close of our channel. The channel's number may be used again."""
 
     sender: ChannelSender
 
@@ -147,36 +148,45 @@ class ChannelClosed:
 
 @attrs.define(eq=False)
 class Resumed:
-    """The peer has said everything that it has of the old connection, so all channels go on."""
+    """The peer's resume is complete, so messages flow again on all channels."""
 
 
 @attrs.define(eq=False)
 class LinkReplaced:
-    """The peer no longer has our link. A new one took its place, and everything about the old one is gone."""
+    """The listener no longer has our link, so all channels of the link are lost.
+
+    A new link takes its place, unless `link_id` is 0.
+    """
 
     old_epoch: int
     old_link_id: int
     epoch: int
     link_id: int
     lost: int
-    """Messages of ours that were not answered, whose fate is unknown."""
+    """How many of our messages the peer hadn't consumed or answered. Nothing is known about what became of them."""
 
 
 @attrs.define(eq=False)
 class EpochChanged(LinkReplaced):
-    """The link was replaced because the listener is another instance than before."""
+    """The link was replaced because the listener was restarted, so that it has another epoch."""
 
 
 @attrs.define(eq=False)
 class Stalled:
-    """A packet had begun, and too little of it came within `seconds`. Drop this connection; the link lives on."""
+    """A packet is incomplete, and too few of its bytes have arrived within `seconds`.
+
+    The connection should be dropped. The link continues on another connection.
+    """
 
     seconds: float
 
 
 @attrs.define(eq=False)
 class LinkFinished:
-    """Both sides have shut down and everything is answered. The link is over; end the connection in order."""
+    """The link has ended cleanly: both sides have shut down, and all messages are consumed or answered.
+
+    The connection should be closed after all output was written.
+    """
 
 
 HandshakeEvent = Requested | Agreed | Refused | HungUp | Failed
