@@ -152,9 +152,12 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         # The end of the link.
         self._over = trio.Event()
         self._is_leaving = False
-        self._is_finished = False  # both sides have shut the link down
-        self._is_violated = False  # the link has ended because the peer broke a rule
-        self._was_unheard = False  # the value of `_is_unheard` when the link ended
+        # True if the link has ended cleanly, after both sides have shut it down.
+        self._is_finished = False
+        # True if the link has ended because the peer broke a rule.
+        self._is_violated = False
+        # The value of `_is_unheard` when the link ended.
+        self._was_unheard = False
         # Makes the error for a replacement of the link that lost messages, until a call has raised that error.
         self._unreported: ErrorMaker | None = None
         # The current connection: when it began, and `progress` at that time.

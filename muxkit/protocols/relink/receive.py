@@ -73,20 +73,20 @@ class ChannelReceiver(Receiver[Any]):
         self.table: ReceiveTable = state.theirs
         self.channel: int = channel
         none = state.config.first_sequence - 1
-        # Each of the following attributes is the highest message number that has reached a stage. It is
-        # `first_sequence - 1` while no message has.
+        # Messages pass through stages in the order of their numbers, so one number describes a stage: the last message
+        # that has reached the stage. It is `first_sequence - 1` while no message has.
         self.arrived: int = none
-        """Received from the peer."""
+        """The last message that has arrived."""
         self.decided: int = none
-        """Committed or rolled back by the peer."""
+        """The last message that the peer has committed or rolled back."""
         self.consumed_through: int = none
-        """Consumed by the application, or rolled back."""
+        """The last message that the application has consumed, or that was dropped after a rollback."""
         self.told_received: int = none
-        """Named in our last `received`."""
+        """The last message for which we have written `received`."""
         self.told_consumed: int = none
-        """Named in our last `consumed`."""
+        """The last message for which we have written `consumed`."""
         self.told_answer: int = none
-        """Named in our last `committed` or `uncommitted`."""
+        """The last message for which we have written `committed` or `uncommitted`."""
         # The kind of our last answer.
         self._told_last: frames.Operation | frames.Ack | None = None
         # True if the next answer must be written with its number, because it follows a resume.

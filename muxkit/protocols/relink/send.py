@@ -78,7 +78,7 @@ class Multicast:
         return self.size
 
 
-# An entry of a queue. `bytes` are a whole packet with one small part; its cost is its length plus `OVERHEAD`.
+# An entry of a queue. A `bytes` object is a whole packet with one small part. Its cost is its length plus `OVERHEAD`.
 Item = bytes | Large | Multicast
 
 
@@ -144,35 +144,43 @@ class ChannelSender(Sender):
         self.channel: int = channel
         first = state.config.first_sequence
         self.first: int = first
+        """The number of the channel's first message."""
         self.next: int = first
-        # Each of the following attributes is the highest message number that has reached a stage. It is `first - 1`
-        # while no message has.
+        """The number that the next message will get."""
+        # Messages pass through stages in the order of their numbers, so one number describes a stage: the last message
+        # that has reached the stage. It is `first - 1` while no message has.
         none = first - 1
         self.sent: int = none
-        """Written on this connection, or acknowledged on an earlier one."""
+        """The last message that was written on this connection, or that the peer is known to have received before."""
         self.received: int = none
-        """Known to have been received by the peer. Any kind of acknowledgement shows that."""
+        """The last message that the peer is known to have received. Any kind of acknowledgement shows that."""
         self.consumed: int = none
-        """Consumed by the peer's application."""
+        """The last message that the peer's application has consumed."""
         self.answered: int = none
-        """Answered by the peer's application with `committed` or `uncommitted`."""
+        """The last message that the peer's application has answered with `committed` or `uncommitted`."""
         self.released: int = none
-        """Removed from the window."""
+        """The last message that has left the window."""
         self.decided: int = none
-        """Committed or rolled back by our application."""
+        """The last message that our application has committed or rolled back."""
         self.told: int = none
-        """Committed or rolled back, and the decision was written."""
+        """The last message for which a commit or a rollback was written."""
         self.received_told: int = none
-        """Named by a `received` of the peer. The peer counts its next `received` without a number from here."""
+        """The last message for which the peer has sent `received`.
+
+        A `received` without a number refers to the message after it.
+        """
         self.consumed_told: int = none
-        """Named by a `consumed` of the peer. The peer counts its next `consumed` without a number from here."""
+        """The last message for which the peer has sent `consumed`.
+
+        A `consumed` without a number refers to the message after it.
+        """
         self.last_answer: frames.Ack | None = None
         """The kind of the answer to message `answered`."""
         self.bytes: int = 0
-        """Bytes that the window holds."""
+        """How many bytes the messages in the window take."""
         self.window: int = self.table.short_window
-        """Bytes that the window may hold, as far as the link's budget allows."""
-        # Calculates `window`. Created when the peer has consumed enough bytes for the calculation to be worth it.
+        """How many bytes the messages in the window may take, as far as the link's budget allows."""
+        # Calculates `window`. It is created when the peer has consumed so many bytes that the calculation is worth it.
         self._meter: ReceiveWindow | None = None
         # Bytes that left the window since `_meter` was last updated.
         self._unmetered = 0
@@ -209,10 +217,13 @@ class ChannelSender(Sender):
         self.close_told: bool = False
         """True if the close was written on any connection and the peer may have received it."""
         self.head: bytes = b""
-        """The encoded head of a message with one part of `head_size` bytes, to be used again."""
+        """The encoded head of the last message with one part. The next message of the same size uses it again."""
         self.head_size: int = -1
+        """The size of the part that `head` was encoded for."""
         self.deficit: int = 0
+        """The scheduler's account of how many bytes this sender may write (deficit round robin)."""
         self.scheduled: bool = False
+        """True while this sender is in the scheduler's queue."""
 
     @property
     def label(self) -> str:
@@ -239,7 +250,7 @@ class ChannelSender(Sender):
         return 0 if self.closing else self.state.config.window - self.outstanding
 
     def check_size(self, size: int) -> None:
-        """Do nothing. `State.check_parts` compares the payload with the limit; `size` here would include overhead."""
+        """Do nothing. `State.check_parts` checks the payload against the limit, and `size` also includes overhead."""
 
     def has_room(self, size: int) -> bool:
         return self.admits(size)
@@ -259,7 +270,7 @@ class ChannelSender(Sender):
         self.watch(size)
 
     def watch(self, size: int = 1, parts: int = 1) -> None:
-        """Report `Writable` once a message of this size fits, or once the link was replaced and has room again."""
+        """Report `Writable` once a message of this size fits, or once the link was replaced by a new one."""
         self.table.watchers[self.channel] = self, self._cost(size, parts)
         self.table.wake(self.channel)
 
@@ -334,8 +345,8 @@ class ChannelSender(Sender):
     def try_push(self, payload: bytes, reserve: int = 0) -> int | None:
         """Queue a message of one part if the channel is open and at least `reserve` bytes of the window remain.
 
-        This is the fast path of `send_parts`. Returns the number of the message. Returns None and changes nothing in
-        every other case; the caller then has to use `send_parts`.
+        This is the fast path of `send_parts`. Returns the number of the message. In every other case it changes nothing
+        and returns None, and the caller has to use `send_parts`.
         """
         size = len(payload)
         state, table = self.state, self.table
@@ -631,8 +642,9 @@ class ChannelSender(Sender):
         self.sent += count
         self.table.outbox.used -= size
         if self.closing:
-            # `write` doesn't check this itself: another channel's turn may have written our multicast, and a budget
-            # that is used up ends `write` directly after the last message.
+            # The last message may have been written now, so that only the proof for the close is missing. `write` can't
+            # check that. Another channel may have written our last message, as a multicast. And `write` returns
+            # directly after the last message if its budget is used up.
             self._confirm()
 
     def _write_multicast(self, item: Multicast, out: list[Buffer]) -> int:
@@ -700,7 +712,7 @@ class ChannelSender(Sender):
             # The close was written after the messages that the peer lacks, so the peer lacks the close, too.
             self.close_told = False
         if self.state.observer is not None and self.sent > self.received:
-            # The observer is told which messages are repetitions. If an earlier connection was lost before it had
+            # An observer is notified which messages are repetitions. If an earlier connection was lost before it had
             # repeated all of them, the remaining repetitions are still queued, after the messages queued here.
             left = self.state.repeats.get(self.channel, 0)
             self.state.repeats[self.channel] = left + self.sent - self.received
