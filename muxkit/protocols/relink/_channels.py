@@ -355,7 +355,7 @@ class SenderHalf(SendHalf):
 
     @property
     def is_live(self) -> bool:
-        """True if messages were sent, and the peer has neither confirmed the close nor been lost."""
+        """True if messages were sent, the peer hasn't confirmed the close, and the link wasn't lost."""
         return self.last is not None and self.state is not Sending.CLOSED
 
     # --- for the connection
@@ -565,11 +565,10 @@ class MessageHalf(ReceiveHalf[Message]):
         """True once the peer has opened the channel."""
         self.unusable: ErrorMaker | None = None
         """Makes the error for a call that consumes or answers, once the link is lost or the receiver was closed."""
-        # The last message that the engine has delivered, that the application has taken, and that was consumed or
-        # answered; -1 if there is none.
-        self._came = -1
-        self._given = -1
-        self._done = -1
+        # Each of the following attributes is a message number, or -1 if there is no such message.
+        self._came = -1  # the last message that the engine has delivered to this half
+        self._given = -1  # the last message that the application has taken
+        self._done = -1  # the last message that the application has consumed or answered
 
     @property
     def has_transactions(self) -> bool:
@@ -826,8 +825,8 @@ class LinkRefused(LinkLost):
     """The link was given up because the peer ended many connections in a row right after the handshake.
 
     Each of the last `connections` connections ended within a second and made no progress. Relink has no packet that
-    refuses a link, so we can't know whether the peer meant that; the peer's log may have the reason. `__cause__` is the
-    error of the last connection.
+    refuses a link, so we can't know whether the peer refuses the link or fails. The peer's log may have the reason.
+    `__cause__` is the error of the last connection.
     """
 
     def __init__(self, connections: int, last: BaseException, *, peer: str = "", unsent: int = 0) -> None:

@@ -29,7 +29,7 @@ class Link(MuxSession[Connection, Channel]):
         """Return a `Sender` for one of our channels. Its first message opens the channel.
 
         A channel can have one open sender at a time. After that sender was closed, you can create the next one. The
-        messages of the new sender wait until the peer has confirmed the close.
+        `send` method of the new sender waits until the peer has confirmed the close.
 
         Raises:
             LocalProtocolError: The channel has an open sender, the number is too large for this link, or the channel
@@ -58,12 +58,13 @@ class Link(MuxSession[Connection, Channel]):
         If `senders` names a sender twice, the message is sent twice on that sender's channel. If the call is cancelled,
         the message was sent on none of the channels.
 
-        Returns:
-            A receipt for each entry of `senders`, in the same order.
+        Returns a receipt for each entry of `senders`, in the same order.
 
         Raises:
             LocalProtocolError: The message wouldn't fit even if no other message were in the windows.
-            Exception: Everything that `Sender.send` raises.
+            trio.ClosedResourceError: One of the senders was closed.
+            LinkChanged: The listener has replaced the link that the channels belonged to.
+            LinkLost: The link has ended.
         """
         return await self._connection.multicast(senders, *parts)
 

@@ -56,7 +56,7 @@ CANCEL: Final[Parts] = (b"cancel", b"")
 STOP: Final[Parts] = (b"stop", b"")
 GOODBYE: Final = b"muxkit.goodbye"
 
-# The numbers of parts in a run of messages, if all of them are the application's.
+# The set of part counts in a run of messages that all belong to the application.
 ONE_PART: Final = {1}
 # The highest number of payload bytes in a marker without a reason.
 MARKER: Final = 16
@@ -320,7 +320,7 @@ class CommonChannel(Receiver[bytes]):
             self.sender.send_marker(_with_reason(STOP, reason))
 
     def _consume(self) -> bool:
-        """Consume the messages that the application has taken, and the markers between and directly after them.
+        """Consume the messages that the application has taken, and all markers that no unread message precedes.
 
         Returns True if there may be events to handle or packets to write.
         """

@@ -297,7 +297,7 @@ class Engine:
         state.events.append(HungUp(is_clean))
         # A peer that hangs up after both shutdowns has discarded the link (section 3.6 of the document), so dialling
         # again would only create a new link. The link therefore ends here, even if acknowledgements or pongs were still
-        # under way. It doesn't end if messages are unconfirmed, because then the application has to hear of a loss.
+        # under way. It doesn't end if messages are unconfirmed, because the application has to be notified of a loss.
         has_ended = state.has_peer_shut_down and state.shutdown_written and not state.has_unconfirmed_messages
         if is_clean and has_ended:
             self._finish()
@@ -447,7 +447,7 @@ class Engine:
         self.state.probes.pings.append(Purpose.ASKED)
 
     def shutdown(self) -> None:
-        """Open no more channels, and tell the peer.
+        """Open no more channels, and notify the peer of that.
 
         `LinkFinished` is reported after the peer has shut down as well and all messages are confirmed.
         """

@@ -1,8 +1,9 @@
 """Encoding and parsing of Relink's packets. These functions know nothing about the state of a link.
 
-A packet starts with a byte that has the packet's format in its bits; bit 0 is the least significant. A packet is either
-general (`General`), or it concerns one channel, or with `MULTICAST` several channels. All numbers are little-endian.
-Fields are aligned relative to the first byte of the packet, and each packet is padded to a multiple of 8 bytes.
+The first byte of a packet says which kind of packet it is. A packet is either general (`General`), or it concerns one
+channel, or with `MULTICAST` several channels. Bit 0 of a byte is the least significant bit, and all numbers are
+little-endian. Fields are aligned relative to the first byte of the packet, and each packet is padded to a multiple of 8
+bytes.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Operation(IntEnum):
 
 
 class Ack(IntEnum):
-    """Acknowledgements of a channel's receiver. All but `CLOSED` apply to messages; `CLOSED` applies to the channel."""
+    """Acknowledgements of a channel's receiver. `CLOSED` applies to the channel, and all others apply to messages."""
 
     RECEIVED = 0
     CONSUMED = 1

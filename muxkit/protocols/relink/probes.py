@@ -19,7 +19,7 @@ from muxkit.protocols.relink.frames import General, encode_general
 PING: Final = encode_general(General.PING)
 PONG: Final = encode_general(General.PONG)
 
-# When we keep more answers to commits than this, we send a probe to find out whether the peer has read them.
+# When we keep more runs of answers to commits than this, we send a probe to find out whether the peer has read them.
 MOST_OUTCOMES: Final = 1024
 
 

@@ -89,7 +89,10 @@ if TYPE_CHECKING:
 
 RESUME: Final = frames.encode_general(frames.General.RESUME)
 OUTCOMES_MOST: Final = 2**20
-"""How many answers to commits we keep for a peer that gives no sign of having read them. Then the link fails."""
+"""How many runs of equal answers to commits we keep for a peer that doesn't prove that it has read them.
+
+If there are more, the peer doesn't answer our probes, and the link fails.
+"""
 # A receiver acknowledges without waiting for the timer when a fraction of the window was used since its last
 # acknowledgement. The sender then learns in time that it may continue.
 COUNTED_ACKS: Final = 4
@@ -161,7 +164,7 @@ class State:
         self.over: bool = False
         """True once the link has finished or failed. Every further command raises."""
         self.epoch: int = 0
-        """The epoch identifies the running instance of the listener. The next request names it; 0 without a link."""
+        """The epoch of the listener, which identifies its running instance; 0 without a link."""
         self.link_id: int = 0
         """The id of the link; 0 without a link."""
         self.is_shutting_down: bool = False

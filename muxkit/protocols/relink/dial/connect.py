@@ -99,7 +99,7 @@ def link(
     Args:
         where: A URL such as `relink+tcp://127.0.0.1:7000/jobs`, or a function that dials.
         endpoint: The name of the listener's endpoint, if neither the URL nor `config` names it.
-        config: The settings; the listener's settings must match.
+        config: The settings, which must match those of the listener's endpoint.
         limits: The limits of the link.
         observer: Receives notifications about the link.
         linger: How many seconds leaving the block may take.

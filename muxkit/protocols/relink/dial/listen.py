@@ -573,7 +573,8 @@ async def listen(
     only this handler's link ends.
 
     Args:
-        endpoints: The services by name. If there is only one service, its handler; the URL or `config` may name it.
+        endpoints: The services by name. If there is only one service, you can pass its handler instead, and name the
+            service in the URL or in `config`.
         url: The URL to listen on, such as `relink+tcp://127.0.0.1:7000/jobs`.
         config: The settings of the service, if `endpoints` is a handler.
         keep: Limits for links without a connection. If a link has to be dropped, its handler's calls raise `LinkLost`.
