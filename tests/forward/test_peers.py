@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.soak import forward_cuts, forward_hostile
+from tests.soak import forward_cuts, forward_hostile, forward_line
 from tests.soak.forward_peers import PEERS, Sizes, is_right, run, table
 
 NAMES = ("no forward", "OpenSSH -L", "bpmux+tcp", "bpmux+wss", "relink+tcp")
@@ -22,6 +22,12 @@ def test_each_forward_carries_a_hundred_connections_beside_a_stalled_and_a_large
     figures = run(Sizes(rounds=1, bulk=16, calls=100, talks=320, held=98, large=400, seconds=0), NAMES)
     assert is_right(figures), table(figures)
     assert {peer.name for peer in PEERS if peer.is_ours and peer.name in NAMES} <= {*figures}
+
+
+def test_a_forward_over_a_long_line_loses_no_byte_and_answers_keystrokes_beside_bulk() -> None:
+    lines = forward_line.run(["bpmux+tcp"], delay=0.005, seconds=0.05)
+    assert [line.is_right for line in lines] == [True]
+    assert lines[0].alone >= 0.01, "the delay of both directions"
 
 
 async def test_no_byte_is_lost_on_a_line_that_is_cut_and_listeners_survive_a_kill() -> None:

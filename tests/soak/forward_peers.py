@@ -274,17 +274,17 @@ class Peer:
     """One way to forward a port."""
 
     name: str
-    start: Callable[[int, Path, ExitStack], Forwarding]
+    start: Callable[[int, Path, ExitStack, float], Forwarding]
+    """Starts to forward a port. The number is the delay of the line between both sides, in seconds."""
     is_ours: bool = False
 
 
-def _direct(target: int, folder: Path, stack: ExitStack) -> Forwarding:
-    return Forwarding(target, ())
+def _direct(target: int, folder: Path, stack: ExitStack, delay: float) -> Forwarding:
+    return Forwarding(_relayed(target, delay, folder, stack), ())
 
 
-def _muxkit(scheme: str, target: int, folder: Path, stack: ExitStack) -> Forwarding:
+def _muxkit(scheme: str, target: int, folder: Path, stack: ExitStack, delay: float) -> Forwarding:
     server, local = free_port(), free_port()
-    url = f"{scheme}://localhost:{server}/forward" if "ws" in scheme else f"{scheme}://127.0.0.1:{server}"
     theirs: list[str] = []
     mine: list[str] = []
     if scheme.endswith(("tls", "wss")):
@@ -295,15 +295,20 @@ def _muxkit(scheme: str, target: int, folder: Path, stack: ExitStack) -> Forward
                 folder / "server.pem"
             )
         theirs, mine = ["--cert", str(folder / "server.pem")], ["--ca", str(folder / "ca.pem")]
-    command = [sys.executable, "-P", "-m", "muxkit", "forward", url]
-    first = _process([*command, "--serve", "--allow", str(target), *theirs], folder, stack)
+    command = [sys.executable, "-P", "-m", "muxkit", "forward"]
+    first = _process([*command, _url(scheme, server), "--serve", "--allow", str(target), *theirs], folder, stack)
     _until_listening(server, first)
-    second = _process([*command, "-L", f"{local}:{target}", *mine], folder, stack)
+    url = _url(scheme, _relayed(server, delay, folder, stack))
+    second = _process([*command, url, "-L", f"{local}:{target}", *mine], folder, stack)
     _until_listening(local, second)
     return Forwarding(local, (first.pid, second.pid))
 
 
-def _openssh(target: int, folder: Path, stack: ExitStack) -> Forwarding:
+def _url(scheme: str, port: int) -> str:
+    return f"{scheme}://localhost:{port}/forward" if "ws" in scheme else f"{scheme}://127.0.0.1:{port}"
+
+
+def _openssh(target: int, folder: Path, stack: ExitStack, delay: float) -> Forwarding:
     key, host = folder / "openssh_key", folder / "openssh_host"
     for each in (key, host):
         if not each.exists():
@@ -329,6 +334,7 @@ def _openssh(target: int, folder: Path, stack: ExitStack) -> Forwarding:
         Path("/run/sshd").mkdir(exist_ok=True)  # where it wants to be confined, and systemd would have made it
     sshd = _process([_found("sshd"), "-D", "-e", "-f", str(config)], folder, stack)
     _until_listening(server, sshd)
+    port = _relayed(server, delay, folder, stack)
     quiet = [
         "-F",
         "none",
@@ -341,7 +347,7 @@ def _openssh(target: int, folder: Path, stack: ExitStack) -> Forwarding:
         "BatchMode=yes",
     ]
     ssh = _process(
-        ["ssh", *quiet, "-i", str(key), "-L", f"{local}:127.0.0.1:{target}", "-p", str(server), "127.0.0.1"],
+        ["ssh", *quiet, "-i", str(key), "-L", f"{local}:127.0.0.1:{target}", "-p", str(port), "127.0.0.1"],
         folder,
         stack,
     )
@@ -349,15 +355,15 @@ def _openssh(target: int, folder: Path, stack: ExitStack) -> Forwarding:
     return Forwarding(local, (ssh.pid, *_below(sshd.pid)))
 
 
-def _asyncssh(target: int, folder: Path, stack: ExitStack) -> Forwarding:
+def _asyncssh(target: int, folder: Path, stack: ExitStack, delay: float) -> Forwarding:
     if find_spec("asyncssh") is None:
         raise FileNotFoundError("asyncssh")
     key, server, local = str(folder / "asyncssh_key"), free_port(), free_port()
     if not Path(key).exists():
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-    arguments = [key, str(server), str(local), str(target)]
-    serving = _process([sys.executable, "-P", "-c", ASYNCSSH_SERVER, *arguments], folder, stack)
+    serving = _process([sys.executable, "-P", "-c", ASYNCSSH_SERVER, key, str(server)], folder, stack)
     _until_listening(server, serving)
+    arguments = map(str, (key, _relayed(server, delay, folder, stack), local, target))
     calling = _process([sys.executable, "-P", "-c", ASYNCSSH_CLIENT, *arguments], folder, stack)
     _until_listening(local, calling)
     return Forwarding(local, (calling.pid, serving.pid))
@@ -399,6 +405,16 @@ def _process(arguments: Sequence[str], folder: Path, stack: ExitStack) -> subpro
     process = subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     stack.callback(_end, process)
     return process
+
+
+def _relayed(port: int, delay: float, folder: Path, stack: ExitStack) -> int:
+    """Return a port from which a relay leads to `port`, or `port` itself without a delay."""
+    if not delay:
+        return port
+    relayed = free_port()
+    chaos = [sys.executable, "-P", "-m", "muxkit", "chaos", f"127.0.0.1:{relayed}", f"127.0.0.1:{port}"]
+    _until_listening(relayed, _process([*chaos, "--delay", str(delay)], folder, stack))
+    return relayed
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -523,7 +539,7 @@ def target() -> Iterator[int]:
 def measure(peer: Peer, port: int, figures: Figures, arguments: Sizes) -> None:
     """Measure a peer once."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        forwarding = peer.start(port, Path(folder), stack)
+        forwarding = peer.start(port, Path(folder), stack, 0.0)
         called("calls", forwarding.port, 20, 2)  # warm-up
         spent = _processor_time(forwarding)
         for role, into in (("get", figures.down), ("put", figures.up)):

@@ -29,7 +29,7 @@ from muxkit_bench.lines.ends import Event, Found, Plan, understand
 ENDS: Final = "muxkit_bench.lines.ends"
 SECONDS: Final = 4.0  # of each bulk transfer
 QUICK: Final = 0.2  # the same with --quick
-CHANNELS: Final = (1, 8)
+CHANNELS: Final = (1, 8, 100)
 OVER_PACKETS: Final = frozenset({"udp", "dtls", "quic"})
 DEFAULTS: Final = ("bpmux+tcp", "yamux+tcp", "relink+tcp", "e3x+tcp", "e3x+udp", "aqueduct+tcp", "aqueduct+quic")
 MIB: Final = 1024 * 1024
