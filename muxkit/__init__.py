@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         each_request,
         handler,
     )
+    from muxkit._options import ConnectOptions, DialOptions, ListenOptions, ReconnectOptions, ServeOptions
     from muxkit._plugins import PluginError
     from muxkit._reconnecting import reconnecting
     from muxkit._server import Server, open_server, run_server, serve
@@ -68,7 +69,9 @@ __all__ = [
     "ChannelStats",
     "ChannelStopped",
     "Codec",
+    "ConnectOptions",
     "ConnectionObserver",
+    "DialOptions",
     "HandshakeFailed",
     "Identity",
     "IncomingRequest",
@@ -77,6 +80,7 @@ __all__ = [
     "Lagged",
     "Limits",
     "LinkLost",
+    "ListenOptions",
     "LocalProtocolError",
     "MessagePack",
     "MuxError",
@@ -86,10 +90,12 @@ __all__ = [
     "Protobuf",
     "ProtocolError",
     "Pydantic",
+    "ReconnectOptions",
     "Refused",
     "RemoteProtocolError",
     "Request",
     "RequestHandler",
+    "ServeOptions",
     "Server",
     "Session",
     "SessionHandler",
@@ -118,6 +124,7 @@ _LAZY = {
     "Authorize tokens": "_authorize",
     "connect": "_door",
     "ChannelHandler RequestHandler SessionHandler by_name each_channel each_request handler": "_handlers",
+    "ConnectOptions DialOptions ListenOptions ReconnectOptions ServeOptions": "_options",
     "PluginError": "_plugins",
     "reconnecting": "_reconnecting",
     "Server open_server run_server serve": "_server",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import count
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol, Unpack, cast
 
 import attrs
 import trio
@@ -17,9 +17,9 @@ from muxkit._errors import MuxError, Refused
 from muxkit._handlers import SessionHandler
 from muxkit._limits import Limits
 from muxkit._observer import Observer, for_connection, tell, telling_of_listener
+from muxkit._options import OF_SESSIONS, ConnectOptions, Side, check_link_options, options_of
 from muxkit._plugins import PROTOCOLS, STREAMS, PluginError, link_kind, load, load_transport, split_url
 from muxkit._racing import FirstDial, LinkAttempt, first_session, session_at
-from muxkit._tls import TLS
 from muxkit.core import printable, without_secrets
 from muxkit.runtime import (
     STAGGER,
@@ -69,19 +69,14 @@ class _Entrance:
 
 
 class Door:
-    """A URL taken apart, with its protocol plugin and its transport."""
+    """A URL taken apart, with its protocol plugin and its transport, and the options that each of them gets.
+
+    `options` are the `ConnectOptions` or the `ServeOptions` of this side, possibly with options of third-party plugins.
+    `own` are the names of options that the caller handles itself. They appear in the error for an unknown option.
+    """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        limits: Limits | None,
-        observer: Observer | None,
-        linger: float,
-        tls: TLS | None,
-        options: dict[str, Any],
-        token: str | None = None,
-        authorize: Authorize | None = None,
+        self, url: str, options: Mapping[str, Any], *, side: Side = "client", own: Collection[str] = ()
     ) -> None:
         self.url = url
         protocol, self._transport_name, self.address = split_url(url)
@@ -94,19 +89,31 @@ class Door:
             raise Unsupported(without)
         links = getattr(self.protocol, "links", STREAMS)
         self.transport = load_transport(self._transport_name, protocol, links)
-        self.limits = limits or Limits()
+        given = dict(options)
+        tls = given.pop("tls", None)
+        token: str | None = None
+        authorize: Authorize | None = None
+        if side == "client":
+            token = given.pop("token", None)
+            given.pop("stagger", None)  # is about several URLs
+        else:
+            authorize = given.pop("authorize", None)
+        self.limits: Limits = given.pop("limits", None) or Limits()
+        self._observer: Observer | None = given.pop("observer", None)
+        linger: float = given.pop("linger", LINGER_SECONDS)
         ours = self.protocol.options
-        self._link_options = {name: value for name, value in options.items() if name not in ours}
+        self._link_options = {name: value for name, value in given.items() if name not in ours}
         if tls is not None:
             self._link_options["tls"] = tls
-        self._session_options = {name: value for name, value in options.items() if name in ours}
+        self._session_options = {name: value for name, value in given.items() if name in ours}
         self._session_options |= {"limits": self.limits, "linger": linger}
         # What a protocol may agree on by ALPN, with a transport that can offer it.
         offers, theirs = getattr(self.protocol, "tls_offers", None), getattr(self.transport, "options", None)
         can_offer = offers is not None and theirs is not None and "offers" in theirs("client")
         self._offers = {"offers": offers(**self._session_options)} if offers is not None and can_offer else {}
-        self._observer = observer
         self._token = token
+        self._side = side
+        self._of_others: dict[str, Collection[str]] = {protocol: ours, f"every {side}": OF_SESSIONS[side].union(own)}
         self._gatekeeper = None if authorize is None else Gatekeeper(protocol, authorize, self.limits)
         self._endpoint: str | None = None
         self.first_dial: FirstDial | None = FirstDial() if isinstance(self.protocol, ResumingPlugin) else None
@@ -165,37 +172,34 @@ class Door:
             address = self.protocol.join(self._transport_name, address, self._endpoint)
         return f"{self.scheme}://{address}"
 
-    def _check_options(self, side: Literal["client", "server"]) -> None:
+    def _check_options(self) -> None:
         """Raise TypeError for options that neither the transport nor the protocol has."""
-        options = getattr(self.transport, "options", None)  # transports of others need not have it
-        if options is not None:
-            theirs = {self.protocol_name: self.protocol.options}
-            check_options(self._transport_name, self._link_options, options(side), **theirs)
+        check_link_options(self._transport_name, self.transport, self._side, self._link_options, **self._of_others)
 
     def drop_options_of_others(self) -> frozenset[str] | None:
         """Leave out options that this transport doesn't have, because they're meant for another URL of a list.
 
         Returns:
-            The names of all options that it has, None if the transport doesn't declare them.
+            The names of all options that it has, None if the transport takes any.
         """
-        options = getattr(self.transport, "options", None)
-        if options is None:
+        theirs = options_of(self.transport, "client")
+        if theirs is None:
             return None
-        known: frozenset[str] = options("client") | self.protocol.options
+        known = theirs | self.protocol.options
         self._link_options = {name: value for name, value in self._link_options.items() if name in known}
         return known
 
     def takes_tls(self) -> bool:
         """Return True if the transport encrypts, or may; if it does not, `tls=` is left out."""
-        options = getattr(self.transport, "options", None)
-        if options is not None and "tls" not in options("server"):
+        known = options_of(self.transport, "server")
+        if known is not None and "tls" not in known:
             self._link_options.pop("tls", None)
             return False
         return True
 
     @protected_manager
     async def session_to(self) -> AsyncGenerator[Session, None]:
-        self._check_options("client")
+        self._check_options()
         if isinstance(self.protocol, ResumingPlugin):
             observer = self._observer_of(f"client {without_secrets(self.address)}")
             async with self.protocol.link(
@@ -208,7 +212,7 @@ class Door:
                 yield session
 
     @protected_manager
-    async def session_on(self, link: Link, role: Literal["client", "server"]) -> AsyncGenerator[Session, None]:
+    async def session_on(self, link: Link, role: Side) -> AsyncGenerator[Session, None]:
         with ExitStack() as stack:
             observer = self._observer_of(f"{role} {peer_of(link) or without_secrets(self.address)}")
             async with self._session(link, role, observer) as session:
@@ -218,9 +222,7 @@ class Door:
     def _observer_of(self, name: str) -> Observer | None:
         return traced(for_connection(self._observer, name), name)
 
-    def _session(
-        self, link: Link, role: Literal["client", "server"], observer: Observer | None
-    ) -> AbstractAsyncContextManager[Session]:
+    def _session(self, link: Link, role: Side, observer: Observer | None) -> AbstractAsyncContextManager[Session]:
         return self.protocol.session(link, role=role, address=self.address, observer=observer, **self._session_options)
 
     def listener(self, handler: SessionHandler) -> AbstractAsyncContextManager[Listening] | None:
@@ -238,7 +240,7 @@ class Door:
 
     async def serve(self, handle: Handle, *, task_status: trio.TaskStatus[list[str]]) -> None:
         """Accept connections until cancelled, and call `handle` with each that is let in."""
-        self._check_options("server")
+        self._check_options()
         with telling_of_listener(self._observer, self.protocol_name, self._transport_name):
             await self.transport.serve(
                 _Entrance(handle if self._gatekeeper is None else partial(self._admit, self._gatekeeper, handle)),
@@ -277,16 +279,7 @@ class Door:
             await handle(link, refused=refused)
 
 
-def client_doors(
-    url: str | Sequence[str],
-    *,
-    tls: TLS | None = None,
-    token: str | None = None,
-    limits: Limits | None = None,
-    observer: Observer | None = None,
-    linger: float = LINGER_SECONDS,
-    options: Mapping[str, Any],
-) -> Sequence[Door]:
+def client_doors(url: str | Sequence[str], options: Mapping[str, Any], *, own: Collection[str] = ()) -> Sequence[Door]:
     """Read the URL, or the URLs, of a client. An option of a list applies to each URL that has it.
 
     All URLs are checked, so that a mistake in the second one shows before the first one fails. A URL that needs an
@@ -299,9 +292,7 @@ def client_doors(
     missing: PluginError | None = None
     for each in urls:
         try:
-            doors.append(
-                Door(each, limits=limits, observer=observer, linger=linger, tls=tls, token=token, options={**options})
-            )
+            doors.append(Door(each, options, own=own))
         except PluginError as error:
             if len(urls) == 1 or not isinstance(error.__cause__, ExtraNeeded):
                 raise
@@ -311,34 +302,25 @@ def client_doors(
     if missing is not None and not doors:
         raise missing
     if len(urls) > 1:
-        _share_out(doors, options, tls)
+        _share_out(doors, options, own)
     return doors
 
 
-def _share_out(doors: Sequence[Door], options: Mapping[str, Any], tls: TLS | None) -> None:
+def _share_out(doors: Sequence[Door], options: Mapping[str, Any], own: Collection[str]) -> None:
     """Leave each URL of a list the options that it has; raises if an option belongs to none of them."""
     known = {door.scheme: door.drop_options_of_others() for door in doors}
     declared = [names for names in known.values() if names is not None]
     if len(declared) < len(known):
         return  # the transport that declares no options may take any
     everything = frozenset().union(*declared)
-    if tls is not None and "tls" not in everything:
+    if options.get("tls") is not None and "tls" not in everything:
         raise ValueError("tls=…: not one of these URLs has a transport that encrypts")
-    check_options("the list", options, everything)
+    every = OF_SESSIONS["client"]
+    check_options("the list", options.keys() - every, everything, **{"every client": every.union(own)})
 
 
 @protected_manager
-async def connect(
-    url: str | Sequence[str],
-    *,
-    tls: TLS | None = None,
-    token: str | None = None,
-    limits: Limits | None = None,
-    observer: Observer | None = None,
-    linger: float = LINGER_SECONDS,
-    stagger: float = STAGGER,
-    **options: Any,
-) -> AsyncGenerator[Session, None]:
+async def connect(url: str | Sequence[str], **options: Unpack[ConnectOptions]) -> AsyncGenerator[Session, None]:
     """Connect to the server at `url`, and keep the session while the block runs.
 
         async with muxkit.connect("bpmux+tcp://127.0.0.1:7000") as session:
@@ -362,20 +344,14 @@ async def connect(
     Args:
         url: `protocol+transport://address`, such as `bpmux+tls://example.com:7000`, or a list of such URLs, the
             preferred one first.
-        tls: Certificates and trust settings for transports that encrypt. By default, a client trusts the authorities of
-            the system.
-        token: Sent to the server's `authorize`.
-        limits: What the peer can make this side store or do.
-        observer: Receives notifications about the session.
-        linger: How many seconds leaving the block may take.
-        stagger: Seconds between the starts of two attempts, if there are several URLs.
-        **options: Options of the protocol (such as `config=`) and of the transport (such as `insecure=True` for
-            plaintext beyond loopback). With several URLs, each option applies to those that have it.
+        **options: The options of [`ConnectOptions`][muxkit.ConnectOptions], such as `tls`, `token` and `limits`. With
+            several URLs, each option applies to those that have it.
 
     Returns:
         A context manager whose value is the `Session`.
 
     Raises:
+        TypeError: If there is no option of that name. The error suggests the nearest name.
         ValueError: If the URL or an option is invalid, or the transport would send plaintext beyond loopback.
         PluginError: If the protocol or the transport isn't installed.
         OSError: If no address of the server answers. `HandshakeFailed`, a subclass, has the reason of a failed
@@ -383,7 +359,17 @@ async def connect(
         Refused: If the server doesn't accept this client.
         LinkLost: When leaving the block, if the peer hasn't confirmed everything.
     """
-    doors = client_doors(url, limits=limits, observer=observer, linger=linger, tls=tls, token=token, options=options)
+    async with session_with(url, options) as session:
+        yield session
+
+
+@protected_manager
+async def session_with(
+    url: str | Sequence[str], options: Mapping[str, Any], *, own: Collection[str] = ()
+) -> AsyncGenerator[Session, None]:
+    """Connect with these `ConnectOptions`. `own` are the names of options that the caller handles itself."""
+    doors = client_doors(url, options, own=own)
+    stagger: float = options.get("stagger", STAGGER)
     for door in doors if len(doors) > 1 else ():
         await door.check_client()  # or a mistake in the last URL would only show when all others have failed
     async with doors[0].session_to() if len(doors) == 1 else first_session(doors, stagger=stagger) as session:

@@ -4,40 +4,26 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any
+from typing import Any, Unpack
 
 import trio
 
-from muxkit._door import LINGER_SECONDS, connect
-from muxkit._limits import Limits
-from muxkit._observer import Observer, tell
+from muxkit._door import session_with
+from muxkit._observer import tell
+from muxkit._options import OF_RECONNECTING, ReconnectOptions
 from muxkit._plugins import PROTOCOLS, SUFFIX, PluginError, load
 from muxkit._redirect import RedirectPolicy, check_hosts, redirected_by
-from muxkit._tls import TLS
 from muxkit.core import printable, without_secrets
-from muxkit.runtime import Backoff, LinkLost, OnFailed, OutageLog, Session, can_heal, protect_package
+from muxkit.runtime import Backoff, LinkLost, OutageLog, Session, can_heal, protect_package
 
 _log = logging.getLogger("muxkit")
 
 MAX_MOVES = 5  # redirects in a row that are followed without a pause, so that two servers can't keep a client busy
 
 
-def reconnecting(
-    url: str | Sequence[str],
-    *,
-    backoff: Backoff | None = None,
-    patience: float | None = None,
-    on_failed: OnFailed | None = None,
-    redirects: Collection[str] = (),
-    tls: TLS | None = None,
-    token: str | None = None,
-    limits: Limits | None = None,
-    observer: Observer | None = None,
-    linger: float = LINGER_SECONDS,
-    **options: Any,
-) -> AsyncIterator[Session]:
+def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> AsyncIterator[Session]:
     """Iterate over sessions with the server at `url`. When one has ended, the loop opens the next.
 
         async for session in muxkit.reconnecting(url):
@@ -57,14 +43,9 @@ def reconnecting(
     With a list of URLs, each attempt to open a session races them, as `connect` does.
 
     Args:
-        url: The server's URL, or a list of URLs. `tls`, `token`, `limits`, `observer`, `linger` and the options are
-            those of `connect`.
-        backoff: The pauses after failed attempts.
-        patience: Give up after that many seconds without a session. None never gives up.
-        redirects: Hosts to which a server may send this client by `Server.shutdown(redirect=...)`, such as
-            `["*.example.org"]`; `["*"]` allows all. The hosts of `url` are always allowed. A redirect to another
-            protocol or transport is never followed.
-        on_failed: Called with each failure and the seconds until the next attempt, instead of logging warnings.
+        url: The server's URL, or a list of URLs.
+        **options: The options of [`ReconnectOptions`][muxkit.ReconnectOptions]: those of `connect`, and `backoff`,
+            `patience`, `redirects` and `on_failed`.
 
     Raises:
         OSError, LinkLost: The last failure, if `patience` has run out.
@@ -72,17 +53,18 @@ def reconnecting(
             even if the body has caught it: a rejected certificate or token, a path that the server doesn't have, a
             server that speaks another protocol.
     """
-    ours = {"backoff": backoff, "on_failed": on_failed, "patience": patience}
+    given: dict[str, Any] = dict(options)
+    ours = {name: given.pop(name, None) for name in OF_RECONNECTING}
+    redirects = options.get("redirects", ())
     urls = [url] if isinstance(url, str) else url
     check_hosts(redirects)
     theirs: set[str] = set()
     for each in urls:
         with suppress(PluginError):  # the first attempt raises it
             theirs |= getattr(load(PROTOCOLS, each.partition("+")[0]), "options", frozenset[str]())
-    options |= {name: value for name, value in ours.items() if value is not None and name in theirs}
-    options |= {"limits": limits, "observer": observer, "linger": linger, "tls": tls, "token": token}
-    opener = _Opener(tuple(urls), options, RedirectPolicy(tuple(urls), redirects))
-    return _Sessions(opener, backoff or Backoff(), patience, on_failed, observer)
+    given |= {name: value for name, value in ours.items() if value is not None and name in theirs}
+    opener = _Opener(tuple(urls), given, RedirectPolicy(tuple(urls), redirects))
+    return _Sessions(opener, options)
 
 
 class _Opener:
@@ -103,12 +85,12 @@ class _Opener:
     def open(self) -> AbstractAsyncContextManager[Session]:
         """Connect."""
         if self._target is None:
-            options = {**self._options, **self._learnt}
-            return connect(self._urls if len(self._urls) != 1 else self._urls[0], **options)
+            urls = self._urls if len(self._urls) != 1 else self._urls[0]
+            return session_with(urls, {**self._options, **self._learnt}, own=OF_RECONNECTING)
         # The client's own URL may look its servers up in the DNS, and the URL of the redirect may not: then the option
         # `resolver=` isn't known there.
         given = {name: value for name, value in self._options.items() if name != "resolver" or SUFFIX in self._target}
-        return connect(self._target, **given)
+        return session_with(self._target, given, own=OF_RECONNECTING)
 
     def learn(self, session: Session) -> None:
         """Let the next session with the same server use what this one has learnt about it, if the protocol says so."""
@@ -143,22 +125,15 @@ class _Opener:
 class _Sessions(AsyncIterator[Session]):
     """The iterator; no generator, since one that is left early needs a block around it to be cleaned up."""
 
-    def __init__(
-        self,
-        opener: _Opener,
-        policy: Backoff,
-        patience: float | None,
-        on_failed: OnFailed | None,
-        observer: Observer | None,
-    ) -> None:
+    def __init__(self, opener: _Opener, options: ReconnectOptions) -> None:
         self._opener = opener
         self._url = opener.shown
-        self._observer = observer
+        self._observer = options.get("observer")
         self._is_first = True
-        self._policy = policy
-        self._patience = patience
-        self._outage = OutageLog(self._url, patience=patience)
-        self._on_failed = on_failed or self._outage.failed
+        self._policy = options.get("backoff") or Backoff()
+        self._patience = options.get("patience")
+        self._outage = OutageLog(self._url, patience=self._patience)
+        self._on_failed = options.get("on_failed") or self._outage.failed
         self._failures = 0
         self._moves = 0  # redirects in a row without a session that lived
         self._lost_at = trio.current_time()

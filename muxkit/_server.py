@@ -8,16 +8,15 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from functools import partial
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import trio
 
-from muxkit._authorize import Authorize
 from muxkit._door import LINGER_SECONDS, Door
 from muxkit._errors import Refused
 from muxkit._handlers import ChannelHandler, SessionHandler, is_loss, session_handler, takes_requests
-from muxkit._limits import Limits
 from muxkit._observer import Observer
+from muxkit._options import ServeOptions
 from muxkit._plugins import split_url
 from muxkit._redirect import MAX_URL, redirect_for, redirect_to
 from muxkit._tls import TLS
@@ -139,16 +138,7 @@ class Server:
 
 @protected_manager
 async def open_server(
-    handler: SessionHandler | ChannelHandler,
-    url: str | Sequence[str],
-    *,
-    tls: TLS | None = None,
-    authorize: Authorize | None = None,
-    listeners: Sequence[socket.socket] = (),
-    limits: Limits | None = None,
-    observer: Observer | None = None,
-    linger: float = LINGER_SECONDS,
-    **options: Any,
+    handler: SessionHandler | ChannelHandler, url: str | Sequence[str], **options: Unpack[ServeOptions]
 ) -> AsyncGenerator[Server, None]:
     """Serve at one or several URLs while the block runs.
 
@@ -171,21 +161,14 @@ async def open_server(
             when it returns. If the parameter is annotated as a `Session`, the server calls it with each session
             instead, and ends the session when it returns. `by_name`, `each_channel` and `each_request` make handlers.
         url: `protocol+transport://address`, or a list of URLs. Port 0 picks a free port.
-        tls: The server's certificate. With several URLs, those whose transport encrypts use it.
-        authorize: Decides who may connect. It is called with the `SessionInfo` of each connection and the token that
-            the client sent, and returns the name of the user or raises `Refused`. `tokens` makes such a function.
-        listeners: Listening sockets that were bound elsewhere, for example by a service manager. The server uses them
-            instead of binding the addresses of the URLs.
-        limits: What a peer can make this side store or do.
-        observer: Receives notifications about all sessions.
-        linger: How many seconds leaving the block may take.
-        **options: Options of the protocol and of the transport.
+        **options: The options of [`ServeOptions`][muxkit.ServeOptions], such as `tls`, `authorize` and `limits`.
 
     Returns:
         A context manager whose value is the running `Server`.
 
     Raises:
-        TypeError: If the handler isn't async, doesn't take one argument, or has an unknown annotation.
+        TypeError: If the handler isn't async, doesn't take one argument, or has an unknown annotation. Also if there is
+            no option of that name; the error suggests the nearest one.
         ValueError: If a URL or an option is invalid.
         OSError: If an address can't be used.
     """
@@ -193,16 +176,9 @@ async def open_server(
     served = [url] if isinstance(url, str) else url
     if not served:
         raise ValueError("a server needs at least one URL")
+    tls, listeners = options.get("tls"), options.pop("listeners", ())
     doors = [
-        Door(
-            each,
-            limits=limits,
-            observer=observer,
-            linger=linger,
-            tls=tls,
-            authorize=authorize,
-            options={**options, "listeners": given} if given else options,
-        )
+        Door(each, {**options, "listeners": given} if given else options, side="server")
         for each, given in zip(served, _shared_out(listeners, served), strict=True)
     ]
     for door in doors:
@@ -228,10 +204,10 @@ async def open_server(
             for door, each in zip(doors, listening, strict=True):
                 addresses: list[str] = await nursery.start(serve_at, door, each)
                 urls += map(door.url_at, addresses)
-            server = Server(urls, listening, tls, closed, observer)
+            server = Server(urls, listening, tls, closed, options.get("observer"))
             yield server
             if not server._closed.is_set():
-                await server.shutdown(grace=linger)
+                await server.shutdown(grace=options.get("linger", LINGER_SECONDS))
 
 
 def _shared_out(listeners: Sequence[socket.socket], urls: Sequence[str]) -> list[Sequence[socket.socket]]:
@@ -251,33 +227,17 @@ async def serve(
     handler: SessionHandler | ChannelHandler,
     url: str | Sequence[str],
     *,
-    tls: TLS | None = None,
-    authorize: Authorize | None = None,
-    listeners: Sequence[socket.socket] = (),
-    limits: Limits | None = None,
-    observer: Observer | None = None,
-    linger: float = LINGER_SECONDS,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
-    **options: Any,
+    **options: Unpack[ServeOptions],
 ) -> None:
     """Serve in a nursery, until cancelled or shut down.
 
         server = await nursery.start(muxkit.serve, handler, "bpmux+tcp://127.0.0.1:7000")
 
-    Use this instead of `open_server` if the server should outlive a block. The arguments and errors are the same.
-    `nursery.start` returns the `Server` once it listens.
+    Use this instead of `open_server` if the server should outlive a block. The arguments and errors are the same, with
+    the options of [`ServeOptions`][muxkit.ServeOptions]. `nursery.start` returns the `Server` once it listens.
     """
-    async with open_server(
-        handler,
-        url,
-        tls=tls,
-        authorize=authorize,
-        listeners=listeners,
-        limits=limits,
-        observer=observer,
-        linger=linger,
-        **options,
-    ) as server:
+    async with open_server(handler, url, **options) as server:
         task_status.started(server)
         await server.wait_closed()
 
@@ -290,13 +250,7 @@ def run_server(
     on_started: Callable[[Server], object] | None = None,
     on_ending: Callable[[Server], object] | None = None,
     beside: Callable[[Server], AbstractAsyncContextManager[object]] | None = None,
-    tls: TLS | None = None,
-    authorize: Authorize | None = None,
-    listeners: Sequence[socket.socket] = (),
-    limits: Limits | None = None,
-    observer: Observer | None = None,
-    linger: float = LINGER_SECONDS,
-    **options: Any,
+    **options: Unpack[ServeOptions],
 ) -> int:
     """Run a server as a whole program, and return its exit code.
 
@@ -307,30 +261,20 @@ def run_server(
     them immediately. SIGHUP reloads the files of `tls`. This function starts Trio, so call it outside `trio.run`.
 
     Args:
-        handler: As for `open_server`, like all arguments that aren't listed here.
+        handler: As for `open_server`.
         url: As for `open_server`.
         grace: How many seconds live sessions get to finish after the first signal.
         on_started: Called with the server once it listens.
         on_ending: Called with the server after the first signal.
         beside: Returns a context manager that is entered while the server runs and drains, for example
             `muxkit.metrics.endpoint(server, "127.0.0.1:9464")`.
+        **options: The options of [`ServeOptions`][muxkit.ServeOptions], as for `open_server`.
 
     Returns:
         0, or 1 if a second signal ended the sessions.
     """
     session_handler(handler)  # a mistake in it is raised here, and not out of Trio's run
-    start = partial(
-        open_server,
-        handler,
-        url,
-        tls=tls,
-        authorize=authorize,
-        listeners=listeners,
-        limits=limits,
-        observer=observer,
-        linger=linger,
-        **options,
-    )
+    start = partial(open_server, handler, url, **options)
     return trio.run(_run_until_signal, start, grace, on_started, on_ending, beside)
 
 

@@ -91,7 +91,7 @@ async def test_options_go_to_the_protocol_or_to_the_transport() -> None:
         async with muxkit.connect(served.url, config=Config(letter=True), capacity=10) as session:
             await talk(session)
         with pytest.raises(TypeError, match="colour"):
-            async with muxkit.connect(served.url, colour="red"):
+            async with muxkit.connect(served.url, colour="red"):  # type: ignore[call-arg]  # the mistake
                 pass
         nursery.cancel_scope.cancel()
 

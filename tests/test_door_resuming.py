@@ -90,7 +90,7 @@ async def test_a_session_by_url_heals_when_its_connection_is_cut(url: str, end: 
         assert served.url.endswith(end)
         listen = str(tmp_path / "relay") if "+unix" in url else "127.0.0.1:0"
         async with chaos_relay(target_of(served.url), ChaosPlan(), listen=listen) as relay:
-            async with muxkit.connect(relayed(served.url, relay), backoff=SOON) as session, session.open() as channel:
+            async with relink.connect(relayed(served.url, relay), backoff=SOON) as session, session.open() as channel:
                 for number in range(4):
                     await channel.send(b"%d" % number)
                     assert await channel.receive() == b"%d" % number
@@ -104,7 +104,7 @@ async def test_a_session_by_url_heals_when_its_connection_is_cut(url: str, end: 
 
 
 async def test_a_session_by_url_is_there_before_anybody_answers(autojump_clock: MockClock) -> None:
-    async with muxkit.connect("relink+mem://late/jobs", backoff=SOON) as session:
+    async with relink.connect("relink+mem://late/jobs", backoff=SOON) as session:
         async with session.open() as channel, trio.open_nursery() as nursery:
             await channel.send(b"early")
             await trio.sleep(5)
@@ -118,7 +118,7 @@ async def test_an_endpoint_that_is_not_served_is_not_found(autojump_clock: MockC
     async with trio.open_nursery() as nursery:
         await serving(nursery, ECHO, "relink+mem://door/jobs")
         with pytest.raises(LinkLost, match="it may not know the endpoint 'chat'"):
-            async with muxkit.connect("relink+mem://door/chat", patience=5) as session:
+            async with relink.connect("relink+mem://door/chat", patience=5) as session:
                 await session.ping()
         nursery.cancel_scope.cancel()
 
@@ -160,7 +160,7 @@ async def test_a_change_of_the_link_is_raised_from_what_used_it(autojump_clock: 
 
     async with trio.open_nursery() as nursery:
         first = await instance(nursery, answer_once, "relink+mem://again/jobs")
-        async with muxkit.connect("relink+mem://again/jobs", backoff=SOON) as session:
+        async with relink.connect("relink+mem://again/jobs", backoff=SOON) as session:
             async with session.open() as channel:
                 await channel.send(b"x")
                 assert await channel.receive() == b"x"
@@ -278,7 +278,7 @@ async def test_shutdown_takes_no_new_sessions_and_cuts_absent_ones_after_the_gra
     async with trio.open_nursery() as nursery:
         served = await serving(nursery, stay, "relink+mem://over/jobs", config=QUIET)
         with trio.CancelScope() as scope:
-            async with muxkit.connect("relink+mem://over/jobs", config=QUIET) as gone:
+            async with relink.connect("relink+mem://over/jobs", config=QUIET) as gone:
                 await gone.ping()
                 scope.cancel()
                 await trio.lowlevel.checkpoint()
@@ -286,7 +286,7 @@ async def test_shutdown_takes_no_new_sessions_and_cuts_absent_ones_after_the_gra
         began = trio.current_time()
         nursery.start_soon(partial(served.shutdown, grace=30))
         with pytest.raises(LinkLost):
-            async with muxkit.connect("relink+mem://over/jobs", config=QUIET, patience=5) as late:
+            async with relink.connect("relink+mem://over/jobs", config=QUIET, patience=5) as late:
                 await late.ping()
         assert len(served.sessions()) == 1
     assert trio.current_time() - began == pytest.approx(30, abs=6)

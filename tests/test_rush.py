@@ -72,7 +72,7 @@ async def test_a_rush_of_clients_is_served_to_the_last(
     served, count = 0, CLIENTS // 2 if "quic" in url else CLIENTS
     async with muxkit.open_server(echo, url.format(folder=tmp_path), tls=shown, limits=FULL) as server:
         options = {"handshake_timeout": WITHIN} if "dtls" in url or "quic" in url else {}
-        door = Door(server.url, limits=None, observer=None, linger=WITHIN, tls=trusted, options=options)
+        door = Door(server.url, {"linger": WITHIN, "tls": trusted, **options})
 
         async def come() -> None:
             nonlocal served

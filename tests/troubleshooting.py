@@ -306,6 +306,7 @@ OWN: Final[list[Callable[[], Awaitable[object]]]] = [
     partial(_connecting_by_srv, "0 0 0 ."),
     partial(_connecting_by_srv, answers=False),
     partial(_connecting, "bpmux+tcp://127.0.0.1:7000", conect_timeout=3),
+    partial(_connecting, "bpmux+tcp://127.0.0.1:7000", capacity=3),
     partial(_connecting, "bpmx+tcp://127.0.0.1:7000"),
     partial(_connecting, "bpmux+tpc://127.0.0.1:7000"),
     partial(_connecting, "tcp://127.0.0.1:7000"),

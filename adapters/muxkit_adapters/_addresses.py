@@ -76,7 +76,7 @@ class Transport(Generic[LinkT]):
 
     def connect(self, address: str, **options: Any) -> AbstractAsyncContextManager[LinkT]:
         """Return a context manager that connects to an address. Raises ValueError for an invalid address or option."""
-        check_options(self.scheme, options, self.options("client") | NOT_OPTIONS)
+        check_options(self.scheme, options.keys() - NOT_OPTIONS, self.options("client"))
         return self._connect(**self.client(address), **options)
 
     async def serve(

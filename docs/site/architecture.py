@@ -56,6 +56,7 @@ FLOORS: Final[Sequence[tuple[str, str]]] = (
     ("_typed", "connect and open_server with the types of a protocol"),
     ("_server : _reconnecting : metrics", "running servers, reconnecting clients, counters"),
     ("_door", "creates the session for a URL, whose protocol and transport it finds by name"),
+    ("_options", "the options of clients and servers, each declared once"),
     ("_authorize : _handlers : _racing : _redirect", "authorization, handlers of channels, choice between URLs"),
     ("storage", "databases and their worker threads"),
     ("_plugins", "loads protocols and transports by name"),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar, Unpack, cast
 
 import muxkit._door
 import muxkit._handlers
@@ -15,14 +14,11 @@ import muxkit._reconnecting
 import muxkit._server
 from muxkit import runtime
 from muxkit._authorize import Authorize
-from muxkit._door import LINGER_SECONDS
-from muxkit._limits import Limits
-from muxkit._observer import Observer
+from muxkit._options import ConnectOptions, ReconnectOptions, ServeOptions
 from muxkit._signatures import check_handler, kind_of
-from muxkit._tls import TLS
 from muxkit.asyncio.faces import Channel, Request, Server, Session
 from muxkit.asyncio.guest import Block, Guest, enter_guest, guest_of_loop
-from muxkit.runtime import Backoff, SessionInfo
+from muxkit.runtime import SessionInfo
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -108,45 +104,34 @@ class _AsyncioBlock(runtime.NeedsBlock, AbstractAsyncContextManager[FaceT], Gene
         await self._block.leave(error)
 
 
-def connect(
-    url: str | Sequence[str],
-    *,
-    tls: TLS | None = None,
-    token: str | None = None,
-    limits: Limits | None = None,
-    observer: Observer | None = None,
-    linger: float = LINGER_SECONDS,
-    **options: Any,
-) -> AbstractAsyncContextManager[Session]:
-    """Open a session with the server at `url`, as `muxkit.connect` does; it ends with the block.
+def connect(url: str | Sequence[str], **options: Unpack[ConnectOptions]) -> AbstractAsyncContextManager[Session]:
+    """Open a session with the server at `url`, as `muxkit.connect` does. The session ends with the block.
 
-    A list of URLs is raced, as there.
-    Time limits are yours to set (`asyncio.timeout`); leaving the block takes at most `linger` seconds.
+    `connect` has no timeout of its own: use `asyncio.timeout`. Leaving the block takes at most `linger` seconds.
+
+    Args:
+        url: The server's URL, or a list of URLs, which are raced.
+        **options: The options of [`ConnectOptions`][muxkit.ConnectOptions].
     """
-    make = partial(
-        muxkit._door.connect, url, tls=tls, token=token, limits=limits, observer=observer, linger=linger, **options
-    )
+    make = partial(muxkit._door.connect, url, **options)
     return _AsyncioBlock("connect(...)", Session, Block(lambda _: make()))
 
 
 def open_server(
-    handler: SessionHandler | ChannelHandler | Handlers,
-    url: str | Sequence[str],
-    *,
-    tls: TLS | None = None,
-    authorize: Authorize | None = None,
-    listeners: Sequence[socket.socket] = (),
-    limits: Limits | None = None,
-    observer: Observer | None = None,
-    linger: float = LINGER_SECONDS,
-    **options: Any,
+    handler: SessionHandler | ChannelHandler | Handlers, url: str | Sequence[str], **options: Unpack[ServeOptions]
 ) -> AbstractAsyncContextManager[Server]:
-    """Serve at `url`, or at several, while the block runs, as `muxkit.open_server` does.
+    """Serve at `url`, or at several URLs, while the block runs, as `muxkit.open_server` does.
 
-    `handler` is a coroutine function with one parameter. It is called with each channel of each session, or with each
-    session if its parameter is annotated as a `Session`; both classes are those of `muxkit.asyncio`. `authorize` may be
-    a coroutine function as well. Each call of them is an asyncio task. Raises TypeError for a handler that isn't async,
-    doesn't take one argument, or is annotated as neither.
+    Each call of the handler is an asyncio task. So is each call of `authorize`, which may be a coroutine function.
+
+    Args:
+        handler: A coroutine function with one parameter. It is called with each channel of each session, or with each
+            session if its parameter is annotated as a `Session`. Both classes are those of `muxkit.asyncio`.
+        url: The URL, or a list of URLs.
+        **options: The options of [`ServeOptions`][muxkit.ServeOptions].
+
+    Raises:
+        TypeError: If the handler isn't async, doesn't take one argument, or has an unknown annotation.
     """
     takes_channel = not isinstance(handler, Handlers) and (
         kind_of(handler, channel=Channel, session=Session, module="muxkit.asyncio") == "channel"
@@ -154,53 +139,29 @@ def open_server(
     handlers = Handlers(cast("ChannelHandler", handler), None, None) if takes_channel else handler
 
     def make(guest: Guest) -> AbstractAsyncContextManager[muxkit._server.Server]:
+        given, authorize = options.copy(), options.get("authorize")
+        if authorize is not None:
+            given["authorize"] = _authorize_for_trio(guest, authorize)
         return muxkit._server.open_server(
-            _handler_for_trio(guest, cast("SessionHandler | Handlers", handlers)),
-            url,
-            tls=tls,
-            authorize=None if authorize is None else _authorize_for_trio(guest, authorize),
-            listeners=listeners,
-            limits=limits,
-            observer=observer,
-            linger=linger,
-            **options,
+            _handler_for_trio(guest, cast("SessionHandler | Handlers", handlers)), url, **given
         )
 
     return _AsyncioBlock("open_server(...)", Server, Block(make))
 
 
-async def reconnecting(
-    url: str | Sequence[str],
-    *,
-    backoff: Backoff | None = None,
-    patience: float | None = None,
-    redirects: Collection[str] = (),
-    tls: TLS | None = None,
-    token: str | None = None,
-    limits: Limits | None = None,
-    observer: Observer | None = None,
-    linger: float = LINGER_SECONDS,
-    **options: Any,
-) -> AsyncGenerator[Session, None]:
+async def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> AsyncGenerator[Session, None]:
     """Iterate over sessions with the server at `url`, one after the other, as `muxkit.reconnecting` does.
 
-    A session that is left with the loop is closed when the generator is: in the background, or at once with
+    If you leave the loop, its session is closed when the generator is: in the background, or immediately with
     `contextlib.aclosing`.
+
+    Args:
+        url: The server's URL, or a list of URLs.
+        **options: The options of [`ReconnectOptions`][muxkit.ReconnectOptions].
     """
     guest = await enter_guest()
     try:
-        sessions = muxkit._reconnecting.reconnecting(
-            url,
-            backoff=backoff,
-            patience=patience,
-            redirects=redirects,
-            tls=tls,
-            token=token,
-            limits=limits,
-            observer=observer,
-            linger=linger,
-            **options,
-        )
+        sessions = muxkit._reconnecting.reconnecting(url, **options)
 
         async def following() -> runtime.Session | None:
             return await anext(sessions, None)

@@ -17,11 +17,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import trio
 
 import muxkit.rpc
+from muxkit._options import ReconnectOptions
 from muxkit.asyncio.door import Handlers, _AsyncioBlock
 from muxkit.asyncio.faces import Session
 from muxkit.asyncio.guest import Block, Guest
@@ -50,9 +51,20 @@ def client(
 
 
 def connect(
-    service: Callable[..., ServiceT], url: str | Sequence[str], *, codec: str = DEFAULT_CODEC, **options: Any
+    service: Callable[..., ServiceT],
+    url: str | Sequence[str],
+    *,
+    codec: str = DEFAULT_CODEC,
+    **options: Unpack[ReconnectOptions],
 ) -> AbstractAsyncContextManager[ServiceT]:
-    """Call a service at a URL, and connect again whenever the connection is lost, as `muxkit.rpc.connect` does."""
+    """Call a service at a URL, and connect again whenever the connection is lost, as `muxkit.rpc.connect` does.
+
+    Args:
+        service: As for `client`.
+        url: The server's URL, or a list of URLs.
+        codec: As for `client`.
+        **options: The options of [`ReconnectOptions`][muxkit.ReconnectOptions].
+    """
     block = Block(lambda guest: muxkit.rpc.connect(service, url, codec=codec, **options))
     return _AsyncioBlock("rpc.connect(...)", partial(_face, service), block)
 

@@ -327,7 +327,7 @@ def check_url(url: str, options: LinkOptions) -> None:
 
 def _check_one(url: str, options: LinkOptions) -> None:
     try:
-        door = Door(url, limits=None, observer=None, linger=1.0, tls=options.tls, options={}, token=options.token())
+        door = Door(url, {"tls": options.tls, "token": options.token()})
         read: Callable[[str], object] | None = getattr(door.transport, "client", None)
         if read is not None:
             read(door.address)

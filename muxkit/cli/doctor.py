@@ -322,7 +322,7 @@ class _Check:
             if self._protocol == "restream":
                 load_transport(self._transport, "restream")
             else:
-                Door(self._url, limits=None, observer=None, linger=1.0, tls=None, options={}, token=self._link.token())
+                Door(self._url, {"token": self._link.token()})
             if self._transport in LOOPBACK:
                 first = self._address.split(",")[0]
                 parts = urlsplit(f"//{first}")

@@ -6,16 +6,16 @@ WARNING when it begins, and an INFO when the server is connected again.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import TypeAlias, Unpack
 
 import trio
 
-from muxkit import Limits, Observer, Refused
-from muxkit._door import LINGER_SECONDS, client_doors
+from muxkit import Refused
+from muxkit._door import client_doors
+from muxkit._options import OF_RECONNECTING, ReconnectOptions
 from muxkit._reconnecting import reconnecting
-from muxkit._tls import TLS
 from muxkit.core import without_secrets
 from muxkit.forward.relay import ForwardLimits, Tally, log
 from muxkit.forward.wire import Code, Done, ForwardRefused, Request, ask
@@ -25,6 +25,7 @@ from muxkit.runtime import (
     ChannelCancelled,
     ChannelStopped,
     LinkLost,
+    OnFailed,
     Session,
     background,
     can_heal,
@@ -45,7 +46,8 @@ LOST = (LinkLost, ChannelStopped, trio.ClosedResourceError)
 class Line:
     """A sequence of sessions with the same server, created by `line`."""
 
-    def __init__(self, url: str | Sequence[str]) -> None:
+    def __init__(self, url: str | Sequence[str], on_failed: OnFailed | None = None) -> None:
+        self._on_failed = on_failed
         urls = [url] if isinstance(url, str) else url
         self.url: str = ", ".join(map(without_secrets, urls))
         """Where it leads, without what may be secret."""
@@ -123,6 +125,8 @@ class Line:
 
     def failed(self, error: Exception, pause: float) -> None:
         """Record a failed attempt to connect."""
+        if self._on_failed is not None:
+            self._on_failed(error, pause)
         is_first = self._down_since is None
         self._note_down(str(error) or type(error).__name__)
         # log: An attempt to connect failed. A WARNING has reported the outage before.
@@ -174,45 +178,27 @@ async def _until_let_in(session: Session) -> None:
 
 
 @protected_manager
-async def line(
-    url: str | Sequence[str],
-    *,
-    backoff: Backoff | None = None,
-    patience: float | None = None,
-    redirects: Collection[str] = (),
-    tls: TLS | None = None,
-    token: str | None = None,
-    limits: Limits | None = None,
-    observer: Observer | None = None,
-    linger: float = LINGER_SECONDS,
-    **options: Any,
-) -> AsyncGenerator[Line, None]:
+async def line(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> AsyncGenerator[Line, None]:
     """Keep a session with the server at `url` while the block runs, and reopen it whenever it is lost.
 
-    Entering doesn't wait for the first session. The arguments are those of `muxkit.reconnecting`. Each outage logs a
-    WARNING to `muxkit.forward`.
+    Entering doesn't wait for the first session. Each outage logs a WARNING to `muxkit.forward`.
+
+    Args:
+        url: The server's URL, or a list of URLs.
+        **options: The options of [`ReconnectOptions`][muxkit.ReconnectOptions], as for `muxkit.reconnecting`.
+            `on_failed` is called in addition to the log.
 
     Raises:
         ValueError: If plaintext may not be sent to this URL.
         LinkLost, OSError: If there was no session for `patience` seconds. The block is cancelled.
         HandshakeFailed, Refused: If connecting fails in a way that waiting can't change. The block is cancelled.
     """
-    for door in client_doors(url, limits=limits, linger=linger, tls=tls, options=options, token=token):
+    for door in client_doors(url, {name: value for name, value in options.items() if name not in OF_RECONNECTING}):
         await door.check_client()
-    kept = Line(url)
-    sessions = reconnecting(
-        url,
-        backoff=backoff or Backoff(most=LONGEST_PAUSE),
-        patience=patience,
-        redirects=redirects,
-        on_failed=kept.failed,
-        tls=tls,
-        token=token,
-        limits=limits,
-        observer=observer,
-        linger=linger,
-        **options,
-    )
+    kept = Line(url, options.get("on_failed"))
+    options["backoff"] = options.get("backoff") or Backoff(most=LONGEST_PAUSE)
+    options["on_failed"] = kept.failed
+    sessions = reconnecting(url, **options)
     async with background() as nursery:
         nursery.start_soon(kept.run, sessions)
         yield kept

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar, Unpack
 
 import trio
 
+from muxkit._options import ReconnectOptions
 from muxkit._reconnecting import reconnecting
 from muxkit.codecs import DEFAULT_CODEC
 from muxkit.rpc._call import Interceptor
@@ -25,7 +26,7 @@ async def connect(
     *,
     codec: str = DEFAULT_CODEC,
     interceptors: Sequence[Interceptor] = (),
-    **options: Any,
+    **options: Unpack[ReconnectOptions],
 ) -> AsyncGenerator[ServiceT, None]:
     """Call a service at a URL, and connect again whenever the connection is lost.
 
@@ -40,7 +41,7 @@ async def connect(
         url: As for `muxkit.connect`.
         codec: As for `client`.
         interceptors: As for `client`.
-        options: Those of `muxkit.reconnecting`, such as `backoff=`, `patience=` and `tls=`.
+        **options: The options of [`ReconnectOptions`][muxkit.ReconnectOptions], such as `backoff` and `tls`.
 
     If no connection can be made any more, for example because the server refuses the token, the block is cancelled and
     raises that error.
@@ -59,7 +60,7 @@ class _Reconnecting:
         self._session: Session | None = None
         self._changed = trio.Event()
 
-    async def run(self, url: str | Sequence[str], options: dict[str, Any]) -> None:
+    async def run(self, url: str | Sequence[str], options: ReconnectOptions) -> None:
         """Connect again and again; raises the error that no other attempt would change."""
         async for session in reconnecting(url, **options):
             self._session = session

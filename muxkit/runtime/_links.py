@@ -338,20 +338,30 @@ class Choosing(Protocol, metaclass=QuickCheck):
 OF_ENCRYPTION = frozenset({"tls", "ssl_context", "certificate", "key", "ca", "client_ca"})
 
 
-def check_options(kind: str, given: Iterable[str], known: Collection[str], **also: Collection[str]) -> None:
-    """Raise TypeError for an option that there is not, with the nearest name.
+def check_options(
+    kind: str, given: Iterable[str], known: Collection[str], *, elsewhere: Collection[str] = (), **also: Collection[str]
+) -> None:
+    """Raise TypeError for an unknown option. The error suggests the nearest name.
 
-    `known` are the options of `kind`, a transport, and `also` those of others that the caller could have meant.
+    Args:
+        kind: The transport.
+        given: The names of the options that it was given.
+        known: The names of the options that it has.
+        elsewhere: The names of options that other transports have. They aren't misspelt, so nothing is suggested.
+        also: Options of others that the caller could have meant, by the name of whoever has them.
     """
     for name in given:
         if name in known:
             continue
         near = get_close_matches(name, [*known, *(each for names in also.values() for each in names)], 1)
-        meant = f"; did you mean {near[0]!r}?" if near else "."
         if name in OF_ENCRYPTION and OF_ENCRYPTION.isdisjoint(known):
-            meant = ", since it does not encrypt; tls, wss, quic and dtls do."
+            problem = f"{kind} has no option {name!r}, since it does not encrypt; tls, wss, quic and dtls do."
+        elif near and name not in elsewhere:
+            problem = f"unknown option {name!r}: did you mean {near[0]!r}?"
+        else:
+            problem = f"{kind} has no option {name!r}."
         lists = (f"of {whose}: {', '.join(sorted(names)) or 'none'}" for whose, names in [(kind, known), *also.items()])
-        raise TypeError(f"{kind} has no option {name!r}{meant} Options {'; '.join(lists)}")
+        raise TypeError(f"{problem} Options {'; '.join(lists)}")
 
 
 class ProtocolPlugin(Protocol):

@@ -550,7 +550,7 @@ class ChaosURL(Chaos):
 
     def __init__(self, url: str, plan: ChaosPlan, seed: int, on_cut: OnCut | None) -> None:
         super().__init__(plan, seed, on_cut)
-        self._door = Door(url, limits=None, observer=None, linger=0.0, tls=None, options={})
+        self._door = Door(url, {})
         self._name = f"chaos-{id(self):x}"
         _, _, rest = url.partition("://")
         self.url: str = f"{self._door.protocol_name}+mem://{rest.replace(self._door.address, self._name, 1)}"

@@ -175,8 +175,8 @@ async def test_a_memory_listener_that_accepts_nothing(mock_clock: trio.testing.M
 async def test_an_unknown_option_is_told_with_the_nearest_one(transport: Transport[Any]) -> None:
     """F13: "_Transport.connect() got an unexpected keyword argument"."""
     address = {"unix": "/nowhere/s", "mem": "nowhere"}.get(transport.scheme, "127.0.0.1:1")
-    text = f"^{transport.scheme} has no option 'conect_timeout'; did you mean 'connect_timeout'. Options of "
-    with pytest.raises(TypeError, match=re.escape(text[1:]).replace(r"'\.", r"'\?")):
+    text = f"unknown option 'conect_timeout': did you mean 'connect_timeout'? Options of {transport.scheme}: "
+    with pytest.raises(TypeError, match=re.escape(text)):
         transport.connect(address, conect_timeout=1)
     with pytest.raises(TypeError, match=f"^{transport.scheme} has no option 'zzz'. Options of {transport.scheme}: "):
         await start(transport, address, zzz=1)
@@ -187,21 +187,23 @@ async def stay(channel: muxkit.Channel) -> None:
 
 
 async def test_by_url_the_options_of_the_protocol_are_listed_as_well() -> None:
-    text = "tls has no option 'sslcontext'; did you mean 'ssl_context'? Options of tls: alpn, "
+    text = "unknown option 'sslcontext': did you mean 'ssl_context'? Options of tls: alpn, "
     with pytest.raises(TypeError) as caught:
-        async with muxkit.connect("bpmux+tls://127.0.0.1:1", sslcontext=None):
+        async with muxkit.connect("bpmux+tls://127.0.0.1:1", sslcontext=None):  # type: ignore[call-arg]
             pass
     assert str(caught.value).startswith(text)
-    assert str(caught.value).endswith("; of bpmux: config")
+    assert str(caught.value).endswith(
+        "; of bpmux: config; of every client: limits, linger, observer, stagger, tls, token"
+    )
     with pytest.raises(TypeError, match="did you mean 'config'"):
-        async with muxkit.connect("bpmux+tcp://127.0.0.1:1", confg=None):
+        async with muxkit.connect("bpmux+tcp://127.0.0.1:1", confg=None):  # type: ignore[call-arg]
             pass
     text = "tcp has no option 'tls', since it does not encrypt; tls, wss, quic and dtls do. Options of tcp: "
     with pytest.raises(TypeError, match=text):
         async with muxkit.connect("bpmux+tcp://127.0.0.1:1", tls=muxkit.TLS()):
             pass
-    with pytest.raises(TypeError, match="tcp has no option 'unsend'; did you mean 'unsent'"):
-        async with muxkit.open_server(stay, "bpmux+tcp://127.0.0.1:0", unsend=1):
+    with pytest.raises(TypeError, match="unknown option 'unsend': did you mean 'unsent'"):
+        async with muxkit.open_server(stay, "bpmux+tcp://127.0.0.1:0", unsend=1):  # type: ignore[call-arg]
             pass
 
 

@@ -159,14 +159,13 @@ async def with_quic_server(
         finally:
             over.set()
 
-    serve = partial(
-        muxkit.serve,
-        handle,
-        "aqueduct+quic://127.0.0.1:0",
-        certificate=certificates()["certificate"],
-        key=certificates()["key"],
-        headers=[(b"host", b"bob")],
-    )
+    options: aqueduct.ServeOptions = {
+        "certificate": certificates()["certificate"],
+        "key": certificates()["key"],
+        "headers": [(b"host", b"bob")],
+    }
+    known: muxkit.ServeOptions = options  # `headers` isn't one of the options of all servers
+    serve = partial(muxkit.serve, handle, "aqueduct+quic://127.0.0.1:0", **known)
     async with datagram_socket() as socket, trio.open_nursery() as nursery:
         served = await nursery.start(serve)
         with trio.fail_after(60):

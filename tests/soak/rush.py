@@ -161,7 +161,7 @@ async def rush(url: str, count: int, options: dict[str, Any]) -> Tally:
     """Connect all clients at once, have each echo one message, and keep all until the last has its answer."""
     tally, all_done = Tally(count), trio.Event()
     # One for all clients, since what `connect` does with a URL before it dials is not what a listener costs.
-    door = Door(url, limits=None, observer=None, linger=0.5, tls=options.get("tls"), options={})
+    door = Door(url, {"linger": 0.5, "tls": options.get("tls")})
     began = trio.current_time()
 
     async def visit() -> None:

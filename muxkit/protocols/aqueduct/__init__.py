@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from muxkit.protocols.aqueduct._channels import Receiver as Receiver
     from muxkit.protocols.aqueduct._channels import Sender as Sender
     from muxkit.protocols.aqueduct._session import Client as Client
+    from muxkit.protocols.aqueduct._session import ConnectOptions as ConnectOptions
+    from muxkit.protocols.aqueduct._session import ReconnectOptions as ReconnectOptions
+    from muxkit.protocols.aqueduct._session import ServeOptions as ServeOptions
     from muxkit.protocols.aqueduct._session import Server as Server
     from muxkit.protocols.aqueduct._session import Session as Session
     from muxkit.protocols.aqueduct._session import connect as connect
@@ -44,6 +47,7 @@ __all__ = [
     "Channel",
     "Client",
     "Config",
+    "ConnectOptions",
     "Engine",
     "Finished",
     "LostInTransit",
@@ -52,8 +56,10 @@ __all__ = [
     "NoReceiver",
     "Receipt",
     "Receiver",
+    "ReconnectOptions",
     "Role",
     "Sender",
+    "ServeOptions",
     "Server",
     "Session",
     "Ticket",
@@ -66,6 +72,7 @@ __all__ = [
 
 # The engine works without Trio; what needs it is imported when it is first used.
 _LAZY = {
+    "ConnectOptions ReconnectOptions ServeOptions": "_session",
     "Cancelled Channel Finished LostInTransit Message NoReceiver Receipt Receiver Sender": "_channels",
     "Client Server Session connect connection open_server protocol reconnecting": "_session",
 }

@@ -6,14 +6,16 @@ entrypoint, or with the two-way channels of every protocol, which need the entry
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import trio
 
+from muxkit import _options, _server
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit._typed import Connect, OpenServer, Reconnecting
+from muxkit._typed import Handler, connect_typed, open_server_typed, reconnecting_typed
 from muxkit.protocols.aqueduct._channels import AqueductSendHalf, Channel, OpeningHalf, Receiver, Sender
 from muxkit.protocols.aqueduct._connection import Connection
 from muxkit.protocols.aqueduct.config import Config
@@ -158,8 +160,75 @@ class _Protocol:
 
 
 protocol: _Protocol = _Protocol()
-connect: Connect[Session] = Connect("aqueduct")
-open_server: OpenServer[Session, Channel] = OpenServer("aqueduct")
-reconnecting: Reconnecting[Session] = Reconnecting("aqueduct")
+
+
+class ConnectOptions(_options.ConnectOptions, total=False):
+    """Options of a client, for `aqueduct.connect`."""
+
+    config: Config | None
+    """The settings of Aqueduct."""
+    headers: Pairs
+    """Pairs of bytes that describe this side to the peer."""
+
+
+class ReconnectOptions(_options.ReconnectOptions, total=False):
+    """Options of a client that connects again and again, for `aqueduct.reconnecting`."""
+
+    config: Config | None
+    """The settings of Aqueduct."""
+    headers: Pairs
+    """Pairs of bytes that describe this side to the peer."""
+
+
+class ServeOptions(_options.ServeOptions, total=False):
+    """Options of a server, for `aqueduct.open_server`."""
+
+    config: Config | None
+    """The settings of Aqueduct."""
+    headers: Pairs
+    """Pairs of bytes that describe this side to the peer."""
+
+
+def connect(url: str | Sequence[str], **options: Unpack[ConnectOptions]) -> AbstractAsyncContextManager[Session]:
+    """Open a session of Aqueduct with the server at `url`, as `muxkit.connect` does.
+
+    Args:
+        url: A URL such as `aqueduct+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
+        **options: The options of [`ConnectOptions`][muxkit.protocols.aqueduct.ConnectOptions].
+
+    Raises:
+        ValueError: If a URL names another protocol.
+    """
+    return connect_typed("aqueduct", Session, url, options)
+
+
+def open_server(
+    handler: Handler[Session, Channel], url: str | Sequence[str], **options: Unpack[ServeOptions]
+) -> AbstractAsyncContextManager[_server.Server]:
+    """Serve Aqueduct at `url`, or at several URLs, while the block runs, as `muxkit.open_server` does.
+
+    Args:
+        handler: An async function that takes the sessions or the channels of Aqueduct.
+        url: A URL such as `aqueduct+tcp://127.0.0.1:0` or `tcp://127.0.0.1:0`, or a list of URLs.
+        **options: The options of [`ServeOptions`][muxkit.protocols.aqueduct.ServeOptions].
+
+    Raises:
+        ValueError: If a URL names another protocol.
+    """
+    return open_server_typed("aqueduct", handler, url, options)
+
+
+def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> AsyncIterator[Session]:
+    """Iterate over sessions of Aqueduct with the server at `url`, one after the other, as `muxkit.reconnecting` does.
+
+    Args:
+        url: A URL such as `aqueduct+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
+        **options: The options of [`ReconnectOptions`][muxkit.protocols.aqueduct.ReconnectOptions].
+
+    Raises:
+        ValueError: If a URL names another protocol.
+    """
+    return reconnecting_typed("aqueduct", Session, url, options)
+
 
 protect_package("muxkit.protocols.aqueduct")

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from muxkit.protocols.bpmux._channels import Request as Request
     from muxkit.protocols.bpmux._channels import Sink as Sink
     from muxkit.protocols.bpmux._channels import Source as Source
+    from muxkit.protocols.bpmux._session import ConnectOptions as ConnectOptions
+    from muxkit.protocols.bpmux._session import ReconnectOptions as ReconnectOptions
+    from muxkit.protocols.bpmux._session import ServeOptions as ServeOptions
     from muxkit.protocols.bpmux._session import Session as Session
     from muxkit.protocols.bpmux._session import connect as connect
     from muxkit.protocols.bpmux._session import open_server as open_server
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Chunk",
     "Config",
+    "ConnectOptions",
     "Duplex",
     "Engine",
     "Entity",
@@ -51,10 +55,12 @@ __all__ = [
     "Partial",
     "Pinged",
     "Receiver",
+    "ReconnectOptions",
     "Request",
     "Requested",
     "Responded",
     "Sender",
+    "ServeOptions",
     "Session",
     "Sink",
     "Source",
@@ -71,6 +77,7 @@ __all__ = [
 
 # The engine works without Trio; what needs it is fetched when it is first asked for.
 _LAZY = {
+    "ConnectOptions ReconnectOptions ServeOptions": "_session",
     "Duplex": "_channels",
     "IncomingRequest": "_channels",
     "Request": "_channels",

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Unpack
 
 import attrs
 import trio
 
+from muxkit import _options
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit._typed import Connect, OpenServer, Reconnecting
+from muxkit._server import Server
+from muxkit._typed import Handler, connect_typed, open_server_typed, reconnecting_typed
 from muxkit.protocols.bpmux._channels import Duplex, IncomingRequest, Request, Sink, Source
 from muxkit.protocols.bpmux._connection import Connection
 from muxkit.protocols.bpmux.config import Config
@@ -130,8 +132,69 @@ class _Protocol:
 
 
 protocol: _Protocol = _Protocol()
-connect: Connect[Session] = Connect("bpmux")
-open_server: OpenServer[Session, Duplex] = OpenServer("bpmux")
-reconnecting: Reconnecting[Session] = Reconnecting("bpmux")
+
+
+class ConnectOptions(_options.ConnectOptions, total=False):
+    """Options of a client, for `bpmux.connect`."""
+
+    config: Config | None
+    """The settings of bpmux."""
+
+
+class ReconnectOptions(_options.ReconnectOptions, total=False):
+    """Options of a client that connects again and again, for `bpmux.reconnecting`."""
+
+    config: Config | None
+    """The settings of bpmux."""
+
+
+class ServeOptions(_options.ServeOptions, total=False):
+    """Options of a server, for `bpmux.open_server`."""
+
+    config: Config | None
+    """The settings of bpmux."""
+
+
+def connect(url: str | Sequence[str], **options: Unpack[ConnectOptions]) -> AbstractAsyncContextManager[Session]:
+    """Open a session of bpmux with the server at `url`, as `muxkit.connect` does.
+
+    Args:
+        url: A URL such as `bpmux+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
+        **options: The options of [`ConnectOptions`][muxkit.protocols.bpmux.ConnectOptions].
+
+    Raises:
+        ValueError: If a URL names another protocol.
+    """
+    return connect_typed("bpmux", Session, url, options)
+
+
+def open_server(
+    handler: Handler[Session, Duplex], url: str | Sequence[str], **options: Unpack[ServeOptions]
+) -> AbstractAsyncContextManager[Server]:
+    """Serve bpmux at `url`, or at several URLs, while the block runs, as `muxkit.open_server` does.
+
+    Args:
+        handler: An async function that takes the sessions or the channels of bpmux.
+        url: A URL such as `bpmux+tcp://127.0.0.1:0` or `tcp://127.0.0.1:0`, or a list of URLs.
+        **options: The options of [`ServeOptions`][muxkit.protocols.bpmux.ServeOptions].
+
+    Raises:
+        ValueError: If a URL names another protocol.
+    """
+    return open_server_typed("bpmux", handler, url, options)
+
+
+def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> AsyncIterator[Session]:
+    """Iterate over sessions of bpmux with the server at `url`, one after the other, as `muxkit.reconnecting` does.
+
+    Args:
+        url: A URL such as `bpmux+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
+        **options: The options of [`ReconnectOptions`][muxkit.protocols.bpmux.ReconnectOptions].
+
+    Raises:
+        ValueError: If a URL names another protocol.
+    """
+    return reconnecting_typed("bpmux", Session, url, options)
+
 
 protect_package("muxkit.protocols.bpmux")

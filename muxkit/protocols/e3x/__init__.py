@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     from muxkit.protocols.e3x._channels import Channel as Channel
     from muxkit.protocols.e3x._channels import Receipt as Receipt
     from muxkit.protocols.e3x._connection import SessionStats as SessionStats
+    from muxkit.protocols.e3x._session import ConnectOptions as ConnectOptions
+    from muxkit.protocols.e3x._session import ReconnectOptions as ReconnectOptions
+    from muxkit.protocols.e3x._session import ServeOptions as ServeOptions
     from muxkit.protocols.e3x._session import Session as Session
     from muxkit.protocols.e3x._session import connect as connect
     from muxkit.protocols.e3x._session import open_server as open_server
@@ -68,6 +71,7 @@ __all__ = [
     "ChunkedEngine",
     "Closed",
     "Config",
+    "ConnectOptions",
     "Dechunker",
     "Delivered",
     "Engine",
@@ -81,6 +85,8 @@ __all__ = [
     "Packet",
     "Receipt",
     "Received",
+    "ReconnectOptions",
+    "ServeOptions",
     "Session",
     "SessionStats",
     "Stats",
@@ -105,6 +111,7 @@ __all__ = [
 _LAZY = dict.fromkeys(("Channel", "Receipt"), "_channels")
 _LAZY |= dict.fromkeys(("Session", "SessionStats", "protocol", "session"), "_session")
 _LAZY |= dict.fromkeys(("connect", "open_server", "reconnecting"), "_session")
+_LAZY |= dict.fromkeys(("ConnectOptions", "ReconnectOptions", "ServeOptions"), "_session")
 
 if not TYPE_CHECKING:  # a type checker that sees `__getattr__` would accept any name
     __getattr__, __dir__ = lazily(globals(), _LAZY)

@@ -6,15 +6,18 @@ call `session`.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import trio
 
+from muxkit import _options
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit._typed import Connect, OpenServer, Reconnecting
+from muxkit._server import Server
+from muxkit._typed import Handler, connect_typed, open_server_typed, reconnecting_typed
 from muxkit.codecs import Codec, announced
 from muxkit.core import Headers, encode_headers, encode_name, with_name
 from muxkit.protocols.e3x._channels import Channel
@@ -123,8 +126,69 @@ class _Protocol:
 
 
 protocol: _Protocol = _Protocol()
-connect: Connect[Session] = Connect("e3x")
-open_server: OpenServer[Session, Channel] = OpenServer("e3x")
-reconnecting: Reconnecting[Session] = Reconnecting("e3x")
+
+
+class ConnectOptions(_options.ConnectOptions, total=False):
+    """Options of a client, for `e3x.connect`."""
+
+    config: Config | None
+    """The settings of e3x."""
+
+
+class ReconnectOptions(_options.ReconnectOptions, total=False):
+    """Options of a client that connects again and again, for `e3x.reconnecting`."""
+
+    config: Config | None
+    """The settings of e3x."""
+
+
+class ServeOptions(_options.ServeOptions, total=False):
+    """Options of a server, for `e3x.open_server`."""
+
+    config: Config | None
+    """The settings of e3x."""
+
+
+def connect(url: str | Sequence[str], **options: Unpack[ConnectOptions]) -> AbstractAsyncContextManager[Session]:
+    """Open a session of e3x with the server at `url`, as `muxkit.connect` does.
+
+    Args:
+        url: A URL such as `e3x+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
+        **options: The options of [`ConnectOptions`][muxkit.protocols.e3x.ConnectOptions].
+
+    Raises:
+        ValueError: If a URL names another protocol.
+    """
+    return connect_typed("e3x", Session, url, options)
+
+
+def open_server(
+    handler: Handler[Session, Channel], url: str | Sequence[str], **options: Unpack[ServeOptions]
+) -> AbstractAsyncContextManager[Server]:
+    """Serve e3x at `url`, or at several URLs, while the block runs, as `muxkit.open_server` does.
+
+    Args:
+        handler: An async function that takes the sessions or the channels of e3x.
+        url: A URL such as `e3x+tcp://127.0.0.1:0` or `tcp://127.0.0.1:0`, or a list of URLs.
+        **options: The options of [`ServeOptions`][muxkit.protocols.e3x.ServeOptions].
+
+    Raises:
+        ValueError: If a URL names another protocol.
+    """
+    return open_server_typed("e3x", handler, url, options)
+
+
+def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> AsyncIterator[Session]:
+    """Iterate over sessions of e3x with the server at `url`, one after the other, as `muxkit.reconnecting` does.
+
+    Args:
+        url: A URL such as `e3x+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
+        **options: The options of [`ReconnectOptions`][muxkit.protocols.e3x.ReconnectOptions].
+
+    Raises:
+        ValueError: If a URL names another protocol.
+    """
+    return reconnecting_typed("e3x", Session, url, options)
+
 
 protect_package("muxkit.protocols.e3x")

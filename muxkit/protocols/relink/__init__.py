@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink._channels import RolledBackError as RolledBackError
     from muxkit.protocols.relink._channels import Sender as Sender
     from muxkit.protocols.relink._session import Link as Link
+    from muxkit.protocols.relink.dial.connect import ConnectOptions as ConnectOptions
+    from muxkit.protocols.relink.dial.connect import ReconnectOptions as ReconnectOptions
+    from muxkit.protocols.relink.dial.connect import ServeOptions as ServeOptions
     from muxkit.protocols.relink.dial.connect import connect as connect
     from muxkit.protocols.relink.dial.connect import link as link
     from muxkit.protocols.relink.dial.connect import open_server as open_server
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Channel",
     "Config",
+    "ConnectOptions",
     "Endpoint",
     "Engine",
     "EpochChanged",
@@ -75,8 +79,10 @@ __all__ = [
     "Outcome",
     "Receipt",
     "Receiver",
+    "ReconnectOptions",
     "RolledBackError",
     "Sender",
+    "ServeOptions",
     "connect",
     "events",
     "frames",
@@ -93,6 +99,7 @@ __all__ = [
 
 # The engine works without Trio, so the names that need Trio are imported when they are first used.
 _LAZY = {
+    "ConnectOptions ReconnectOptions ServeOptions": "dial.connect",
     "Channel LinkChanged LinkRefused NotCommitted RolledBackError": "_channels",
     "Message Outcome Receipt Receiver Sender": "_channels",
     "Link": "_session",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, NoReturn
 
 import trio
 
+from muxkit._options import Side, check_link_options
 from muxkit._plugins import load_transport, split_url
 from muxkit.runtime import Transport, Unsupported
 
@@ -29,10 +31,13 @@ class _Protocol:
 protocol: _Protocol = _Protocol()
 
 
-def transport_of(url: str) -> tuple[Transport, str]:
+def transport_of(url: str, side: Side, options: Iterable[str]) -> tuple[Transport, str]:
     """Return the transport and the address of a URL.
 
-    Raises ValueError for an invalid URL, `PluginError` for an unknown transport.
+    Raises ValueError for an invalid URL, `PluginError` for an unknown transport, and TypeError for an option that the
+    transport doesn't have.
     """
     _, name, address = split_url(url, PROTOCOL)
-    return load_transport(name, PROTOCOL), address
+    transport = load_transport(name, PROTOCOL)
+    check_link_options(name, transport, side, options)
+    return transport, address

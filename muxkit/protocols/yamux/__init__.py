@@ -22,6 +22,9 @@ from muxkit.protocols.yamux.frames import Code as Code
 if TYPE_CHECKING:
     from muxkit.protocols.yamux._channels import Channel as Channel
     from muxkit.protocols.yamux._channels import YamuxStream as YamuxStream
+    from muxkit.protocols.yamux._session import ConnectOptions as ConnectOptions
+    from muxkit.protocols.yamux._session import ReconnectOptions as ReconnectOptions
+    from muxkit.protocols.yamux._session import ServeOptions as ServeOptions
     from muxkit.protocols.yamux._session import Session as Session
     from muxkit.protocols.yamux._session import connect as connect
     from muxkit.protocols.yamux._session import open_server as open_server
@@ -33,7 +36,10 @@ __all__ = [
     "Channel",
     "Code",
     "Config",
+    "ConnectOptions",
     "Engine",
+    "ReconnectOptions",
+    "ServeOptions",
     "Session",
     "YamuxStream",
     "connect",
@@ -45,6 +51,7 @@ __all__ = [
 
 # The engine works without Trio, so the names that need Trio are imported when they are first used.
 _LAZY = {
+    "ConnectOptions ReconnectOptions ServeOptions": "_session",
     "Channel": "_channels",
     "Session": "_session",
     "YamuxStream": "_channels",

@@ -5,14 +5,17 @@ The module also has the protocol plugin for `muxkit.connect` and `muxkit.serve`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Unpack
 
 import trio
 
+from muxkit import _options
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit._typed import Connect, OpenServer, Reconnecting
+from muxkit._server import Server
+from muxkit._typed import Handler, connect_typed, open_server_typed, reconnecting_typed
 from muxkit.protocols.yamux._channels import Channel, YamuxStream
 from muxkit.protocols.yamux._connection import Connection, Role
 from muxkit.protocols.yamux.config import Config
@@ -92,8 +95,69 @@ class _Protocol:
 
 
 protocol: _Protocol = _Protocol()
-connect: Connect[Session] = Connect("yamux")
-open_server: OpenServer[Session, Channel] = OpenServer("yamux")
-reconnecting: Reconnecting[Session] = Reconnecting("yamux")
+
+
+class ConnectOptions(_options.ConnectOptions, total=False):
+    """Options of a client, for `yamux.connect`."""
+
+    config: Config | None
+    """The settings of yamux."""
+
+
+class ReconnectOptions(_options.ReconnectOptions, total=False):
+    """Options of a client that connects again and again, for `yamux.reconnecting`."""
+
+    config: Config | None
+    """The settings of yamux."""
+
+
+class ServeOptions(_options.ServeOptions, total=False):
+    """Options of a server, for `yamux.open_server`."""
+
+    config: Config | None
+    """The settings of yamux."""
+
+
+def connect(url: str | Sequence[str], **options: Unpack[ConnectOptions]) -> AbstractAsyncContextManager[Session]:
+    """Open a session of yamux with the server at `url`, as `muxkit.connect` does.
+
+    Args:
+        url: A URL such as `yamux+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
+        **options: The options of [`ConnectOptions`][muxkit.protocols.yamux.ConnectOptions].
+
+    Raises:
+        ValueError: If a URL names another protocol.
+    """
+    return connect_typed("yamux", Session, url, options)
+
+
+def open_server(
+    handler: Handler[Session, Channel], url: str | Sequence[str], **options: Unpack[ServeOptions]
+) -> AbstractAsyncContextManager[Server]:
+    """Serve yamux at `url`, or at several URLs, while the block runs, as `muxkit.open_server` does.
+
+    Args:
+        handler: An async function that takes the sessions or the channels of yamux.
+        url: A URL such as `yamux+tcp://127.0.0.1:0` or `tcp://127.0.0.1:0`, or a list of URLs.
+        **options: The options of [`ServeOptions`][muxkit.protocols.yamux.ServeOptions].
+
+    Raises:
+        ValueError: If a URL names another protocol.
+    """
+    return open_server_typed("yamux", handler, url, options)
+
+
+def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> AsyncIterator[Session]:
+    """Iterate over sessions of yamux with the server at `url`, one after the other, as `muxkit.reconnecting` does.
+
+    Args:
+        url: A URL such as `yamux+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
+        **options: The options of [`ReconnectOptions`][muxkit.protocols.yamux.ReconnectOptions].
+
+    Raises:
+        ValueError: If a URL names another protocol.
+    """
+    return reconnecting_typed("yamux", Session, url, options)
+
 
 protect_package("muxkit.protocols.yamux")

@@ -128,7 +128,8 @@ async def test_every_transport_carries_it_by_url(transport: str, tmp_path: Path)
 
         async def serve(task_status: trio.TaskStatus[muxkit.Server]) -> None:
             url = f"aqueduct+{transport}://{address}"
-            await muxkit.serve(muxkit.each_channel(echo), url, task_status=task_status, headers=[(b"a", b"b")], **ours)
+            ours["headers"] = [(b"a", b"b")]
+            await muxkit.serve(muxkit.each_channel(echo), url, task_status=task_status, **ours)
 
         served: muxkit.Server = await nursery.start(serve)
         async with muxkit.connect(served.url, config=Config(), **theirs) as session:

@@ -95,8 +95,7 @@ async def test_a_foreign_certificate_does_not_take_a_link_over(url: str) -> None
         serve = partial(muxkit.serve, hold, url, ssl_context=authority.server(), config=QUIET)
         served: muxkit.Server = await nursery.start(serve)
         owner = authority.client("owner@example.org")
-        async with muxkit.connect(served.url, ssl_context=owner, config=QUIET, backoff=SOON, linger=30) as link:
-            assert isinstance(link, Link)
+        async with relink.connect(served.url, ssl_context=owner, config=QUIET, backoff=SOON, linger=30) as link:
             await link.connected()
             for name in ("thief@example.org", None):
                 thief = authority.client(name)
@@ -124,8 +123,7 @@ async def test_who_has_shown_no_certificate_comes_back_without_one_and_not_with_
         serve = partial(muxkit.serve, hold, url, ssl_context=authority.server(), config=QUIET)
         served: muxkit.Server = await nursery.start(serve)
         nobody = authority.client(None)
-        async with muxkit.connect(served.url, ssl_context=nobody, config=QUIET, backoff=SOON, linger=30) as link:
-            assert isinstance(link, Link)
+        async with relink.connect(served.url, ssl_context=nobody, config=QUIET, backoff=SOON, linger=30) as link:
             await link.connected()
             async with connect_to(served.url, authority.client("somebody@example.org")) as stream:
                 assert await ask(stream, link) != link.id

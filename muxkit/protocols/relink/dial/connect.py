@@ -5,19 +5,21 @@ The module also has the protocol plugin for `muxkit.connect` and `muxkit.serve`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Unpack
 
 import attrs
 import trio
 
+from muxkit import _options
 from muxkit._errors import Refused as NotLetIn
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, frames_of
-from muxkit._typed import Connect, OpenServer, Reconnecting
+from muxkit._server import Server
+from muxkit._typed import Handler, connect_typed, open_server_typed, reconnecting_typed
 from muxkit.core import Reason, without_secrets
 from muxkit.core.events import Failed
 from muxkit.protocols.relink._channels import Channel
@@ -26,6 +28,8 @@ from muxkit.protocols.relink._session import LEAVE_TIMEOUT, Link
 from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.dial.listen import (
     Endpoint,
+    Identify,
+    Keep,
     LinkHandler,
     Listener,
     RequestReader,
@@ -81,7 +85,7 @@ def link(
     patience: float | None = None,
     on_failed: OnFailed | None = None,
     on_changed: OnChanged | None = None,
-    **options: Any,
+    **options: Unpack[_options.DialOptions],
 ) -> AbstractAsyncContextManager[Link]:
     """Open a link to the listener at `where`. The link dials again whenever its connection is lost.
 
@@ -108,7 +112,7 @@ def link(
         on_failed: Called for each failed attempt, with the error and the seconds until the next attempt. Without it,
             the first failure is logged as a warning, and again each time the outage has become twice as long.
         on_changed: Called with the event when the listener has replaced the link.
-        options: Options of the transport.
+        **options: The options of [`DialOptions`][muxkit.DialOptions], for the transport.
     """
     dial, named = dial_of(where, options)
     settings = config_for(config, endpoint, named)
@@ -382,8 +386,81 @@ class _Protocol:
 
 
 protocol: _Protocol = _Protocol()
-connect: Connect[Link] = Connect("relink")
-open_server: OpenServer[Link, Channel] = OpenServer("relink")
-reconnecting: Reconnecting[Link] = Reconnecting("relink")
+
+
+class ConnectOptions(_options.ConnectOptions, total=False):
+    """Options of a client, for `relink.connect`."""
+
+    config: Config | None
+    """The settings of Relink. The server's settings must match."""
+    backoff: Backoff | None
+    """The pauses between attempts to connect."""
+    patience: float | None
+    """How many seconds the link may be without a connection. None, the default, means that it never gives up."""
+    on_failed: OnFailed | None
+    """Called with each failure and the seconds until the next attempt, instead of logging warnings."""
+    on_changed: OnChanged | None
+    """Called with the event when the server has replaced the link."""
+
+
+class ReconnectOptions(ConnectOptions, total=False):
+    """Options of a client that opens one link after the other, for `relink.reconnecting`."""
+
+    redirects: Collection[str]
+    """Hosts to which a server may send this client, as for `muxkit.reconnecting`."""
+
+
+class ServeOptions(_options.ServeOptions, total=False):
+    """Options of a server, for `relink.open_server`."""
+
+    config: Config | None
+    """The settings of Relink. The client's settings must match."""
+    keep: Keep | None
+    """Limits for links without a connection."""
+    identify: Identify
+    """Returns the authenticated identity of a stream's peer. Only this identity can resume a link."""
+
+
+def connect(url: str | Sequence[str], **options: Unpack[ConnectOptions]) -> AbstractAsyncContextManager[Link]:
+    """Open a link with the server at `url`, as `muxkit.connect` does.
+
+    Args:
+        url: A URL such as `relink+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
+        **options: The options of [`ConnectOptions`][muxkit.protocols.relink.ConnectOptions].
+
+    Raises:
+        ValueError: If a URL names another protocol.
+    """
+    return connect_typed("relink", Link, url, options)
+
+
+def open_server(
+    handler: Handler[Link, Channel], url: str | Sequence[str], **options: Unpack[ServeOptions]
+) -> AbstractAsyncContextManager[Server]:
+    """Serve Relink at `url`, or at several URLs, while the block runs, as `muxkit.open_server` does.
+
+    Args:
+        handler: An async function that takes the sessions or the channels of Relink.
+        url: A URL such as `relink+tcp://127.0.0.1:0` or `tcp://127.0.0.1:0`, or a list of URLs.
+        **options: The options of [`ServeOptions`][muxkit.protocols.relink.ServeOptions].
+
+    Raises:
+        ValueError: If a URL names another protocol.
+    """
+    return open_server_typed("relink", handler, url, options)
+
+
+def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> AsyncIterator[Link]:
+    """Iterate over links with the server at `url`, one after the other, as `muxkit.reconnecting` does.
+
+    Args:
+        url: A URL such as `relink+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
+        **options: The options of [`ReconnectOptions`][muxkit.protocols.relink.ReconnectOptions].
+
+    Raises:
+        ValueError: If a URL names another protocol.
+    """
+    return reconnecting_typed("relink", Link, url, options)
+
 
 protect_package("muxkit.protocols.relink")

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, Unpack, runtime_checkable
 
 import attrs
 import trio
@@ -23,6 +23,7 @@ import trio
 from muxkit._errors import Refused, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, for_connection, frames_of
+from muxkit._options import ListenOptions, check_link_options
 from muxkit._plugins import load_transport
 from muxkit._signatures import check_handler
 from muxkit.core import QuickCheck, Reason, printable
@@ -562,7 +563,7 @@ async def listen(
     linger: float = LEAVE_TIMEOUT,
     identify: Identify = identity_of,
     task_status: trio.TaskStatus[Listening] = trio.TASK_STATUS_IGNORED,
-    **options: Any,
+    **options: Unpack[ListenOptions],
 ) -> None:
     """Serve links at `url` until cancelled. Start it with `nursery.start`:
 
@@ -583,13 +584,14 @@ async def listen(
         linger: How many seconds the shutdown of a link may take.
         identify: Returns the authenticated identity of a stream's peer. Only this identity can resume a link.
         task_status: Reports the `Listening` when the listener accepts connections.
-        options: Options of the transport.
+        **options: The options of [`ListenOptions`][muxkit.ListenOptions], for the transport.
 
     Raises:
         TypeError: A handler isn't an async function with one parameter.
     """
     place = place_of(url)
     transport = load_transport(place.transport, PROTOCOL)
+    check_link_options(place.transport, transport, "server", options)
     services = _services(endpoints, config, place.endpoint)
     [only] = services if len(services) == 1 else [""]
     with trio.CancelScope() as scope:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 import attrs
 
+from muxkit._options import check_link_options
 from muxkit._plugins import load_transport, split_url
 from muxkit.protocols.relink.config import Config
 
@@ -99,7 +101,7 @@ def config_for(config: Config | None, *names: str | None) -> Config:
     return attrs.evolve(settings, endpoint=named.pop()) if named else settings
 
 
-def dial_of(where: str | Dial, options: dict[str, Any]) -> tuple[Dial, str | None]:
+def dial_of(where: str | Dial, options: Mapping[str, Any]) -> tuple[Dial, str | None]:
     """Return a function that dials `where`, and the name of the endpoint in `where`, or None without a name."""
     if not isinstance(where, str):
         if options:
@@ -107,6 +109,7 @@ def dial_of(where: str | Dial, options: dict[str, Any]) -> tuple[Dial, str | Non
         return where, None
     place = place_of(where)
     transport = load_transport(place.transport, PROTOCOL)
+    check_link_options(place.transport, transport, "client", options)
 
     def dial() -> AbstractAsyncContextManager[trio.abc.Stream]:
         return transport.connect(place.address, **options)

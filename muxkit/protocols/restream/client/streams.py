@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
-from typing import Any, Final, TypeVar, cast, overload
+from typing import Any, Final, TypeVar, Unpack, cast, overload
 from uuid import UUID
 
 import msgspec
@@ -15,6 +15,7 @@ import trio
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, frames_of, tell_limit
+from muxkit._options import DialOptions
 from muxkit.core import without_secrets
 from muxkit.protocols.restream.applications import MAX_COUNT, Unverified, Verifier
 from muxkit.protocols.restream.client.driver import (
@@ -321,15 +322,15 @@ def numbers(
     limits: Limits | None = None,
     observer: Observer | None = None,
     on_failed: OnFailed | None = None,
-    **options: Any,
+    **options: Unpack[DialOptions],
 ) -> AbstractAsyncContextManager[Reader[int]]:
     """Read `count` numbers from the server at `where`; after the last one their CRC and count are verified.
 
     `where` is a URL, `restream+tcp://127.0.0.1:7000`, or a function that dials. Entering does not wait for a
     connection; the stream ends with the block. `resume` is the result of `snapshot`, instead of `count`. Failed
     attempts are logged: the first and each doubling of the outage is a WARNING; `on_failed`, if it is given, gets the
-    error of each and the seconds until the next instead. Other keyword arguments are options of the
-    transport.
+    error of each and the seconds until the next instead. The other options are those of
+    [`DialOptions`][muxkit.DialOptions], for the transport.
     """
     observer = traced(observer, "client restream")
     if resume is not None:
@@ -366,7 +367,7 @@ def stream(
     limits: Limits | None = None,
     observer: Observer | None = None,
     on_failed: OnFailed | None = None,
-    **options: Any,
+    **options: Unpack[DialOptions],
 ) -> AbstractAsyncContextManager[Reader[Message[Json]]]: ...
 @overload
 def stream(
@@ -383,7 +384,7 @@ def stream(
     limits: Limits | None = None,
     observer: Observer | None = None,
     on_failed: OnFailed | None = None,
-    **options: Any,
+    **options: Unpack[DialOptions],
 ) -> AbstractAsyncContextManager[Reader[Message[DataT]]]: ...
 def stream(
     where: str | Dial,
@@ -399,7 +400,7 @@ def stream(
     limits: Limits | None = None,
     observer: Observer | None = None,
     on_failed: OnFailed | None = None,
-    **options: Any,
+    **options: Unpack[DialOptions],
 ) -> AbstractAsyncContextManager[Reader[Message[Json]]] | AbstractAsyncContextManager[Reader[Message[DataT]]]:
     """Read the messages of a session of any application, with `id`, `data` and perhaps `time`.
 
@@ -444,7 +445,7 @@ def integers(
     limits: Limits | None = None,
     observer: Observer | None = None,
     on_failed: OnFailed | None = None,
-    **options: Any,
+    **options: Unpack[DialOptions],
 ) -> AbstractAsyncContextManager[Reader[int]]:
     """Read a stateless stream, which has no end. The arguments are those of `numbers`.
 
@@ -470,7 +471,7 @@ async def status(
     limits: Limits | None = None,
     observer: Observer | None = None,
     on_failed: OnFailed | None = None,
-    **options: Any,
+    **options: Unpack[DialOptions],
 ) -> Status:
     """Return the progress of a session.
 
@@ -508,13 +509,13 @@ async def _reading(
         await reader.aclose()
 
 
-def dial_of(where: str | Dial, options: dict[str, Any]) -> Dial:
+def dial_of(where: str | Dial, options: Mapping[str, Any]) -> Dial:
     """Return a function that dials `where`. Raises ValueError for an invalid URL, `PluginError` for its transport."""
     if not isinstance(where, str):
         if options:
             raise TypeError(f"a dial function takes no options of a transport: {', '.join(options)}")
         return where
-    transport, address = transport_of(where)
+    transport, address = transport_of(where, "client", options)
 
     def dial() -> AbstractAsyncContextManager[trio.abc.Stream]:
         return transport.connect(address, **options)

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 import trio
 
@@ -29,6 +29,7 @@ from muxkit._observer import (
     tell_limit,
     telling_of_listener,
 )
+from muxkit._options import ListenOptions
 from muxkit.protocols.restream.applications import Numbers, Permutation, StatelessApplication
 from muxkit.protocols.restream.engine import (
     Acknowledged,
@@ -374,7 +375,7 @@ async def serve(
     linger: float = LINGER,
     random32: Callable[[], int] | None = None,
     task_status: trio.TaskStatus[Served] = trio.TASK_STATUS_IGNORED,
-    **options: Any,
+    **options: Unpack[ListenOptions],
 ) -> None:
     """Serve both modes until cancelled; `served = await nursery.start(restream.serve, url, store)`.
 
@@ -382,8 +383,8 @@ async def serve(
     the messages of sessions (by default the specification's numbers), `stateless` the values of the other streams.
     `expiry`: seconds that a session outlives its connection, the store's own number if None. `pace`: the most messages
     a second on each connection. Without `takeover` a second connection of a session gets an error, not the first one.
-    `linger`: seconds that a client has to hang up after the last line. `random32` draws the seeds of sessions. Other
-    keyword arguments are options of the transport.
+    `linger`: seconds that a client has to hang up after the last line. `random32` draws the seeds of sessions. The
+    other options are those of [`ListenOptions`][muxkit.ListenOptions], for the transport.
 
     A failure of the store or the application ends its connection with an error line; the others continue.
     """
@@ -405,7 +406,7 @@ async def serve(
         async with background() as nursery:
             nursery.start_soon(service.sweep)
             if isinstance(listen, str):
-                transport, address = transport_of(listen)
+                transport, address = transport_of(listen, "server", options)
                 accepting = partial(transport.serve, service.handle, address, limits=service.limits, **options)
                 scheme = listen.partition("://")[0]
                 with telling_of_listener(observer, "restream", scheme.partition("+")[2]):
