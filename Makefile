@@ -59,6 +59,7 @@ soak: ready-test
 conformance: ready-test
 	@.venv/bin/python tests/conformance.py
 	@.venv/bin/python tests/logs.py
+	@.venv/bin/python tests/options_page.py
 	@.venv/bin/python tests/troubleshooting.py
 	@.venv/bin/python docs/site/architecture.py
 

@@ -344,7 +344,7 @@ async def connect(url: str | Sequence[str], **options: Unpack[ConnectOptions]) -
     Args:
         url: `protocol+transport://address`, such as `bpmux+tls://example.com:7000`, or a list of such URLs, the
             preferred one first.
-        **options: The options of [`ConnectOptions`][muxkit.ConnectOptions], such as `tls`, `token` and `limits`. With
+        **options: The options of `ConnectOptions`, such as `tls`, `token` and `limits`. With
             several URLs, each option applies to those that have it.
 
     Returns:

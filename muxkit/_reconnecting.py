@@ -44,7 +44,7 @@ def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) 
 
     Args:
         url: The server's URL, or a list of URLs.
-        **options: The options of [`ReconnectOptions`][muxkit.ReconnectOptions]: those of `connect`, and `backoff`,
+        **options: The options of `ReconnectOptions`: those of `connect`, and `backoff`,
             `patience`, `redirects` and `on_failed`.
 
     Raises:

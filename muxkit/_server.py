@@ -161,7 +161,7 @@ async def open_server(
             when it returns. If the parameter is annotated as a `Session`, the server calls it with each session
             instead, and ends the session when it returns. `by_name`, `each_channel` and `each_request` make handlers.
         url: `protocol+transport://address`, or a list of URLs. Port 0 picks a free port.
-        **options: The options of [`ServeOptions`][muxkit.ServeOptions], such as `tls`, `authorize` and `limits`.
+        **options: The options of `ServeOptions`, such as `tls`, `authorize` and `limits`.
 
     Returns:
         A context manager whose value is the running `Server`.
@@ -235,7 +235,7 @@ async def serve(
         server = await nursery.start(muxkit.serve, handler, "bpmux+tcp://127.0.0.1:7000")
 
     Use this instead of `open_server` if the server should outlive a block. The arguments and errors are the same, with
-    the options of [`ServeOptions`][muxkit.ServeOptions]. `nursery.start` returns the `Server` once it listens.
+    the options of `ServeOptions`. `nursery.start` returns the `Server` once it listens.
     """
     async with open_server(handler, url, **options) as server:
         task_status.started(server)
@@ -268,7 +268,7 @@ def run_server(
         on_ending: Called with the server after the first signal.
         beside: Returns a context manager that is entered while the server runs and drains, for example
             `muxkit.metrics.endpoint(server, "127.0.0.1:9464")`.
-        **options: The options of [`ServeOptions`][muxkit.ServeOptions], as for `open_server`.
+        **options: The options of `ServeOptions`, as for `open_server`.
 
     Returns:
         0, or 1 if a second signal ended the sessions.

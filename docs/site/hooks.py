@@ -60,6 +60,7 @@ WEIGHTS: Final = {
     "project/": 0.5,
     "examples/": 0.5,
 }
+OPTIONS_PAGE: Final = "reference/options"
 IMAGE: Final = re.compile(r'<img[^>]* src="(?P<target>[^":]+\.svg)"[^>]*>')
 LANGUAGES: Final = {".py": "python", ".toml": "toml", ".sh": "bash"}
 
@@ -78,6 +79,11 @@ TRIO_PAGES: Final = {
     ),
     "reference-testing": "testing.MockClock",
 }
+
+# Names of typed dictionaries, in the docstrings of the calls that take them.
+OPTIONS_CODE: Final = re.compile(
+    r"(?<!\">)<code>(?:\w+\.)?(?:Connect|Reconnect|Serve|Dial|Listen)Options</code>(?!</a>)"
+)
 
 TRIO_CODE: Final = re.compile(r"(?<!\">)<code>trio\.(?P<name>[\w.]+)(?:\(\))?</code>(?!</a>)")
 
@@ -138,9 +144,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def each_member(found: re.Match[str]) -> str:
-    """Document the named members one by one. An option that hides the module's docstring would hide theirs as well."""
-    options = f"    options: {{ heading_level: {found['level']} }}"
-    return "\n\n".join(f"::: {found['module']}.{name}\n{options}" for name in found["names"].split(", "))
+    """Document the named members one by one. An option that hides the module's docstring would hide theirs as well.
+
+    The keys of typed dictionaries are left out, because they have a page of their own.
+    """
+    parts: list[str] = []
+    for name in found["names"].split(", "):
+        keys = ", members: false, inherited_members: false" if name.endswith("Options") else ""
+        parts.append(f"::: {found['module']}.{name}\n    options: {{ heading_level: {found['level']}{keys} }}")
+    return "\n\n".join(parts)
 
 
 def weight(uri: str) -> float:
@@ -149,7 +161,7 @@ def weight(uri: str) -> float:
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put drawings into the page itself, where they follow the light and dark schemes, and link names of Trio."""
+    """Put drawings into the page, where they follow the light and dark schemes, and link names of Trio and options."""
 
     def inlined(found: re.Match[str]) -> str:
         # With directory URLs each page is one folder below the folder of its source, except for index pages.
@@ -162,7 +174,12 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
         pages = [each for each, names in TRIO_PAGES.items() if found["name"] in names.split()]
         return f'<a href="{TRIO}{pages[0]}.html#trio.{found["name"]}">{found[0]}</a>' if pages else found[0]
 
-    return TRIO_CODE.sub(linked, IMAGE.sub(inlined, content))
+    content = TRIO_CODE.sub(linked, IMAGE.sub(inlined, content))
+    uri = page.file.src_uri
+    if not uri.startswith("reference/api/"):
+        return content
+    options = posixpath.relpath(OPTIONS_PAGE, posixpath.dirname(page.file.dest_uri)) + "/"
+    return OPTIONS_CODE.sub(lambda found: f'<a href="{options}">{found[0]}</a>', content)
 
 
 # ---------------------------------------------------------------------------- files above docs

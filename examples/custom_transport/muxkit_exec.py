@@ -1,15 +1,17 @@
 """A byte stream between two programs without a network: one starts the other, and they use its stdin and stdout.
 
-After `pip install ./examples/custom_transport`, `python -m muxkit_exec` starts itself as a child and talks to it.
+After `pip install ./examples/custom_transport`, `python -m muxkit_exec` starts itself as a child and talks to it. The
+transport has an option of its own, `folder`, which `connect` declares for editors and type checkers.
 """
 
 import os
 import shlex
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from subprocess import PIPE
+from typing import Unpack
 
 import trio
 
@@ -27,11 +29,12 @@ class _Transport:
     """`exec://program argument …` to connect, `exec://-` for the program that is started."""
 
     @asynccontextmanager
-    async def connect(self, address: str) -> AsyncIterator[Pipes]:
-        """Start a program and talk to it; what it writes to its standard error is shown as it is."""
+    async def connect(self, address: str, *, folder: str | None = None) -> AsyncIterator[Pipes]:
+        """Start a program in a folder and talk to it. Its standard error is shown unchanged."""
         command = shlex.split(address)
+        start = partial(trio.run_process, command, stdin=PIPE, stdout=PIPE, check=False, cwd=folder)
         async with background() as nursery:  # when it is left, the program is asked to end, then killed
-            process = await nursery.start(partial(trio.run_process, command, stdin=PIPE, stdout=PIPE, check=False))
+            process = await nursery.start(start)
             async with named(process.stdio, f"exec {command[0]}") as stream:
                 yield stream
             with trio.move_on_after(PATIENCE):
@@ -47,6 +50,19 @@ class _Transport:
 
 
 transport = _Transport()
+
+
+class ConnectOptions(muxkit.ConnectOptions, total=False):
+    """The options of `connect`: those of `muxkit.connect`, and the one of this transport."""
+
+    folder: str | None
+    """The folder in which the program runs."""
+
+
+def connect(url: str, **options: Unpack[ConnectOptions]) -> AbstractAsyncContextManager[muxkit.Session]:
+    """Connect as `muxkit.connect` does, with the options of this transport."""
+    known: muxkit.ConnectOptions = options  # `muxkit.connect` passes `folder` on, too
+    return muxkit.connect(url, **known)
 
 
 def named(stream: Pipes, peer: str) -> Pipes:
@@ -70,7 +86,7 @@ async def shout(channel: muxkit.Channel) -> None:
 
 async def main() -> None:
     child = shlex.join([sys.executable, __file__, "-"])
-    async with muxkit.connect(f"bpmux+exec://{child}") as session, session.open() as channel:
+    async with connect(f"bpmux+exec://{child}", folder="/") as session, session.open() as channel:
         await channel.send(b"hello, child")
         print((await channel.receive()).decode())
 

@@ -111,7 +111,7 @@ def connect(url: str | Sequence[str], **options: Unpack[ConnectOptions]) -> Abst
 
     Args:
         url: The server's URL, or a list of URLs, which are raced.
-        **options: The options of [`ConnectOptions`][muxkit.ConnectOptions].
+        **options: The options of `ConnectOptions`.
     """
     make = partial(muxkit._door.connect, url, **options)
     return _AsyncioBlock("connect(...)", Session, Block(lambda _: make()))
@@ -128,7 +128,7 @@ def open_server(
         handler: A coroutine function with one parameter. It is called with each channel of each session, or with each
             session if its parameter is annotated as a `Session`. Both classes are those of `muxkit.asyncio`.
         url: The URL, or a list of URLs.
-        **options: The options of [`ServeOptions`][muxkit.ServeOptions].
+        **options: The options of `ServeOptions`.
 
     Raises:
         TypeError: If the handler isn't async, doesn't take one argument, or has an unknown annotation.
@@ -157,7 +157,7 @@ async def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOpti
 
     Args:
         url: The server's URL, or a list of URLs.
-        **options: The options of [`ReconnectOptions`][muxkit.ReconnectOptions].
+        **options: The options of `ReconnectOptions`.
     """
     guest = await enter_guest()
     try:

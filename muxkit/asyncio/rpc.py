@@ -63,7 +63,7 @@ def connect(
         service: As for `client`.
         url: The server's URL, or a list of URLs.
         codec: As for `client`.
-        **options: The options of [`ReconnectOptions`][muxkit.ReconnectOptions].
+        **options: The options of `ReconnectOptions`.
     """
     block = Block(lambda guest: muxkit.rpc.connect(service, url, codec=codec, **options))
     return _AsyncioBlock("rpc.connect(...)", partial(_face, service), block)

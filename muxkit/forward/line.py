@@ -185,7 +185,7 @@ async def line(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) ->
 
     Args:
         url: The server's URL, or a list of URLs.
-        **options: The options of [`ReconnectOptions`][muxkit.ReconnectOptions], as for `muxkit.reconnecting`.
+        **options: The options of `ReconnectOptions`, as for `muxkit.reconnecting`.
             `on_failed` is called in addition to the log.
 
     Raises:

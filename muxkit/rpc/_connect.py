@@ -41,7 +41,7 @@ async def connect(
         url: As for `muxkit.connect`.
         codec: As for `client`.
         interceptors: As for `client`.
-        **options: The options of [`ReconnectOptions`][muxkit.ReconnectOptions], such as `backoff` and `tls`.
+        **options: The options of `ReconnectOptions`, such as `backoff` and `tls`.
 
     If no connection can be made any more, for example because the server refuses the token, the block is cancelled and
     raises that error.

@@ -194,7 +194,7 @@ def connect(url: str | Sequence[str], **options: Unpack[ConnectOptions]) -> Abst
 
     Args:
         url: A URL such as `aqueduct+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
-        **options: The options of [`ConnectOptions`][muxkit.protocols.aqueduct.ConnectOptions].
+        **options: The options of `ConnectOptions`.
 
     Raises:
         ValueError: If a URL names another protocol.
@@ -210,7 +210,7 @@ def open_server(
     Args:
         handler: An async function that takes the sessions or the channels of Aqueduct.
         url: A URL such as `aqueduct+tcp://127.0.0.1:0` or `tcp://127.0.0.1:0`, or a list of URLs.
-        **options: The options of [`ServeOptions`][muxkit.protocols.aqueduct.ServeOptions].
+        **options: The options of `ServeOptions`.
 
     Raises:
         ValueError: If a URL names another protocol.
@@ -223,7 +223,7 @@ def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) 
 
     Args:
         url: A URL such as `aqueduct+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
-        **options: The options of [`ReconnectOptions`][muxkit.protocols.aqueduct.ReconnectOptions].
+        **options: The options of `ReconnectOptions`.
 
     Raises:
         ValueError: If a URL names another protocol.

@@ -160,7 +160,7 @@ def connect(url: str | Sequence[str], **options: Unpack[ConnectOptions]) -> Abst
 
     Args:
         url: A URL such as `bpmux+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
-        **options: The options of [`ConnectOptions`][muxkit.protocols.bpmux.ConnectOptions].
+        **options: The options of `ConnectOptions`.
 
     Raises:
         ValueError: If a URL names another protocol.
@@ -176,7 +176,7 @@ def open_server(
     Args:
         handler: An async function that takes the sessions or the channels of bpmux.
         url: A URL such as `bpmux+tcp://127.0.0.1:0` or `tcp://127.0.0.1:0`, or a list of URLs.
-        **options: The options of [`ServeOptions`][muxkit.protocols.bpmux.ServeOptions].
+        **options: The options of `ServeOptions`.
 
     Raises:
         ValueError: If a URL names another protocol.
@@ -189,7 +189,7 @@ def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) 
 
     Args:
         url: A URL such as `bpmux+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
-        **options: The options of [`ReconnectOptions`][muxkit.protocols.bpmux.ReconnectOptions].
+        **options: The options of `ReconnectOptions`.
 
     Raises:
         ValueError: If a URL names another protocol.

@@ -154,7 +154,7 @@ def connect(url: str | Sequence[str], **options: Unpack[ConnectOptions]) -> Abst
 
     Args:
         url: A URL such as `e3x+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
-        **options: The options of [`ConnectOptions`][muxkit.protocols.e3x.ConnectOptions].
+        **options: The options of `ConnectOptions`.
 
     Raises:
         ValueError: If a URL names another protocol.
@@ -170,7 +170,7 @@ def open_server(
     Args:
         handler: An async function that takes the sessions or the channels of e3x.
         url: A URL such as `e3x+tcp://127.0.0.1:0` or `tcp://127.0.0.1:0`, or a list of URLs.
-        **options: The options of [`ServeOptions`][muxkit.protocols.e3x.ServeOptions].
+        **options: The options of `ServeOptions`.
 
     Raises:
         ValueError: If a URL names another protocol.
@@ -183,7 +183,7 @@ def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) 
 
     Args:
         url: A URL such as `e3x+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
-        **options: The options of [`ReconnectOptions`][muxkit.protocols.e3x.ReconnectOptions].
+        **options: The options of `ReconnectOptions`.
 
     Raises:
         ValueError: If a URL names another protocol.

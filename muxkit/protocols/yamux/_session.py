@@ -123,7 +123,7 @@ def connect(url: str | Sequence[str], **options: Unpack[ConnectOptions]) -> Abst
 
     Args:
         url: A URL such as `yamux+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
-        **options: The options of [`ConnectOptions`][muxkit.protocols.yamux.ConnectOptions].
+        **options: The options of `ConnectOptions`.
 
     Raises:
         ValueError: If a URL names another protocol.
@@ -139,7 +139,7 @@ def open_server(
     Args:
         handler: An async function that takes the sessions or the channels of yamux.
         url: A URL such as `yamux+tcp://127.0.0.1:0` or `tcp://127.0.0.1:0`, or a list of URLs.
-        **options: The options of [`ServeOptions`][muxkit.protocols.yamux.ServeOptions].
+        **options: The options of `ServeOptions`.
 
     Raises:
         ValueError: If a URL names another protocol.
@@ -152,7 +152,7 @@ def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) 
 
     Args:
         url: A URL such as `yamux+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
-        **options: The options of [`ReconnectOptions`][muxkit.protocols.yamux.ReconnectOptions].
+        **options: The options of `ReconnectOptions`.
 
     Raises:
         ValueError: If a URL names another protocol.

@@ -112,7 +112,7 @@ def link(
         on_failed: Called for each failed attempt, with the error and the seconds until the next attempt. Without it,
             the first failure is logged as a warning, and again each time the outage has become twice as long.
         on_changed: Called with the event when the listener has replaced the link.
-        **options: The options of [`DialOptions`][muxkit.DialOptions], for the transport.
+        **options: The options of `DialOptions`, for the transport.
     """
     dial, named = dial_of(where, options)
     settings = config_for(config, endpoint, named)
@@ -426,7 +426,7 @@ def connect(url: str | Sequence[str], **options: Unpack[ConnectOptions]) -> Abst
 
     Args:
         url: A URL such as `relink+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
-        **options: The options of [`ConnectOptions`][muxkit.protocols.relink.ConnectOptions].
+        **options: The options of `ConnectOptions`.
 
     Raises:
         ValueError: If a URL names another protocol.
@@ -442,7 +442,7 @@ def open_server(
     Args:
         handler: An async function that takes the sessions or the channels of Relink.
         url: A URL such as `relink+tcp://127.0.0.1:0` or `tcp://127.0.0.1:0`, or a list of URLs.
-        **options: The options of [`ServeOptions`][muxkit.protocols.relink.ServeOptions].
+        **options: The options of `ServeOptions`.
 
     Raises:
         ValueError: If a URL names another protocol.
@@ -455,7 +455,7 @@ def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) 
 
     Args:
         url: A URL such as `relink+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
-        **options: The options of [`ReconnectOptions`][muxkit.protocols.relink.ReconnectOptions].
+        **options: The options of `ReconnectOptions`.
 
     Raises:
         ValueError: If a URL names another protocol.

@@ -584,7 +584,7 @@ async def listen(
         linger: How many seconds the shutdown of a link may take.
         identify: Returns the authenticated identity of a stream's peer. Only this identity can resume a link.
         task_status: Reports the `Listening` when the listener accepts connections.
-        **options: The options of [`ListenOptions`][muxkit.ListenOptions], for the transport.
+        **options: The options of `ListenOptions`, for the transport.
 
     Raises:
         TypeError: A handler isn't an async function with one parameter.

@@ -330,7 +330,7 @@ def numbers(
     connection; the stream ends with the block. `resume` is the result of `snapshot`, instead of `count`. Failed
     attempts are logged: the first and each doubling of the outage is a WARNING; `on_failed`, if it is given, gets the
     error of each and the seconds until the next instead. The other options are those of
-    [`DialOptions`][muxkit.DialOptions], for the transport.
+    `DialOptions`, for the transport.
     """
     observer = traced(observer, "client restream")
     if resume is not None:

@@ -384,7 +384,7 @@ async def serve(
     `expiry`: seconds that a session outlives its connection, the store's own number if None. `pace`: the most messages
     a second on each connection. Without `takeover` a second connection of a session gets an error, not the first one.
     `linger`: seconds that a client has to hang up after the last line. `random32` draws the seeds of sessions. The
-    other options are those of [`ListenOptions`][muxkit.ListenOptions], for the transport.
+    other options are those of `ListenOptions`, for the transport.
 
     A failure of the store or the application ends its connection with an error line; the others continue.
     """
