@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
+import difflib
 import re
 import subprocess
 import sys
+import threading
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from muxkit._lazy import lazily
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,6 +26,73 @@ def test_a_name_is_fetched_once_and_then_kept() -> None:
         "from muxkit import Channel, PluginError; assert vars(muxkit)['Channel'] is Channel"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_star_import_gets_every_public_name() -> None:
+    code = (
+        "from muxkit.protocols.bpmux import *; assert connect and Config and encode_chunk;"
+        "from muxkit import *; assert ConnectOptions and MuxError; assert 'lazily' not in globals()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_public_name_may_be_a_module_of_the_package() -> None:
+    code = "from muxkit.protocols import relink; assert relink.events.__name__ == 'muxkit.protocols.relink.events'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def package(block: str) -> dict[str, Any]:
+    """Run a block of lazy imports as a package does."""
+    made: dict[str, Any] = {"__name__": "package", "lazily": lazily}
+    exec(f"with lazily(globals()):\n{block}", made)
+    return made
+
+
+def test_a_block_imports_nothing_until_a_name_is_used() -> None:
+    made = package("    from nowhere.to_be_found import thing as thing\n    from difflib import ndiff as ndiff")
+    assert made["__all__"] == ["ndiff", "thing"]
+    assert not {"ndiff", "thing"} & {*made}
+    assert made["__getattr__"]("ndiff") is difflib.ndiff is made["ndiff"]
+    with pytest.raises(ModuleNotFoundError, match="nowhere"):
+        made["__getattr__"]("thing")
+
+
+def test_other_modules_import_as_always_while_a_block_runs() -> None:
+    with lazily({"__name__": "package"}):
+        from difflib import context_diff
+    assert context_diff is difflib.context_diff
+
+
+def test_a_block_that_fails_leaves_importing_as_it_was() -> None:
+    before = builtins.__import__
+    with pytest.raises(ZeroDivisionError):
+        package("    from difflib import ndiff as ndiff\n    1 / 0")
+    assert builtins.__import__ is before
+
+
+def test_a_block_waits_until_that_of_another_thread_has_ended() -> None:
+    """Otherwise the second one would restore the `__import__` of the first one after the first one had ended."""
+    before = builtins.__import__
+    first_is_inside, second_is_inside, first_has_left = threading.Event(), threading.Event(), threading.Event()
+
+    def first() -> None:
+        with lazily({"__name__": "first"}):
+            first_is_inside.set()
+            second_is_inside.wait(0.1)  # in vain
+        first_has_left.set()
+
+    def second() -> None:
+        first_is_inside.wait()
+        with lazily({"__name__": "second"}):
+            second_is_inside.set()
+            first_has_left.wait()
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert builtins.__import__ is before
 
 
 def test_a_name_that_the_package_does_not_have_is_said_with_the_package() -> None:
@@ -90,4 +162,3 @@ def test_a_name_that_needs_an_extra_says_which() -> None:
 def test_the_names_of_a_package_are_listed_and_can_all_be_had(package: str) -> None:
     module = import_module(package)
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
-    assert set(module._LAZY and " ".join(module._LAZY).split()) <= set(module.__all__)

@@ -82,14 +82,14 @@ def test_the_site_asks_no_other_machine_for_anything() -> None:
 def test_the_signatures_of_muxkit_are_complete() -> None:
     page = (DOCS / "reference" / "api" / "muxkit.md").read_text(encoding="utf-8")
     shown = [name for members in re.findall(r"members: \[(.*?)\]", page) for name in members.split(", ")]
-    assert sorted(shown) == sorted(muxkit.__all__)
+    assert sorted(shown) == sorted(vars(muxkit)["__all__"])
 
 
 def test_each_name_of_muxkit_is_documented_on_its_own(hooks: ModuleType) -> None:
     """Was: an option that hid the docstring of the module hid those of its members as well."""
     page = (DOCS / "reference" / "api" / "muxkit.md").read_text(encoding="utf-8")
     shown = re.findall(r"^::: muxkit\.(\w+)$", hooks.MEMBERS.sub(hooks.each_member, page), re.MULTILINE)
-    assert sorted(shown) == sorted(muxkit.__all__)
+    assert sorted(shown) == sorted(vars(muxkit)["__all__"])
 
 
 # ---------------------------------------------------------------------------- pictures from traces

@@ -12,8 +12,8 @@ from typing import TypeAlias, Unpack
 
 import trio
 
-from muxkit import Refused
 from muxkit._door import client_doors
+from muxkit._errors import Refused
 from muxkit._options import OF_RECONNECTING, ReconnectOptions
 from muxkit._reconnecting import reconnecting
 from muxkit.core import without_secrets

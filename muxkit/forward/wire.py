@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 import trio
 
-from muxkit import MuxError
+from muxkit._errors import MuxError
 from muxkit.core import printable
 from muxkit.runtime import Channel, LinkLost, Session
 

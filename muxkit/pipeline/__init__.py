@@ -6,19 +6,12 @@ registered. Staging, captures and simulations also work without a JVM.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from muxkit._lazy import lazily
-from muxkit.pipeline.errors import CaptureError as CaptureError
-from muxkit.pipeline.errors import DataLoss as DataLoss
-from muxkit.pipeline.errors import OffsetError as OffsetError
-from muxkit.pipeline.errors import OptionError as OptionError
-from muxkit.pipeline.errors import PipelineError as PipelineError
-from muxkit.pipeline.errors import StagingError as StagingError
-from muxkit.pipeline.errors import StreamBroken as StreamBroken
-from muxkit.pipeline.errors import StreamUnavailable as StreamUnavailable
 
-if TYPE_CHECKING:
+_EXTRAS = dict.fromkeys(("google", "numpy", "pandas", "pyarrow", "pyspark"), "spark")
+
+# Spark imports this package when it looks for data sources, so that must be cheap.
+with lazily(globals(), extras=_EXTRAS):
     from muxkit.pipeline.capture.analysis import Answers as Answers
     from muxkit.pipeline.capture.analysis import Raw as Raw
     from muxkit.pipeline.capture.analysis import analyse as analyse
@@ -31,6 +24,14 @@ if TYPE_CHECKING:
     from muxkit.pipeline.capture.files import Selection as Selection
     from muxkit.pipeline.capture.recorder import Capture as Capture
     from muxkit.pipeline.capture.report import report as report
+    from muxkit.pipeline.errors import CaptureError as CaptureError
+    from muxkit.pipeline.errors import DataLoss as DataLoss
+    from muxkit.pipeline.errors import OffsetError as OffsetError
+    from muxkit.pipeline.errors import OptionError as OptionError
+    from muxkit.pipeline.errors import PipelineError as PipelineError
+    from muxkit.pipeline.errors import StagingError as StagingError
+    from muxkit.pipeline.errors import StreamBroken as StreamBroken
+    from muxkit.pipeline.errors import StreamUnavailable as StreamUnavailable
     from muxkit.pipeline.fleet import Outcome as Outcome
     from muxkit.pipeline.fleet import run_fleet as run_fleet
     from muxkit.pipeline.fleet import simulate as simulate
@@ -57,77 +58,3 @@ if TYPE_CHECKING:
     from muxkit.pipeline.staging.server import serve_staging as serve_staging
     from muxkit.pipeline.staging.server import tokens as tokens
     from muxkit.pipeline.staging.store import Staging as Staging
-
-__all__ = [
-    "Answers",
-    "Capture",
-    "CaptureError",
-    "Claim",
-    "DataLoss",
-    "Encoding",
-    "Key",
-    "OffsetError",
-    "OptionError",
-    "Outcome",
-    "PipelineError",
-    "QueryLog",
-    "QueryMetrics",
-    "Raw",
-    "Rotation",
-    "Selection",
-    "SinkOptions",
-    "SourceOptions",
-    "Staging",
-    "StagingClient",
-    "StagingError",
-    "StagingLimits",
-    "StagingService",
-    "StreamBroken",
-    "StreamUnavailable",
-    "analyse",
-    "decode",
-    "decode_batches",
-    "decode_stream",
-    "decoder",
-    "forward",
-    "java_home",
-    "lag",
-    "lag_table",
-    "make_block",
-    "observed",
-    "open_staging",
-    "query_name",
-    "read_captures",
-    "report",
-    "run_fleet",
-    "serve_staging",
-    "simulate",
-    "simulate_all",
-    "spark_session",
-    "tokens",
-]
-
-# Importing this package must be cheap, because Spark does so when it looks for data sources. These are imported on use.
-_LAZY = {
-    "Answers Raw analyse read_captures": "capture.analysis",
-    "decode decode_batches decode_stream decoder": "capture.decoding",
-    "Rotation Selection": "capture.files",
-    "Capture": "capture.recorder",
-    "report": "capture.report",
-    "Outcome run_fleet simulate simulate_all": "fleet",
-    "QueryLog QueryMetrics lag_table observed query_name": "monitor",
-    "SinkOptions SourceOptions": "options",
-    "lag": "source.offsets",
-    "java_home spark_session": "spark",
-    "open_staging": "staging.backends",
-    "StagingClient": "staging.client",
-    "forward": "staging.forward",
-    "Encoding Key StagingLimits make_block": "staging.records",
-    "Claim StagingService serve_staging tokens": "staging.server",
-    "Staging": "staging.store",
-}
-
-_EXTRAS = dict.fromkeys(("google", "numpy", "pandas", "pyarrow", "pyspark"), "spark")
-
-if not TYPE_CHECKING:  # with a module-level `__getattr__`, type checkers would accept any name
-    __getattr__, __dir__ = lazily(globals(), _LAZY, extras=_EXTRAS)

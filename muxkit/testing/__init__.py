@@ -11,11 +11,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from muxkit._lazy import lazily
 
-if TYPE_CHECKING:
+# Tests of an engine don't need Trio, so each tool is imported when it is first used.
+with lazily(globals()):
     from muxkit.testing._chaos import ChaosDial as ChaosDial
     from muxkit.testing._chaos import ChaosPlan as ChaosPlan
     from muxkit.testing._chaos import ChaosStats as ChaosStats
@@ -75,86 +74,3 @@ if TYPE_CHECKING:
     from muxkit.testing._weather import WeatherStream as WeatherStream
     from muxkit.testing._weather import replay as replay
     from muxkit.testing._weather import weather_pair as weather_pair
-
-__all__ = [
-    "AimdReceiver",
-    "AimdSender",
-    "Bottleneck",
-    "ChaosDial",
-    "ChaosPacketRelay",
-    "ChaosPlan",
-    "ChaosRelay",
-    "ChaosStats",
-    "ChaosURL",
-    "Cut",
-    "CutReport",
-    "EngineCase",
-    "EnginePair",
-    "Exploration",
-    "Fate",
-    "Fault",
-    "Journey",
-    "Network",
-    "PacketChannel",
-    "PacketStats",
-    "PacketWeather",
-    "PathWeather",
-    "Plan",
-    "PlanRun",
-    "Run",
-    "SessionPair",
-    "SimEvent",
-    "SimNetwork",
-    "SimPackets",
-    "SimRoute",
-    "SimStream",
-    "SimTransport",
-    "SimWeather",
-    "Stuck",
-    "Wake",
-    "Way",
-    "WeatherStream",
-    "cancel_sweep",
-    "chaos_dial",
-    "chaos_packet_relay",
-    "chaos_relay",
-    "chaos_url",
-    "check_cancellation",
-    "check_every_split",
-    "check_leaving",
-    "check_link",
-    "check_openings",
-    "check_packet_link",
-    "check_pressure",
-    "check_reading",
-    "check_session",
-    "check_stream_engine",
-    "determined",
-    "explore",
-    "parse_place",
-    "replay",
-    "run_plan",
-    "sim_transport",
-    "weather_pair",
-]
-
-# Tests of an engine don't need Trio, so each tool is imported when it is first used.
-_LAZY = {
-    "cancel_sweep": "_checks",
-    "ChaosDial ChaosPlan ChaosStats ChaosURL Cut CutReport Way chaos_dial chaos_url": "_chaos",
-    "ChaosRelay chaos_relay parse_place": "_relay",
-    "Exploration Run Stuck explore run_plan": "_explore",
-    "Fault Plan PlanRun Wake determined": "_plan",
-    "check_link": "_links",
-    "AimdReceiver AimdSender Bottleneck Fate Journey Network PathWeather": "_network",
-    "check_packet_link": "_packet_links",
-    "ChaosPacketRelay PacketStats chaos_packet_relay": "_packet_relay",
-    "EngineCase EnginePair check_every_split check_stream_engine": "_pair",
-    "SessionPair check_cancellation check_leaving check_openings": "_sessions",
-    "check_pressure check_reading check_session": "_sessions",
-    "SimEvent SimNetwork SimPackets SimRoute SimStream SimTransport SimWeather sim_transport": "_sim",
-    "PacketChannel PacketWeather WeatherStream replay weather_pair": "_weather",
-}
-
-if not TYPE_CHECKING:  # with a module-level `__getattr__`, type checkers would accept any name
-    __getattr__, __dir__ = lazily(globals(), _LAZY)

@@ -64,7 +64,7 @@ ARITHMETIC: Final[Mapping[type[ast.operator], tuple[str, str]]] = {
 CALLS: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 EMPTY: Final = {"int": "0", "float": "0.0", "bool": "False", "bytes": 'b""', "str": '""'}
 LARGE: Final = 100  # above it a change by 1 is hardly ever a fault
-UNTOUCHED: Final = frozenset({"__all__", "__slots__", "_LAZY"})
+UNTOUCHED: Final = frozenset({"__all__", "__slots__"})
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

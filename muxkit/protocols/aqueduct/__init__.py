@@ -9,17 +9,10 @@ Every session also has the two-way channels of all protocols, with `open` and `i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from muxkit._lazy import lazily
-from muxkit.protocols.aqueduct.carrier import Carrier as Carrier
-from muxkit.protocols.aqueduct.config import Config as Config
-from muxkit.protocols.aqueduct.engine import Engine as Engine
-from muxkit.protocols.aqueduct.frames import Role as Role
-from muxkit.protocols.aqueduct.send import Mode as Mode
-from muxkit.protocols.aqueduct.send import Ticket as Ticket
 
-if TYPE_CHECKING:
+# Engines work without Trio, which sessions import. So each name is imported when a program first uses it.
+with lazily(globals()):
     from muxkit.protocols.aqueduct._channels import Cancelled as Cancelled
     from muxkit.protocols.aqueduct._channels import Channel as Channel
     from muxkit.protocols.aqueduct._channels import Finished as Finished
@@ -40,42 +33,9 @@ if TYPE_CHECKING:
     from muxkit.protocols.aqueduct._session import open_server as open_server
     from muxkit.protocols.aqueduct._session import protocol as protocol
     from muxkit.protocols.aqueduct._session import reconnecting as reconnecting
-
-__all__ = [
-    "Cancelled",
-    "Carrier",
-    "Channel",
-    "Client",
-    "Config",
-    "ConnectOptions",
-    "Engine",
-    "Finished",
-    "LostInTransit",
-    "Message",
-    "Mode",
-    "NoReceiver",
-    "Receipt",
-    "Receiver",
-    "ReconnectOptions",
-    "Role",
-    "Sender",
-    "ServeOptions",
-    "Server",
-    "Session",
-    "Ticket",
-    "connect",
-    "connection",
-    "open_server",
-    "protocol",
-    "reconnecting",
-]
-
-# The engine works without Trio; what needs it is imported when it is first used.
-_LAZY = {
-    "ConnectOptions ReconnectOptions ServeOptions": "_session",
-    "Cancelled Channel Finished LostInTransit Message NoReceiver Receipt Receiver Sender": "_channels",
-    "Client Server Session connect connection open_server protocol reconnecting": "_session",
-}
-
-if not TYPE_CHECKING:  # or type checkers would accept any name
-    __getattr__, __dir__ = lazily(globals(), _LAZY)
+    from muxkit.protocols.aqueduct.carrier import Carrier as Carrier
+    from muxkit.protocols.aqueduct.config import Config as Config
+    from muxkit.protocols.aqueduct.engine import Engine as Engine
+    from muxkit.protocols.aqueduct.frames import Role as Role
+    from muxkit.protocols.aqueduct.send import Mode as Mode
+    from muxkit.protocols.aqueduct.send import Ticket as Ticket

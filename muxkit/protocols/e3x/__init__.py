@@ -18,39 +18,14 @@ goodbyes and congestion control. Comments in the code say where it goes beyond t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from muxkit._lazy import lazily
-from muxkit.core.events import Finished as Finished
-from muxkit.core.events import Opened as Opened
-from muxkit.core.events import Received as Received
-from muxkit.core.events import Writable as Writable
-from muxkit.protocols.e3x.chunked import ChunkedEngine as ChunkedEngine
-from muxkit.protocols.e3x.chunked import Dechunker as Dechunker
-from muxkit.protocols.e3x.chunked import encode_chunks as encode_chunks
-from muxkit.protocols.e3x.config import Config as Config
-from muxkit.protocols.e3x.engine import Engine as Engine
-from muxkit.protocols.e3x.engine import Stats as Stats
-from muxkit.protocols.e3x.events import Broken as Broken
-from muxkit.protocols.e3x.events import Cause as Cause
-from muxkit.protocols.e3x.events import Closed as Closed
-from muxkit.protocols.e3x.events import Delivered as Delivered
-from muxkit.protocols.e3x.events import Event as Event
-from muxkit.protocols.e3x.events import Fault as Fault
-from muxkit.protocols.e3x.events import Faulted as Faulted
-from muxkit.protocols.e3x.packets import Miss as Miss
-from muxkit.protocols.e3x.packets import Packet as Packet
-from muxkit.protocols.e3x.packets import decode_miss as decode_miss
-from muxkit.protocols.e3x.packets import encode_head as encode_head
-from muxkit.protocols.e3x.packets import encode_miss as encode_miss
-from muxkit.protocols.e3x.packets import encode_packet as encode_packet
-from muxkit.protocols.e3x.packets import join_packet as join_packet
-from muxkit.protocols.e3x.packets import parse_head as parse_head
-from muxkit.protocols.e3x.packets import parse_packet as parse_packet
-from muxkit.protocols.e3x.packets import split_packet as split_packet
-from muxkit.protocols.e3x.state import EngineChannel as EngineChannel
 
-if TYPE_CHECKING:
+# Engines work without Trio, which sessions import. So each name is imported when a program first uses it.
+with lazily(globals()):
+    from muxkit.core.events import Finished as Finished
+    from muxkit.core.events import Opened as Opened
+    from muxkit.core.events import Received as Received
+    from muxkit.core.events import Writable as Writable
     from muxkit.protocols.e3x._channels import Channel as Channel
     from muxkit.protocols.e3x._channels import Receipt as Receipt
     from muxkit.protocols.e3x._connection import SessionStats as SessionStats
@@ -63,55 +38,27 @@ if TYPE_CHECKING:
     from muxkit.protocols.e3x._session import protocol as protocol
     from muxkit.protocols.e3x._session import reconnecting as reconnecting
     from muxkit.protocols.e3x._session import session as session
-
-__all__ = [
-    "Broken",
-    "Cause",
-    "Channel",
-    "ChunkedEngine",
-    "Closed",
-    "Config",
-    "ConnectOptions",
-    "Dechunker",
-    "Delivered",
-    "Engine",
-    "EngineChannel",
-    "Event",
-    "Fault",
-    "Faulted",
-    "Finished",
-    "Miss",
-    "Opened",
-    "Packet",
-    "Receipt",
-    "Received",
-    "ReconnectOptions",
-    "ServeOptions",
-    "Session",
-    "SessionStats",
-    "Stats",
-    "Writable",
-    "connect",
-    "decode_miss",
-    "encode_chunks",
-    "encode_head",
-    "encode_miss",
-    "encode_packet",
-    "join_packet",
-    "open_server",
-    "parse_head",
-    "parse_packet",
-    "protocol",
-    "reconnecting",
-    "session",
-    "split_packet",
-]
-
-# The engine works without Trio. The names that need Trio are imported when they are first accessed.
-_LAZY = dict.fromkeys(("Channel", "Receipt"), "_channels")
-_LAZY |= dict.fromkeys(("Session", "SessionStats", "protocol", "session"), "_session")
-_LAZY |= dict.fromkeys(("connect", "open_server", "reconnecting"), "_session")
-_LAZY |= dict.fromkeys(("ConnectOptions", "ReconnectOptions", "ServeOptions"), "_session")
-
-if not TYPE_CHECKING:  # a type checker that sees `__getattr__` would accept any name
-    __getattr__, __dir__ = lazily(globals(), _LAZY)
+    from muxkit.protocols.e3x.chunked import ChunkedEngine as ChunkedEngine
+    from muxkit.protocols.e3x.chunked import Dechunker as Dechunker
+    from muxkit.protocols.e3x.chunked import encode_chunks as encode_chunks
+    from muxkit.protocols.e3x.config import Config as Config
+    from muxkit.protocols.e3x.engine import Engine as Engine
+    from muxkit.protocols.e3x.engine import Stats as Stats
+    from muxkit.protocols.e3x.events import Broken as Broken
+    from muxkit.protocols.e3x.events import Cause as Cause
+    from muxkit.protocols.e3x.events import Closed as Closed
+    from muxkit.protocols.e3x.events import Delivered as Delivered
+    from muxkit.protocols.e3x.events import Event as Event
+    from muxkit.protocols.e3x.events import Fault as Fault
+    from muxkit.protocols.e3x.events import Faulted as Faulted
+    from muxkit.protocols.e3x.packets import Miss as Miss
+    from muxkit.protocols.e3x.packets import Packet as Packet
+    from muxkit.protocols.e3x.packets import decode_miss as decode_miss
+    from muxkit.protocols.e3x.packets import encode_head as encode_head
+    from muxkit.protocols.e3x.packets import encode_miss as encode_miss
+    from muxkit.protocols.e3x.packets import encode_packet as encode_packet
+    from muxkit.protocols.e3x.packets import join_packet as join_packet
+    from muxkit.protocols.e3x.packets import parse_head as parse_head
+    from muxkit.protocols.e3x.packets import parse_packet as parse_packet
+    from muxkit.protocols.e3x.packets import split_packet as split_packet
+    from muxkit.protocols.e3x.state import EngineChannel as EngineChannel

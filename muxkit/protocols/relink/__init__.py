@@ -18,18 +18,13 @@ The modules form layers, from the top:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from muxkit._lazy import lazily
-from muxkit.protocols.relink import events as events
-from muxkit.protocols.relink import frames as frames
-from muxkit.protocols.relink import handshake as handshake
-from muxkit.protocols.relink.config import Config as Config
-from muxkit.protocols.relink.engine import Engine as Engine
-from muxkit.protocols.relink.events import EpochChanged as EpochChanged
-from muxkit.protocols.relink.events import LinkReplaced as LinkReplaced
 
-if TYPE_CHECKING:
+# Engines work without Trio, which sessions import. So each name is imported when a program first uses it.
+with lazily(globals()):
+    from muxkit.protocols.relink import events as events
+    from muxkit.protocols.relink import frames as frames
+    from muxkit.protocols.relink import handshake as handshake
     from muxkit.protocols.relink._channels import Channel as Channel
     from muxkit.protocols.relink._channels import LinkChanged as LinkChanged
     from muxkit.protocols.relink._channels import LinkRefused as LinkRefused
@@ -41,6 +36,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink._channels import RolledBackError as RolledBackError
     from muxkit.protocols.relink._channels import Sender as Sender
     from muxkit.protocols.relink._session import Link as Link
+    from muxkit.protocols.relink.config import Config as Config
     from muxkit.protocols.relink.dial.connect import ConnectOptions as ConnectOptions
     from muxkit.protocols.relink.dial.connect import ReconnectOptions as ReconnectOptions
     from muxkit.protocols.relink.dial.connect import ServeOptions as ServeOptions
@@ -58,54 +54,6 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink.dial.listen import identity_of as identity_of
     from muxkit.protocols.relink.dial.listen import listen as listen
     from muxkit.protocols.relink.dial.listen import listener as listener
-
-__all__ = [
-    "Channel",
-    "Config",
-    "ConnectOptions",
-    "Endpoint",
-    "Engine",
-    "EpochChanged",
-    "Identified",
-    "Keep",
-    "Link",
-    "LinkChanged",
-    "LinkRefused",
-    "LinkReplaced",
-    "Listener",
-    "Listening",
-    "Message",
-    "NotCommitted",
-    "Outcome",
-    "Receipt",
-    "Receiver",
-    "ReconnectOptions",
-    "RolledBackError",
-    "Sender",
-    "ServeOptions",
-    "connect",
-    "events",
-    "frames",
-    "handshake",
-    "identity_of",
-    "link",
-    "listen",
-    "listener",
-    "open_server",
-    "protocol",
-    "reconnecting",
-    "session",
-]
-
-# The engine works without Trio, so the names that need Trio are imported when they are first used.
-_LAZY = {
-    "ConnectOptions ReconnectOptions ServeOptions": "dial.connect",
-    "Channel LinkChanged LinkRefused NotCommitted RolledBackError": "_channels",
-    "Message Outcome Receipt Receiver Sender": "_channels",
-    "Link": "_session",
-    "connect link open_server protocol reconnecting session": "dial.connect",
-    "Endpoint Identified Keep Listener Listening identity_of listen listener": "dial.listen",
-}
-
-if not TYPE_CHECKING:  # with a module-level `__getattr__`, type checkers would accept any name
-    __getattr__, __dir__ = lazily(globals(), _LAZY)
+    from muxkit.protocols.relink.engine import Engine as Engine
+    from muxkit.protocols.relink.events import EpochChanged as EpochChanged
+    from muxkit.protocols.relink.events import LinkReplaced as LinkReplaced

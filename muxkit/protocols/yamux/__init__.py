@@ -12,14 +12,10 @@ messages on a stream, in the format that `muxkit.core.messages` describes, so it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from muxkit._lazy import lazily
-from muxkit.protocols.yamux.config import Config as Config
-from muxkit.protocols.yamux.engine import Engine as Engine
-from muxkit.protocols.yamux.frames import Code as Code
 
-if TYPE_CHECKING:
+# Engines work without Trio, which sessions import. So each name is imported when a program first uses it.
+with lazily(globals()):
     from muxkit.protocols.yamux._channels import Channel as Channel
     from muxkit.protocols.yamux._channels import YamuxStream as YamuxStream
     from muxkit.protocols.yamux._session import ConnectOptions as ConnectOptions
@@ -31,32 +27,6 @@ if TYPE_CHECKING:
     from muxkit.protocols.yamux._session import protocol as protocol
     from muxkit.protocols.yamux._session import reconnecting as reconnecting
     from muxkit.protocols.yamux._session import session as session
-
-__all__ = [
-    "Channel",
-    "Code",
-    "Config",
-    "ConnectOptions",
-    "Engine",
-    "ReconnectOptions",
-    "ServeOptions",
-    "Session",
-    "YamuxStream",
-    "connect",
-    "open_server",
-    "protocol",
-    "reconnecting",
-    "session",
-]
-
-# The engine works without Trio, so the names that need Trio are imported when they are first used.
-_LAZY = {
-    "ConnectOptions ReconnectOptions ServeOptions": "_session",
-    "Channel": "_channels",
-    "Session": "_session",
-    "YamuxStream": "_channels",
-    "connect open_server protocol reconnecting session": "_session",
-}
-
-if not TYPE_CHECKING:  # with a module-level `__getattr__`, type checkers would accept any name
-    __getattr__, __dir__ = lazily(globals(), _LAZY)
+    from muxkit.protocols.yamux.config import Config as Config
+    from muxkit.protocols.yamux.engine import Engine as Engine
+    from muxkit.protocols.yamux.frames import Code as Code
