@@ -26,9 +26,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     """Makes real distributions: a folder on the path with a module and its metadata."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(_plugins, "_loaded", {})  # no plugin of an earlier test
-    modules = set(sys.modules)
+    made: list[str] = []
 
     def make(package: str, *entries: str, code: str = "", group: str = "transports", metadata: bool = True) -> None:
+        made.append(package)
         (tmp_path / f"{package}.py").write_text(code, encoding="utf-8")
         info = tmp_path / f"{package}-1.0.dist-info"
         info.mkdir()
@@ -39,8 +40,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         importlib.invalidate_caches()
 
     yield make
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
+    for name in made:
+        sys.modules.pop(name, None)
 
 
 GOOD = "class T:\n    def connect(self): ...\n    def serve(self): ...\ntransport = T()\n"

@@ -13,7 +13,7 @@ import inspect
 import random
 import shlex
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
 
 import pytest
 
@@ -23,8 +23,20 @@ if TYPE_CHECKING:
     import muxkit
     from muxkit.testing import PlanRun, SimNetwork, SimWeather
 
-    MuxkitServer = Callable[..., Awaitable[muxkit.Server]]
-    """The type of `muxkit_server`: `await muxkit_server(handler, name="server", protocol=None, **options)`."""
+    class MuxkitServer(Protocol):
+        """The type of `muxkit_server`, which takes the options of `muxkit.open_server`."""
+
+        async def __call__(
+            self,
+            handler: muxkit.SessionHandler | muxkit.ChannelHandler,
+            name: str = "server",
+            *,
+            protocol: str | None = None,
+            **options: Unpack[muxkit.ServeOptions],
+        ) -> muxkit.Server:
+            """Serve at `sim://name` until the test ends."""
+            ...
+
     MuxkitPair = tuple[muxkit.Session, muxkit.Session]
     """The type of `muxkit_pair`: the client's session and the server's."""
 
@@ -172,7 +184,7 @@ async def muxkit_server(weather: SimNetwork, muxkit_protocol: str) -> AsyncGener
     async def run(
         handler: muxkit.SessionHandler | muxkit.ChannelHandler,
         url: str,
-        options: dict[str, Any],
+        options: muxkit.ServeOptions,
         task_status: trio.TaskStatus[muxkit.Server],
     ) -> None:
         async with muxkit.open_server(handler, url, **options) as server:
@@ -184,7 +196,7 @@ async def muxkit_server(weather: SimNetwork, muxkit_protocol: str) -> AsyncGener
         name: str = "server",
         *,
         protocol: str | None = None,
-        **options: Any,
+        **options: Unpack[muxkit.ServeOptions],
     ) -> muxkit.Server:
         url = f"{protocol or muxkit_protocol}+sim://{name}"
         # Start the server in the fixture's nursery. The caller is a task of the test, and the server must outlive it.

@@ -8,7 +8,18 @@ import sys
 
 import pytest
 
+import muxkit.testing
+from muxkit.protocols import aqueduct, bpmux, e3x, relink, yamux
+
 pytest_plugins = ["pytester"]
+
+# pytester forgets the modules that a suite imports, and their classes would then exist twice in this process. So import
+# what the suites use before they do.
+IMPORTED = [
+    getattr(package, name)
+    for package in (muxkit, muxkit.testing, aqueduct, bpmux, e3x, relink, yamux)
+    for name in vars(package)["__all__"]
+]
 
 HEAD = """
 import time
