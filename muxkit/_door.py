@@ -149,8 +149,8 @@ class Door:
     async def dial_at(self, candidate: Candidate) -> AsyncGenerator[Link, None]:
         # Credit for streams side by side is the link's business, so what bounds it has to go there.
         bounds = {"limits": self.limits} if link_kind(self.transport) == "multistream" else {}
-        options = {**candidate.options, **self._link_options}
-        async with self.transport.connect(candidate.address, **bounds, **self._offers, **options) as link:
+        options = {**self._offers, **candidate.options, **self._link_options}
+        async with self.transport.connect(candidate.address, **bounds, **options) as link:
             yield link if self._token is None else await show_token(link, self.protocol_name, self._token)
 
     @protected_manager
@@ -247,8 +247,7 @@ class Door:
                 self.address,
                 limits=self.limits,
                 task_status=task_status,
-                **self._offers,
-                **self._link_options,
+                **{**self._offers, **self._link_options},
             )
 
     async def _admit(

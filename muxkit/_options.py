@@ -77,6 +77,8 @@ class TransportOptions(TypedDict, total=False):
     `dtls.server_context`."""
     alpn: Sequence[str]
     """Protocol names to agree on. A peer that agrees to none is refused."""
+    offers: Sequence[str]
+    """Protocol names to agree on that the peer doesn't have to know. By default, bpmux offers its own."""
     insecure: bool
     """Allows plaintext beyond loopback, or a client whose context doesn't verify the server."""
     unsent: int

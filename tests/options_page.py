@@ -38,6 +38,7 @@ LINKS: Final[Mapping[str, str]] = {
     "keep": "relink.md#bounds",
     "limits": "../how-to/limits.md",
     "observer": "../how-to/observe.md",
+    "offers": "bpmux.md#a-first-credit",
     "on_changed": "relink.md#the-end-of-a-link",
     "pages": "../how-to/browser.md#pages-on-the-same-port",
     "patience": "../how-to/reconnecting.md",

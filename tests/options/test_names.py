@@ -177,6 +177,12 @@ async def test_an_option_of_a_server_is_refused_by_a_client() -> None:
         await entering(muxkit.connect(f"bpmux+tcp://{NOWHERE}", **options))
 
 
+async def test_an_option_that_the_protocol_gives_its_transport_can_be_overridden() -> None:
+    """Was: "got multiple values for keyword argument 'offers'"."""
+    with pytest.raises(ConnectionRefusedError):
+        await entering(muxkit.connect(f"bpmux+tls://{NOWHERE}", offers=["mine"]))
+
+
 # ---------------------------------------------------------------------------- transports of other packages
 
 
