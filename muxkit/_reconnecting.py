@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Unpack
 
 import trio
 
-from muxkit._door import session_with
+from muxkit._door import client_doors, session_with
 from muxkit._observer import tell
 from muxkit._options import OF_RECONNECTING, ReconnectOptions
 from muxkit._plugins import PROTOCOLS, SUFFIX, PluginError, load
+from muxkit._racing import SessionAttempt
 from muxkit._redirect import RedirectPolicy, check_hosts, redirected_by
 from muxkit.core import printable, without_secrets
-from muxkit.runtime import Backoff, LinkLost, OutageLog, Session, can_heal, protect_package
+from muxkit.runtime import Backoff, LinkLost, OutageLog, Session, can_heal, protect_package, protected_manager
 
 _log = logging.getLogger("muxkit")
 
@@ -90,7 +91,7 @@ class _Opener:
         # The client's own URL may look its servers up in the DNS, and the URL of the redirect may not: then the option
         # `resolver=` isn't known there.
         given = {name: value for name, value in self._options.items() if name != "resolver" or SUFFIX in self._target}
-        return session_with(self._target, given, own=OF_RECONNECTING)
+        return _answered_session(self._target, given)
 
     def learn(self, session: Session) -> None:
         """Let the next session with the same server use what this one has learnt about it, if the protocol says so."""
@@ -120,6 +121,18 @@ class _Opener:
         # log: The URL to which a server redirected this client doesn't work. It connects to its own URLs again.
         _log.warning("%s: returning from a redirect: %s", self.shown, error)
         self._target = None
+
+
+@protected_manager
+async def _answered_session(url: str, options: Mapping[str, Any]) -> AsyncGenerator[Session, None]:
+    """Connect to the URL of a redirect, and wait until the server there has answered.
+
+    A session of Relink exists before its connection and dials forever. Without the answer it would keep the client at a
+    server that doesn't exist.
+    """
+    [door] = client_doors(url, options, own=OF_RECONNECTING)
+    async with SessionAttempt(door).open() as session:
+        yield session
 
 
 class _Sessions(AsyncIterator[Session]):

@@ -22,17 +22,17 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from muxkit._errors import Refused
 from muxkit._plugins import SUFFIX, split_url
+from muxkit.core import Reason
 from muxkit.runtime import MOVED, AllAttemptsFailed, LinkLost, protect_package
 
 ANYWHERE: Final = "*"
 MAX_URL: Final = 1000  # characters; what a peer sends is not parsed beyond that
 
 
-def redirect_to(url: str) -> Refused:
-    """Return the error that ends a session on the server's side, and tells the client where to go."""
-    return Refused(f"the server has moved to {url}", code=MOVED)
+def moved_to(url: str) -> Reason:
+    """Return the reason with which a server ends a session, and tells the client where to go."""
+    return Reason(f"the server has moved to {url}", MOVED)
 
 
 def redirected_by(error: Exception | None) -> str | None:

@@ -18,9 +18,9 @@ from muxkit._handlers import ChannelHandler, SessionHandler, is_loss, session_ha
 from muxkit._observer import Observer
 from muxkit._options import ServeOptions
 from muxkit._plugins import split_url
-from muxkit._redirect import MAX_URL, redirect_for, redirect_to
+from muxkit._redirect import MAX_URL, moved_to, redirect_for
 from muxkit._tls import TLS
-from muxkit.core import counted, printable, without_secrets
+from muxkit.core import Reason, counted, printable, without_secrets
 from muxkit.runtime import (
     LOSSES,
     Channel,
@@ -55,7 +55,7 @@ class Server:
     def __init__(
         self,
         urls: Sequence[str],
-        listening: Sequence[Listening],
+        listening: Sequence[tuple[str, Listening]],
         tls: TLS | None,
         closed: trio.Event,
         observer: Observer | None = None,
@@ -78,7 +78,7 @@ class Server:
 
     def sessions(self) -> Sequence[Session]:
         """Return the live sessions, that is, those whose handlers are running."""
-        return [session for each in self._listening for session in each.sessions]
+        return [session for _, each in self._listening for session in each.sessions]
 
     def reload(self) -> None:
         """Reload the files of `tls` for new connections. Open connections keep their certificates.
@@ -94,8 +94,9 @@ class Server:
         """Stop accepting sessions and channels, wait for live sessions, then stop serving.
 
         With `redirect`, each session ends with the code 307 and a reason that names this URL. `muxkit.reconnecting`
-        connects there if the client allows it; other clients see an ordinary end. Sessions of relink, which outlive
-        their connections, end without it.
+        connects there if the client allows it; other clients see an ordinary end. A link of Relink isn't moved: it
+        ends, and the client gets a new one at the other server. Links that carry the application's own messages, on
+        senders and receivers, have no place for the reason and end without it.
 
         Args:
             grace: How many seconds live sessions get to finish. The server closes what is still open after that.
@@ -118,13 +119,10 @@ class Server:
                 raise ValueError(f"redirect=…: a URL of {len(url):,} characters; at most {MAX_URL:,} are allowed")
         self.is_draining = True
         async with bare_nursery() as nursery:
-            for each in self._listening:
-                if isinstance(each, _Connections):
-                    nursery.start_soon(
-                        partial(each.shutdown, grace=grace, redirect=redirect_for(each.scheme, redirects))
-                    )
-                else:
-                    nursery.start_soon(partial(each.shutdown, grace=grace))
+            for scheme, each in self._listening:
+                target = redirect_for(scheme, redirects)
+                reason = None if target is None else moved_to(target)
+                nursery.start_soon(partial(each.shutdown, grace=grace, redirect=reason))
         self._closed.set()
 
     async def wait_closed(self) -> None:
@@ -204,7 +202,8 @@ async def open_server(
             for door, each in zip(doors, listening, strict=True):
                 addresses: list[str] = await nursery.start(serve_at, door, each)
                 urls += map(door.url_at, addresses)
-            server = Server(urls, listening, tls, closed, options.get("observer"))
+            accepting = [(door.scheme, each) for door, each in zip(doors, listening, strict=True)]
+            server = Server(urls, accepting, tls, closed, options.get("observer"))
             yield server
             if not server._closed.is_set():
                 await server.shutdown(grace=options.get("linger", LINGER_SECONDS))
@@ -326,7 +325,12 @@ def _reload(server: Server) -> None:
 
 def listening_at(door: Door, handler: SessionHandler) -> AbstractAsyncContextManager[Listening]:
     """Open what takes each connection at a URL, so that `handler` is called with each session."""
-    return door.listener(handler) or nullcontext(_Connections(door.session_on, handler, door.scheme))
+    return door.listener(handler) or nullcontext(_Connections(door.session_on, handler))
+
+
+def _refused_for(reason: Reason) -> Refused:
+    """Return a new error for each session, because sessions that raise the same one would share its traceback."""
+    return Refused(reason.text, code=reason.code)
 
 
 class _Guest:
@@ -354,13 +358,11 @@ class _Connections:
         self,
         session_on: Callable[[Link, Literal["server"]], AbstractAsyncContextManager[Session]],
         handler: Callable[[Session], Awaitable[object]],
-        scheme: str = "",
     ) -> None:
-        self.scheme: str = scheme
         self._session_on = session_on
         self._handler = handler
         self._sessions: dict[Session, _Guest] = {}
-        self._redirect: str | None = None
+        self._redirect: Reason | None = None
         self._deadline = 0.0  # of the shutdown
         self._draining = False
         self._ended = trio.lowlevel.ParkingLot()
@@ -372,7 +374,7 @@ class _Connections:
     async def handle(self, link: Link, /, *, refused: Refused | None = None) -> None:
         session: Session | None = None
         if refused is None and self._redirect is not None:
-            refused = redirect_to(self._redirect)
+            refused = _refused_for(self._redirect)
         place = current_place()
         if place is not None and refused is None:
             place.await_word()
@@ -390,7 +392,7 @@ class _Connections:
                         await run_handler(self._handler, session)
                     if guest.refused is None and self._redirect is not None:
                         await self._finish(session)
-                        guest.refused = redirect_to(self._redirect)
+                        guest.refused = _refused_for(self._redirect)
                     if guest.refused is not None:
                         raise (refused := guest.refused)
         except Exception as error:
@@ -409,7 +411,7 @@ class _Connections:
                 self._sessions.pop(session, None)
             self._ended.unpark_all()
 
-    async def shutdown(self, *, grace: float, redirect: str | None = None) -> None:
+    async def shutdown(self, *, grace: float, redirect: Reason | None = None) -> None:
         self._draining, self._redirect = True, redirect
         self._deadline = trio.current_time() + grace
         with trio.move_on_after(grace):
@@ -420,8 +422,8 @@ class _Connections:
                 await self._ended.park()
         if redirect is not None:
             for guest in self._sessions.values():
-                guest.send_away(redirect_to(redirect))
-            with trio.move_on_after(REFUSAL_SECONDS):  # a session takes leave before it is closed
+                guest.send_away(_refused_for(redirect))
+            with trio.move_on_after(REFUSAL_SECONDS):  # a session sends its reason before it is closed
                 while self._sessions:
                     await self._ended.park()
 

@@ -9,11 +9,14 @@ import trio
 from trio.testing import MockClock
 
 import muxkit
-from muxkit._redirect import RedirectPolicy, redirect_for, redirect_to, redirected_by
+from muxkit._redirect import RedirectPolicy, moved_to, redirect_for, redirected_by
+from muxkit.protocols import relink
 from muxkit.runtime import can_heal
 from muxkit.testing import SimNetwork, SimWeather
 
-PROTOCOLS = ["bpmux", "aqueduct", "e3x", "yamux"]
+PROTOCOLS = ["bpmux", "aqueduct", "e3x", "yamux", "relink"]
+UNTIL_THE_REASON = [each for each in PROTOCOLS if each != "yamux"]
+"""Yamux announces the shutdown by its go-away, which ends `incoming` before the session has ended for a reason."""
 OLD, NEW, THIRD = "bpmux+sim://old.example.org", "bpmux+sim://new.example.org", "bpmux+sim://third.example.org"
 ALLOWED = ["*.example.org"]
 
@@ -28,14 +31,27 @@ async def echo(channel: muxkit.Channel) -> None:
         await channel.send(message)
 
 
+def places_of(protocol: str) -> tuple[str, str]:
+    """Return the URLs of the old server and of the new one."""
+    return f"{protocol}+sim://old.example.org", f"{protocol}+sim://new.example.org"
+
+
+async def used(session: muxkit.Session) -> None:
+    """Wait until the server serves this session."""
+    await session.open("used", payload=b"used")
+    await trio.sleep(1)
+
+
 async def peers(url: str | list[str], servers: int, redirects: list[str]) -> list[str]:
     """Use session after session until each has had its turn; return the peers."""
     seen: list[str] = []
     async for session in muxkit.reconnecting(url, redirects=redirects):
-        seen.append(session.info.peer.removeprefix("sim "))
-        if len(seen) == servers:
-            break
         try:
+            if isinstance(session, relink.Link):
+                await session.connected()  # Relink's session begins before its connection
+            seen.append(session.info.peer.removeprefix("sim "))
+            if len(seen) == servers:
+                break
             async for _ in session.incoming():
                 pass
         except muxkit.LinkLost:
@@ -43,13 +59,15 @@ async def peers(url: str | list[str], servers: int, redirects: list[str]) -> lis
     return seen
 
 
-async def moves(server: muxkit.Server, url: str, redirect: str | list[str], redirects: list[str]) -> list[str]:
+async def moves(
+    server: muxkit.Server, url: str, redirect: str | list[str], redirects: list[str], *, servers: int = 2
+) -> list[str]:
     """Return the peers of a client whose first server is shut down after a while."""
     seen: list[str] = []
     async with trio.open_nursery() as nursery:
 
         async def client() -> None:
-            seen.extend(await peers(url, 2, redirects))
+            seen.extend(await peers(url, servers, redirects))
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(client)
@@ -63,7 +81,7 @@ async def moves(server: muxkit.Server, url: str, redirect: str | list[str], redi
 async def test_a_client_moves_to_the_url_that_the_server_names(
     protocol: str, weather: SimNetwork, autojump_clock: MockClock
 ) -> None:
-    old, new = (f"{protocol}+sim://{name}.example.org" for name in ("old", "new"))
+    old, new = places_of(protocol)
     async with muxkit.open_server(echo, old) as server, muxkit.open_server(echo, new):
         assert await moves(server, old, new, ALLOWED) == ["old.example.org", "new.example.org"]
 
@@ -88,7 +106,10 @@ async def test_another_port_of_the_same_host_is_followed_by_default() -> None:
     assert [f"bpmux+{peer.replace(' ', '://')}" for peer in seen] == [old.url, new.url]
 
 
-async def test_calls_under_way_end_before_the_client_moves(sim: SimNetwork) -> None:
+@pytest.mark.parametrize("protocol", UNTIL_THE_REASON)
+async def test_calls_under_way_end_before_the_client_moves(protocol: str, sim: SimNetwork) -> None:
+    old, new = places_of(protocol)
+
     async def slow(channel: muxkit.Channel) -> None:
         await channel.send(b"answer to " + await channel.receive() + b" " * 100_000)
         await trio.sleep(3)
@@ -99,26 +120,30 @@ async def test_calls_under_way_end_before_the_client_moves(sim: SimNetwork) -> N
     async def talk(session: muxkit.Session, server: muxkit.Server, nursery: trio.Nursery) -> None:
         async with session.open() as channel:
             await channel.send(b"question")
-            nursery.start_soon(partial(server.shutdown, grace=10, redirect=NEW))
-            answers.extend([message.strip() async for message in channel])
+            answers.append((await channel.receive()).strip())
+            nursery.start_soon(partial(server.shutdown, grace=10, redirect=new))
+            answers.extend([message async for message in channel])
         await anext(session.incoming())  # until the session ends
 
-    async with muxkit.open_server(slow, OLD) as server, trio.open_nursery() as nursery:
+    async with muxkit.open_server(slow, old) as server, trio.open_nursery() as nursery:
         with pytest.raises(muxkit.LinkLost) as caught:
-            async with muxkit.connect(OLD) as session:
+            async with muxkit.connect(old) as session:
                 await talk(session, server, nursery)
         assert answers == [b"answer to question", b"done"]
-        assert (caught.value.code, caught.value.peer_reason) == (307, f"the server has moved to {NEW}")
+        assert (caught.value.code, caught.value.peer_reason) == (307, f"the server has moved to {new}")
 
 
-async def test_messages_under_way_arrive_before_the_session_ends(sim: SimNetwork) -> None:
+@pytest.mark.parametrize("protocol", UNTIL_THE_REASON)
+async def test_messages_under_way_arrive_before_the_session_ends(protocol: str, sim: SimNetwork) -> None:
     """A handler that sends and returns without waiting, as `async with` around the session allows."""
+    old, new = places_of(protocol)
     sim.set_weather(SimWeather(delay=0.5, rate=100_000.0))
-    shut_down = trio.Event()
+    taken, shut_down = trio.Event(), trio.Event()
     received: list[bytes] = []
 
     async def send(session: muxkit.Session) -> None:
         async for channel in session.incoming():
+            taken.set()
             await shut_down.wait()
             await channel.send(b"x" * 200_000)
             return
@@ -126,76 +151,100 @@ async def test_messages_under_way_arrive_before_the_session_ends(sim: SimNetwork
     async def talk(session: muxkit.Session, server: muxkit.Server, nursery: trio.Nursery) -> None:
         channel = await session.open()
         await channel.send(b"go")
-        nursery.start_soon(partial(server.shutdown, grace=10, redirect=NEW))
+        await taken.wait()
+        nursery.start_soon(partial(server.shutdown, grace=10, redirect=new))
         await trio.sleep(2)
         shut_down.set()
         received.extend([message async for message in channel])
         await channel.aclose()
         await anext(session.incoming())
 
-    async with muxkit.open_server(send, OLD) as server, trio.open_nursery() as nursery:
+    async with muxkit.open_server(send, old) as server, trio.open_nursery() as nursery:
         with pytest.raises(muxkit.LinkLost, match="has moved to"):
-            async with muxkit.connect(OLD) as session:
+            async with muxkit.connect(old) as session:
                 await talk(session, server, nursery)
     assert [*map(len, received)] == [200_000]
 
 
-async def test_leaving_a_session_tells_of_the_redirect_even_if_no_call_has(sim: SimNetwork) -> None:
-    async with muxkit.open_server(echo, OLD) as server:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_leaving_a_session_tells_of_the_redirect_even_if_no_call_has(protocol: str, sim: SimNetwork) -> None:
+    old, new = places_of(protocol)
+    async with muxkit.open_server(echo, old) as server:
         with pytest.raises(muxkit.LinkLost, match="has moved to"):  # noqa: PT012 - leaving raises it
-            async with muxkit.connect(OLD) as session:
-                await session.ping()
-                await server.shutdown(grace=5, redirect=NEW)
+            async with muxkit.connect(old) as session:
+                await used(session)
+                await server.shutdown(grace=5, redirect=new)
                 await trio.sleep(1)
 
 
+@pytest.mark.parametrize("protocol", UNTIL_THE_REASON)
 async def test_a_session_that_does_not_end_in_time_is_told_as_well(
+    protocol: str, weather: SimNetwork, autojump_clock: MockClock
+) -> None:
+    async def stay(session: muxkit.Session) -> None:
+        await trio.sleep_forever()
+
+    old, new = places_of(protocol)
+    async with muxkit.open_server(stay, old) as server, muxkit.open_server(echo, new):
+        assert await moves(server, old, new, ALLOWED) == ["old.example.org", "new.example.org"]
+
+
+async def test_a_client_that_leaves_when_the_shutdown_is_announced_is_sent_on_when_it_returns(
     weather: SimNetwork, autojump_clock: MockClock
 ) -> None:
     async def stay(session: muxkit.Session) -> None:
         await trio.sleep_forever()
 
-    async with muxkit.open_server(stay, OLD) as server, muxkit.open_server(echo, NEW):
-        assert await moves(server, OLD, NEW, ALLOWED) == ["old.example.org", "new.example.org"]
+    old, new = places_of("yamux")
+    async with muxkit.open_server(stay, old) as server, muxkit.open_server(echo, new):
+        seen = await moves(server, old, new, ALLOWED, servers=3)
+    assert seen == ["old.example.org", "old.example.org", "new.example.org"]
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_client_that_connects_during_the_shutdown_is_sent_on(
-    weather: SimNetwork, autojump_clock: MockClock
+    protocol: str, weather: SimNetwork, autojump_clock: MockClock
 ) -> None:
     async def stay(session: muxkit.Session) -> None:
         await trio.sleep_forever()
 
-    async with muxkit.open_server(stay, OLD) as server, muxkit.open_server(echo, NEW):
-        async with trio.open_nursery() as nursery, muxkit.connect(OLD):
-            nursery.start_soon(partial(server.shutdown, grace=1000, redirect=NEW))
+    old, new = places_of(protocol)
+    async with muxkit.open_server(stay, old) as server, muxkit.open_server(echo, new):
+        async with trio.open_nursery() as nursery, muxkit.connect(old) as session:
+            await used(session)
+            nursery.start_soon(partial(server.shutdown, grace=1000, redirect=new))
             await trio.sleep(1)
-            assert (await peers(OLD, 2, ALLOWED))[-1] == "new.example.org"
+            assert (await peers(old, 2, ALLOWED))[-1] == "new.example.org"
             nursery.cancel_scope.cancel()
 
 
 def test_a_client_without_redirects_reconnects_to_its_own_url() -> None:
     """What a client sees that knows nothing of redirects: a loss after which another attempt makes sense."""
-    error = muxkit.LinkLost("ended", by="peer", code=307, peer_reason=redirect_to(NEW).reason)
+    error = muxkit.LinkLost("ended", by="peer", code=307, peer_reason=moved_to(NEW).text)
     assert can_heal(error)
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_client_returns_to_its_own_url_when_the_new_one_is_down(
-    caplog: pytest.LogCaptureFixture, weather: SimNetwork, autojump_clock: MockClock
+    protocol: str, caplog: pytest.LogCaptureFixture, weather: SimNetwork, autojump_clock: MockClock
 ) -> None:
-    async with muxkit.open_server(echo, OLD) as server, trio.open_nursery() as nursery:
-        seen: list[str] = []
+    old, new = places_of(protocol)
+    seen: list[str] = []
 
-        async def client() -> None:
-            seen.extend(await peers(OLD, 2, ALLOWED))
-
-        nursery.start_soon(client)
-        await trio.sleep(10)
-        await server.shutdown(grace=5, redirect=NEW)
-        await trio.sleep(10)
-        async with muxkit.open_server(echo, "bpmux+sim://other"):
-            pass
+    async def client() -> None:
+        seen.extend(await peers(old, 2, ALLOWED))
         nursery.cancel_scope.cancel()
-    assert any("returning from a redirect: sim new.example.org" in line for line in caplog.messages)
+
+    async with trio.open_nursery() as nursery:
+        async with muxkit.open_server(echo, old) as server:
+            nursery.start_soon(client)
+            await trio.sleep(10)
+            await server.shutdown(grace=5, redirect=new)
+        await trio.sleep(10)
+        async with muxkit.open_server(echo, old):
+            await trio.sleep(100)
+    assert seen == ["old.example.org", "old.example.org"]
+    assert any("returning from a redirect: " in line for line in caplog.messages)
 
 
 async def test_two_servers_that_send_a_client_to_each_other_do_not_keep_it_busy(
@@ -207,7 +256,8 @@ async def test_two_servers_that_send_a_client_to_each_other_do_not_keep_it_busy(
         nonlocal attempts
         attempts += 1
         await session.ping()  # a client has to be ready before it can be told
-        raise redirect_to(url)
+        reason = moved_to(url)
+        raise muxkit.Refused(reason.text, code=reason.code)
 
     async def to_new(session: muxkit.Session) -> None:
         await to(NEW, session)
@@ -287,3 +337,65 @@ def test_hosts_are_given_as_a_list() -> None:
         muxkit.reconnecting(OLD, redirects="example.org")
     with pytest.raises(ValueError, match="expected a host"):
         muxkit.reconnecting(OLD, redirects=["a*.example.org"])
+
+
+async def test_a_link_without_a_connection_moves_when_its_client_returns(
+    weather: SimNetwork, autojump_clock: MockClock
+) -> None:
+    old, new = places_of("relink")
+    async with muxkit.open_server(echo, old) as server, muxkit.open_server(echo, new):
+        seen: list[str] = []
+        async with trio.open_nursery() as nursery:
+
+            async def client() -> None:
+                seen.extend(await peers(old, 2, ALLOWED))
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(client)
+            await trio.sleep(10)
+            weather.partition("client", "old.example.org")
+            await trio.sleep(60)
+            nursery.start_soon(partial(server.shutdown, grace=1000, redirect=new))
+            await trio.sleep(60)
+            weather.heal()
+            await trio.sleep(500)
+        assert seen == ["old.example.org", "new.example.org"]
+
+
+async def test_a_link_of_senders_and_receivers_ends_in_order_without_a_redirect(
+    sim: SimNetwork, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each message of such a link is the application's, so Relink has no place for the reason."""
+    old, new = places_of("relink")
+    received: list[relink.Message] = []
+
+    async def receive(link: relink.Link) -> None:
+        async for receiver in link.receivers():
+            received.extend([message async for message in receiver])
+
+    async with relink.open_server(receive, old) as server, trio.open_nursery() as nursery:
+        async with relink.connect(old) as link:
+            sender = link.sender(0)
+            await sender.send(b"one")
+            await trio.sleep(1)
+            nursery.start_soon(partial(server.shutdown, grace=10, redirect=new))
+            await trio.sleep(1)
+            await sender.send(b"two")
+            await sender.aclose()
+    assert [message.parts for message in received] == [(b"one",), (b"two",)]
+
+
+async def test_a_link_opens_no_channel_after_the_server_began_to_shut_down(sim: SimNetwork) -> None:
+    old, new = places_of("relink")
+    async with muxkit.open_server(echo, old) as server, trio.open_nursery() as nursery:
+        with pytest.raises(muxkit.LinkLost, match="has moved to"):  # noqa: PT012 - leaving raises it
+            async with muxkit.connect(old) as session, session.open("first") as first:
+                await first.send(b"hello")
+                await first.receive()
+                nursery.start_soon(partial(server.shutdown, grace=10, redirect=new))
+                await trio.sleep(1)
+                late = await session.open("second")
+                with pytest.raises(muxkit.ChannelCancelled, match="closing the session"), trio.fail_after(5):
+                    await late.receive()
+                await first.send(b"still here")
+                assert await first.receive() == b"still here"

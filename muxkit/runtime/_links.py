@@ -399,8 +399,11 @@ class Listening(Protocol):
     async def handle(self, link: Any, /, *, refused: Refused | None = None) -> None:  # noqa: ANN401 - as in `ProtocolPlugin.session`
         """Serve one connection until it ends; one that is `refused` is only told why."""
 
-    async def shutdown(self, *, grace: float) -> None:
-        """Take no new sessions and channels, and let the live ones end for up to `grace` seconds."""
+    async def shutdown(self, *, grace: float, redirect: Reason | None = None) -> None:
+        """Accept no new sessions and channels, and wait up to `grace` seconds for the live ones to end.
+
+        With `redirect`, each session ends with this reason, and clients that connect meanwhile receive it too.
+        """
 
 
 @runtime_checkable

@@ -50,6 +50,7 @@ from muxkit.protocols.relink.engine import Engine
 from muxkit.protocols.relink.receive import ChannelReceiver
 from muxkit.protocols.relink.send import ChannelSender
 from muxkit.runtime import (
+    MOVED,
     Backlog,
     ErrorMaker,
     LinkLost,
@@ -452,12 +453,16 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         """Queue a common channel of the peer until the application takes it. Refuse the channel if nobody will."""
         self._unowned.pop(incoming.channel, None)
         channel = self._new_channel(self.engine.accept(incoming))
-        refusal = None if self.incoming.is_claimed else self._unclaimed.refusal(self.incoming)
+        refusal = None
+        if self.is_draining:  # the iterator of `incoming` may have ended already, so nobody would take the channel
+            refusal = self.refusal_while_closing
+        elif not self.incoming.is_claimed:
+            refusal = self._unclaimed.refusal(self.incoming)
         if refusal is not None:
             self.decline(channel, refusal)
         else:
             self.offer(self.incoming, channel, channel.common)
-            if self._is_leaving or self.is_draining:
+            if self._is_leaving:
                 self._refuse_unclaimed()
 
     def _replay(self, incoming: ChannelReceiver) -> None:
@@ -684,6 +689,12 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             self._say_goodbye(told)
         self.end_because(reason, by=by, cause=cause)
 
+    @property
+    def has_goodbye(self) -> bool:
+        """True if this link can send the peer a reason for its end. Otherwise each message is the application's."""
+        is_native = self._takes_receivers or (self.live_senders() and not self.is_common)
+        return self.engine.has_numbers and not is_native
+
     def _say_goodbye(self, told: Reason) -> None:
         """Send the reason for the end of the link to the peer, if possible, and end the connection.
 
@@ -693,9 +704,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         pump = self.carrier
         if pump is None or self.error is not None:
             return
-        is_native = self._takes_receivers or (self.live_senders() and not self.is_common)
-        has_place = self.engine.has_numbers and not is_native
-        parting = self.engine.farewell(told) if has_place else self.engine.last_words()
+        parting = self.engine.farewell(told) if self.has_goodbye else self.engine.last_words()
         pump.lose("the link was ended", by="local", parting=[parting] if parting else ())
 
     def end_because(
@@ -787,11 +796,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self._is_leaving = True
         self._unclaimed.nursery = None  # the peer may still open channels, and from now on they are refused
         with trio.move_on_after(linger):
-            self._end_iterators()
-            self._refuse_unclaimed()
-            await self._close_in_turns(Channel.close)
-            for sender in self.live_senders():
-                sender.close()
+            await self._close_all()
             if self.error is None:
                 # Send the shutdown directly after the ends of the channels. Waiting for the confirmations first would
                 # cost a round trip. No channel can be opened after the shutdown, and only an open channel can carry its
@@ -799,11 +804,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
                 for channel in [*self.live.values()]:
                     channel.common.announce()
                 self._shut_down()
-            while self.error is None and (unheard := self._unheard()):
-                # Wait for one half after the other. Checking all halves after each packet would take quadratic time.
-                for half in unheard:
-                    while self._is_awaited(half):
-                        await self.moved.park()
+            await self._wait_until_heard()
             while self.error is None and (self.is_common or not self._owes_the_application):
                 await self.moved.park()
             # Some received messages are left, and nobody will consume them. The link can't finish cleanly then, so end
@@ -816,10 +817,35 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self.end_because(f"the peer did not take leave within {linger} s", by="local")
         if self._unreported is not None:
             raise self._unreported()
-        # Raise an error that no other call may have raised: messages may be lost, the peer broke a rule, or the error
-        # is permanent, such as a refusal by the server.
-        if self.error is not None and (self._was_unheard or self._is_violated or not can_heal(self.error())):
-            raise self.error()
+        # Raise an error that no other call may have raised: messages may be lost, the peer broke a rule, the server has
+        # named another URL, or the error is permanent, such as a refusal by the server.
+        if self.error is not None:
+            error = self.error()
+            is_redirect = isinstance(error, LinkLost) and error.code == MOVED
+            if self._was_unheard or self._is_violated or is_redirect or not can_heal(error):
+                raise error
+
+    async def finish(self, within: float) -> None:
+        """Close all channels, and wait at most `within` seconds until the peer has received everything."""
+        with trio.move_on_after(within):
+            await self._close_all()
+            await self._wait_until_heard()
+
+    async def _close_all(self) -> None:
+        """Take no new channels, and close those that are open."""
+        self._end_iterators()
+        self._refuse_unclaimed()
+        await self._close_in_turns(Channel.close)
+        for sender in self.live_senders():
+            sender.close()
+
+    async def _wait_until_heard(self) -> None:
+        """Wait until the peer has received everything, or the link has ended."""
+        while self.error is None and (unheard := self._unheard()):
+            # Wait for one half after the other. Checking all halves after each packet would take quadratic time.
+            for half in unheard:
+                while self._is_awaited(half):
+                    await self.moved.park()
 
     @property
     def _owes_the_application(self) -> bool:
@@ -848,6 +874,17 @@ class Connection(MuxConnection[CommonChannels, Channel]):
 
     async def shutdown(self, *, grace: float) -> None:
         """Open no more channels, wait up to `grace` seconds for the open ones to end, and abort the rest."""
+        await self._drain(grace, announced=True)
+
+    async def drain(self, grace: float) -> None:
+        """Do the same without notifying the peer, for a link that is to end with a reason.
+
+        A reason is sent on a new channel, and after the shutdown packet no channel may be opened (section 3.6). The
+        channels that the peer opens in the meantime are refused.
+        """
+        await self._drain(grace, announced=False)
+
+    async def _drain(self, grace: float, *, announced: bool) -> None:
         self.budget.thread.check()
         await trio.lowlevel.checkpoint()
         if self.error is not None:
@@ -856,7 +893,10 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         for channel in [*self.live.values()]:
             channel.common.announce()
         self._refuse_unclaimed()
-        self._shut_down()
+        if announced:
+            self._shut_down()
+        else:
+            self.is_draining = True
         with trio.move_on_after(grace):
             while self.live or any(half.is_live for half in self.live_senders()):
                 await self.moved.park()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 import secrets
 import ssl
 import time
@@ -74,6 +75,7 @@ LEAST_KEPT = 64 * MIB
 
 # The delay before a link is resumed for a connector that reconnects again and again without making progress.
 RETURNS = Backoff(first=0.1, most=5.0)
+FAREWELL_SECONDS = 1.0  # for handlers to end whose links have ended with a redirect
 
 _log = logging.getLogger("muxkit")
 
@@ -304,9 +306,11 @@ class Listener:
     _identify: Identify
     _handshakes: HandshakeQueue
     _secret: bytes = attrs.field(init=False, factory=partial(secrets.token_bytes, 32))
-    _serving: set[Link] = attrs.field(init=False, factory=set)
+    _serving: dict[Link, Connection] = attrs.field(init=False, factory=dict)
     _ended: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _is_draining: bool = attrs.field(init=False, default=False)
+    _redirect: Reason | None = attrs.field(init=False, default=None)
+    _deadline: float = attrs.field(init=False, default=math.inf)  # of the shutdown
     epoch: int = attrs.field(init=False, factory=new_epoch)
     """When this listener was created, in microseconds since 1970.
 
@@ -344,7 +348,7 @@ class Listener:
             if refused is None:
                 await self._admit(rest, reader, request, fingerprint(self._identify(stream)))
             else:
-                await self._send_away(rest, reader, request, refused)
+                await self._send_away(rest, reader, request, Reason(refused.reason, refused.code))
         except (RemoteProtocolError, LinkLost) as error:
             level = logging.INFO if isinstance(error, RemoteProtocolError) else logging.DEBUG
             # log INFO, DEBUG: A handshake of Relink was wrong or too slow (INFO), or the peer hung up in it (DEBUG).
@@ -372,9 +376,11 @@ class Listener:
             await reader.answer(stream)
         elif not self._is_draining:
             await self._begin(stream, reader, endpoint, who)
+        elif self._redirect is not None:
+            await self._send_away(stream, reader, request, self._redirect)
 
     async def _send_away(
-        self, stream: trio.abc.Stream, reader: RequestReader, request: Requested, refused: Refused
+        self, stream: trio.abc.Stream, reader: RequestReader, request: Requested, reason: Reason
     ) -> None:
         """Send the reason of a refusal to a connector, on a new link that exists only for this purpose."""
         if (known := self._endpoints.get(request.endpoint)) is None:
@@ -389,9 +395,7 @@ class Listener:
             async with background() as nursery:
                 nursery.start_soon(partial(connection.run_on, stream, epoch=self.epoch, link_id=link_id))
                 await connection.connected()
-                connection.lose(
-                    "the connector was refused", by="local", cause=refused, told=Reason(refused.reason, refused.code)
-                )
+                connection.lose("the connector was refused", by="local", told=reason)
 
     def _key(self, link_id: int) -> bytes:
         """Map a link id to a secret key, so that the time of a lookup reveals nothing about the ids in the table."""
@@ -447,8 +451,8 @@ class Listener:
             if not await reader.answer(stream):
                 adopted.forget()  # the connector hasn't received the id, so it can never resume the link
                 return
-            self._serving.add(link)
-            self._nursery.start_soon(self._run, link, endpoint, key)
+            self._serving[link] = connection
+            self._nursery.start_soon(self._run, link, connection, endpoint, key)
             await self._connect(stream, adopted)
 
     async def _connect(self, stream: trio.abc.Stream, adopted: Adopted[_Kept]) -> None:
@@ -462,33 +466,57 @@ class Listener:
 
     # --- links
 
-    async def _run(self, link: Link, endpoint: Endpoint, key: bytes) -> None:
+    async def _run(self, link: Link, connection: Connection, endpoint: Endpoint, key: bytes) -> None:
+        moved: Refused | None = None
         try:
             async with running(lambda: link, self._linger):
                 await run_handler(endpoint.handler, link)
+                if self._redirect is not None and connection.has_goodbye:
+                    await connection.finish(max(0.0, min(self._linger, self._deadline - trio.current_time())))
+                    raise (moved := Refused(self._redirect.text, code=self._redirect.code))
         except LinkLost as error:
             # log: A link ended while its handler ran.
             _log.debug("link lost: %s", error)
         except Refused as error:
-            if may_log("clients that were sent away"):
+            if error is moved:
+                _log.debug("link lost: %s", error)
+            elif may_log("clients that were sent away"):
                 _log.info("a client was sent away: %s", printable(str(error)))
         except Exception as error:
             # log: Your handler raised; the line says where. The other links go on.
             log_failure("the handler of a link failed, the link was given up", error, {"peer": link.info.peer})
         finally:
             self._links.forget(key)
-            self._serving.discard(link)
+            self._serving.pop(link, None)
             self._ended.unpark_all()
 
-    async def shutdown(self, *, grace: float) -> None:
-        """Refuse new links and channels, and wait up to `grace` seconds for the open ones to end."""
-        self._is_draining = True
+    async def shutdown(self, *, grace: float, redirect: Reason | None = None) -> None:
+        """Refuse new links and channels, and wait up to `grace` seconds for the open ones to end.
+
+        With `redirect`, each link ends with this reason: a link whose handler has returned, after the peer has received
+        everything, and the others after `grace` seconds. Connectors that come for a new link, or for one that has
+        ended, receive the reason too.
+
+        Relink sends a reason as a message on a new channel, and its shutdown packet promises not to open any more
+        channels (section 3.6). So a link that ends with `redirect` sends no shutdown packet. It refuses the channels
+        that the peer opens in the meantime. A link that carries the application's own messages has no place for the
+        reason, and shuts down as it does without `redirect`.
+        """
+        self._is_draining, self._redirect = True, redirect
+        self._deadline = trio.current_time() + grace
         with trio.move_on_after(grace):
             async with bare_nursery() as nursery:
-                for link in [*self._serving]:
-                    nursery.start_soon(_shut_down, link, grace)
+                for link, connection in self._serving.items():
+                    drains = redirect is not None and connection.has_goodbye
+                    nursery.start_soon(connection.drain if drains else partial(_shut_down, link), grace)
             while self._serving:
                 await self._ended.park()
+        if redirect is not None:
+            for connection in [*self._serving.values()]:
+                connection.lose("the server has moved", by="local", told=redirect)
+            with trio.move_on_after(FAREWELL_SECONDS):
+                while self._serving:
+                    await self._ended.park()
 
 
 @protected_manager
@@ -546,9 +574,12 @@ class Listening:
         """
         return self.urls[0]
 
-    async def shutdown(self, *, grace: float) -> None:
-        """Refuse new links and channels, wait up to `grace` seconds for the open ones to end, and stop listening."""
-        await self.listener.shutdown(grace=grace)
+    async def shutdown(self, *, grace: float, redirect: Reason | None = None) -> None:
+        """Refuse new links and channels, wait up to `grace` seconds for the open ones to end, and stop listening.
+
+        With `redirect`, links end with this reason, as `Listener.shutdown` describes.
+        """
+        await self.listener.shutdown(grace=grace, redirect=redirect)
         self._scope.cancel()
 
 
