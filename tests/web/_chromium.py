@@ -35,6 +35,16 @@ class Tab:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
+    async def memory(self) -> int:
+        """Return the bytes that the page's scripts hold, array buffers included, after a garbage collection."""
+        await self.call("HeapProfiler.collectGarbage")
+        used = await self.call("Runtime.getHeapUsage")
+        return int(used["usedSize"]) + int(used["backingStorageSize"])
+
+    async def call(self, method: str, **given: object) -> dict[str, Any]:
+        """Call a method of the DevTools protocol for this tab."""
+        return await self._browser.call(method, given, self._session)
+
     async def wait_for(self, condition: str) -> None:
         """Wait until an expression is true in the page."""
         look = f"const look = () => ({condition}) ? resolve() : setTimeout(look, 10)"

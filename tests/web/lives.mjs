@@ -1,7 +1,11 @@
-// Random lives of channels and requests: the half of tests/web/test_lives.py that runs in Node. Both ends open channels
-// to each other. The opening of each holds its plan as JSON, so each end knows every byte that the other has to send.
+// Random lives of channels and requests: the half of tests/web/_lives.py that runs in Node or in a page. Both ends open
+// channels to each other. The opening of each holds its plan as JSON, so each end knows every byte that the other has to
+// send.
 
-const failures = [];
+const text = (bytes) => new TextDecoder().decode(bytes);
+let ChannelCancelled;
+let ChannelStopped;
+const failures = []; // of all lives of this program or page, some of which may live at the same time
 const PATTERN = Uint8Array.from({ length: 251 + 1_000_000 }, (_, index) => index % 251);
 
 /** The message number `index` of a life: `size` bytes that the seed and the index decide. */
@@ -12,7 +16,7 @@ function check(isRight, what) {
 }
 
 function equal(got, expected) {
-  return got.length === expected.length && Buffer.compare(got, expected) === 0;
+  return got.length === expected.length && got.every((byte, index) => byte === expected[index]);
 }
 
 /** Check that the messages of a channel are the first ones of a plan; return how many came, and how the channel ended. */
@@ -79,20 +83,24 @@ async function askLife(session, { seed, up }) {
   check(equal(response, messageOf(seed, 0, up[0]).slice().reverse()), `request ${seed}: the response is wrong`);
 }
 
-const session = await connect(args[0]);
-const plans = JSON.parse(args[1]);
-const accepted = [];
-const accepting = (async () => {
-  for await (const channel of session.incoming) accepted.push(acceptLife(channel));
-})();
-const answering = (async () => {
-  for await (const request of session.requests) request.respond(request.payload.slice().reverse());
-})();
-await Promise.all(plans.map((plan) => (plan.ends === "request" ? askLife(session, plan) : openLife(session, plan))));
-await session.draining; // the other side says so when its lives are over
-await accepting;
-await answering;
-await Promise.all(accepted);
-await session.close();
-const ended = await session.closed;
-say({ failures, accepted: accepted.length, ended: ended === null ? null : told(ended) });
+/** Live one session with the server at `url`; return which messages were wrong, how many channels came, and the end. */
+export async function live(muxkit, url, plans) {
+  ({ ChannelCancelled, ChannelStopped } = muxkit);
+  const session = await muxkit.connect(url);
+  const accepted = [];
+  const accepting = (async () => {
+    for await (const channel of session.incoming) accepted.push(acceptLife(channel));
+  })();
+  const answering = (async () => {
+    for await (const request of session.requests) request.respond(request.payload.slice().reverse());
+  })();
+  await Promise.all(plans.map((plan) => (plan.ends === "request" ? askLife(session, plan) : openLife(session, plan))));
+  await session.request("over"); // all channels of this side have been opened before
+  await session.draining; // the other side says so when its lives are over
+  await accepting;
+  await answering;
+  await Promise.all(accepted);
+  await session.close();
+  const ended = await session.closed;
+  return { failures, accepted: accepted.length, ended: ended === null ? null : `${ended.name}: ${ended.message}` };
+}
