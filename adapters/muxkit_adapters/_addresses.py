@@ -9,9 +9,10 @@ from __future__ import annotations
 import ipaddress
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from functools import cache
 from inspect import signature
+from itertools import zip_longest
 from typing import Any, Generic, Literal, TypeVar
 
 import attrs
@@ -24,6 +25,7 @@ from ._errors import PlaintextWarning, failed
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 LinkT = TypeVar("LinkT")
+AddressT = TypeVar("AddressT")
 
 _warned: set[str] = set()  # transports that have already warned in this process
 
@@ -66,12 +68,13 @@ class Transport(Generic[LinkT]):
     async def check_client(self, address: str, *, insecure: bool = False) -> None:
         """Raise ValueError if `connect` would refuse this address because plaintext would leave this machine.
 
-        A host that can't be resolved at the moment passes, because `connect` checks again.
+        A host that has to be looked up passes. `connect` looks it up once, and checks the addresses to which it then
+        connects.
         """
         if self.places is None or insecure:
             return
         for host, port in self.places(address):
-            with suppress(OSError):
+            if is_numeric(host):
                 await exposed(self.scheme, host, port, insecure=False, secure=self.secure)
 
     def connect(self, address: str, **options: Any) -> AbstractAsyncContextManager[LinkT]:
@@ -228,10 +231,26 @@ def _stays_here(parsed: Address) -> bool:
 async def _all_loopback(kind: str, host: str, port: int) -> bool:
     if not host:  # the wildcard address
         return False
-    if (numeric := _numeric(host)) is not None:
-        return _stays_here(numeric)
     try:
-        found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
+        return all(map(is_loopback, await look_up(host, port)))
     except OSError as error:
         raise failed(f"{kind} {join_host_port(host, port)}", error) from error
-    return all(is_loopback(str(address[0])) for *_, address in found)
+
+
+async def look_up(host: str, port: int) -> list[str]:
+    """Return the addresses of a host for TCP, in the order in which to try them. Raises OSError if there are none."""
+    if is_numeric(host):
+        return [host]
+    found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
+    return alternating([(family, str(address[0])) for family, _, _, _, address in found])
+
+
+def alternating(found: Sequence[tuple[int, AddressT]]) -> list[AddressT]:
+    """Order the addresses of a host so that their families alternate, as RFC 8305, section 4, says.
+
+    The first one stays first. If one family doesn't work on this network, every second attempt uses the other.
+    """
+    first = [address for family, address in found if family == found[0][0]]
+    others = [address for family, address in found if family != found[0][0]]
+    pairs = zip_longest(first, others)
+    return [*dict.fromkeys(address for pair in pairs for address in pair if address is not None)]

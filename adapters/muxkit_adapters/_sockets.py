@@ -48,6 +48,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
         local: str | None = None,
         hint_if_silent: str | None = None,
         source: str = "",
+        is_exposed: bool = False,
     ) -> None:
         sock.setblocking(False)
         self.socket = sock
@@ -56,6 +57,8 @@ class SocketStream(trio.abc.HalfCloseableStream):
         """The name of the other end, such as `tcp 127.0.0.1:7000`."""
         self.source = source
         """The peer's address as `Limits.half_open_per_address` counts it."""
+        self.is_exposed = is_exposed
+        """True if plaintext on this connection leaves this machine."""
         self._local = local
         self.hint_if_silent = hint_if_silent
         """The advice for error texts if the connection ends before any byte arrived."""

@@ -7,16 +7,27 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from typing import Final
 
+import attrs
 import trio
 
 from muxkit import Limits
-from muxkit.runtime import protect_package, protected_manager, source_of
+from muxkit.runtime import first_of, protect_package, protected_manager, source_of
 
-from ._addresses import Transport, exposed, hosts_and_ports, join_host_port, one_place, several_places
+from ._addresses import (
+    Transport,
+    exposed,
+    hosts_and_ports,
+    is_loopback,
+    is_numeric,
+    join_host_port,
+    look_up,
+    one_place,
+    several_places,
+)
 from ._errors import PlaintextWarning, failed
 from ._listen import Handshake, serve_handshakes
 from ._sockets import SocketListener, SocketStream, adopted, take_socket
@@ -63,9 +74,9 @@ async def connect(
         ValueError: for a host beyond loopback without `insecure=True`.
     """
     places = each_host(host, port)
-    open_to_others = [await exposed_through(proxy, "tcp", *place, insecure=insecure, secure="tls") for place in places]
+    plaintext = Plaintext(insecure=insecure, secure="tls")
     stream, _ = await dial(
-        "tcp", places, connect_timeout=connect_timeout, unsent=unsent, exposed=any(open_to_others), proxy=proxy
+        "tcp", places, connect_timeout=connect_timeout, unsent=unsent, plaintext=plaintext, proxy=proxy
     )
     stream.hint_if_silent = TLS_PORT
     async with stream:
@@ -129,11 +140,27 @@ def each_host(host: Hosts, port: int | None) -> list[tuple[str, int]]:
     return list(host)
 
 
-async def exposed_through(proxy: str | None, kind: str, host: str, port: int, *, insecure: bool, secure: str) -> bool:
-    """Return `exposed` for a client. Names of hosts aren't resolved here when a proxy is used."""
-    through = proxy_for(proxy, host, port)
-    stays_here = None if through is None else through.is_local and is_local(host)
-    return await exposed(kind, host, port, insecure=insecure, secure=secure, stays_here=stays_here)
+@attrs.frozen
+class Plaintext:
+    """The rule that plaintext leaves this machine only if the caller allows it.
+
+    The addresses that a client checks are those to which it connects. If it looked a name up again to connect, the
+    answer could lead elsewhere (DNS rebinding).
+    """
+
+    insecure: bool
+    secure: str
+    """The encrypted transport that the error text recommends."""
+
+    async def check(self, kind: str, host: str, port: int, *, stays_here: bool) -> bool:
+        """Return True if plaintext leaves this machine, as `exposed` does."""
+        return await exposed(kind, host, port, insecure=self.insecure, secure=self.secure, stays_here=stays_here)
+
+    async def check_known(self, kind: str, host: str, port: int, through: Proxy | None) -> bool:
+        """Check a host that doesn't have to be looked up here: an address, or any host that a proxy connects to."""
+        if through is not None:
+            return await self.check(kind, host, port, stays_here=through.is_local and is_local(host))
+        return is_numeric(host) and await self.check(kind, host, port, stays_here=is_loopback(host))
 
 
 async def dial(
@@ -142,20 +169,32 @@ async def dial(
     *,
     connect_timeout: float,
     unsent: int,
-    exposed: bool = False,
+    plaintext: Plaintext | None = None,
     proxy: str | None = None,
 ) -> tuple[SocketStream, tuple[str, int]]:
-    """Connect to the first place that answers; return the stream and the place."""
+    """Connect to the first place that answers; return the stream and the place.
+
+    With `plaintext`, the addresses of each place are checked before the client connects to them.
+    """
     reasons: list[OSError] = []
-    for host, port in places:
+    proxies = [proxy_for(proxy, *place) for place in places]
+    if plaintext is not None:
+        for place, through in zip(places, proxies, strict=True):
+            await plaintext.check_known(kind, *place, through)  # a mistake in the last place shows before any attempt
+    for (host, port), through in zip(places, proxies, strict=True):
         where = join_host_port(host, port)
-        through = proxy_for(proxy, host, port)
+        is_exposed = False
         try:
             with trio.fail_after(connect_timeout):
-                if through is None:
+                if through is not None:
+                    is_exposed = plaintext is not None and await plaintext.check_known(kind, host, port, through)
+                    stream = await _tunnelled(through, f"{kind} {where}", host, port)
+                elif plaintext is None:
                     stream = await trio.open_tcp_stream(host, port)
                 else:
-                    stream = await _tunnelled(through, f"{kind} {where}", host, port)
+                    addresses = await look_up(host, port)
+                    is_exposed = await plaintext.check(kind, host, port, stays_here=all(map(is_loopback, addresses)))
+                    stream = await _first_of(addresses, port)
         except trio.TooSlowError:
             by = "" if through is None else f" through {through}"
             text = f"{kind} {where}{by}: no answer within {connect_timeout:g} s (connect_timeout=)"
@@ -167,7 +206,7 @@ async def dial(
                 reasons.append(error)
         else:
             peer = None if through is None else f"{where} through {through}"
-            return prepare(take_socket(stream), kind=kind, unsent=unsent, exposed=exposed, peer=peer), (host, port)
+            return prepare(take_socket(stream), kind=kind, unsent=unsent, exposed=is_exposed, peer=peer), (host, port)
     if len(reasons) == 1:
         raise reasons[0]
     kinds = {(type(reason), reason.errno) for reason in reasons}
@@ -175,6 +214,33 @@ async def dial(
     lost = failure("; ".join(dict.fromkeys(map(str, reasons))))
     lost.errno = number
     raise lost
+
+
+@attrs.frozen
+class _Address:
+    """One address of a host in the race for a connection."""
+
+    host: str
+    port: int
+
+    @property
+    def name(self) -> str:
+        return join_host_port(self.host, self.port)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[trio.SocketStream]:
+        stream = await trio.open_tcp_stream(self.host, self.port)
+        try:
+            yield stream
+        except BaseException:  # another address has won
+            await trio.aclose_forcefully(stream)
+            raise
+
+
+async def _first_of(addresses: Sequence[str], port: int) -> trio.SocketStream:
+    """Race the addresses of a host, as `trio.open_tcp_stream` does after its own lookup."""
+    async with first_of([[_Address(address, port) for address in addresses]]) as won:
+        return won.value
 
 
 async def _tunnelled(through: Proxy, where: str, host: str, port: int) -> trio.SocketStream:
@@ -241,13 +307,17 @@ def prepare(
         name, source = "(gone)", ""
     else:
         name, source = peer or join_host_port(host, port), "" if balancers.has(host) else source_of(host)
-    return SocketStream(sock, f"{kind} {name}{' (plaintext, insecure)' if exposed else ''}", source=source)
+    marked = f"{kind} {name}{' (plaintext, insecure)' if exposed else ''}"
+    return SocketStream(sock, marked, source=source, is_exposed=exposed)
 
 
 def _leaves(error: OSError) -> Iterator[OSError]:
+    """Yield the error of each address, from the group that is the cause of Trio's error, or of a race's."""
     group = error.__cause__
     if isinstance(group, BaseExceptionGroup):
-        yield from (leaf for leaf in group.exceptions if isinstance(leaf, OSError))
+        for leaf in group.exceptions:
+            if isinstance(leaf, OSError):
+                yield from _leaves(leaf)
     else:
         yield error
 

@@ -145,7 +145,7 @@ async def connect(
     extra_headers = encode_headers(headers)
     check_subprotocols(subprotocols)
     wire: AbstractAsyncContextManager[Wire]
-    unprotected, verifies = False, True
+    verifies = True
     if place.secure:
         verifies = tls.verify if tls is not None else not insecure
         wire = handshaken(
@@ -163,9 +163,8 @@ async def connect(
     elif tls is not None or ssl_context is not None:
         raise ValueError(f"{place}: {_FOR_WSS}")
     else:
-        unprotected = await tcp.exposed_through(proxy, "ws", place.host, place.port, insecure=insecure, secure="wss")
-        wire = _plain(place, connect_timeout, proxy)
-    peer = f"{place}{' (plaintext, insecure)' if unprotected else '' if verifies else ' (not verified, insecure)'}"
+        wire = _plain(place, connect_timeout, proxy, insecure=insecure)
+    peer = f"{place}{'' if verifies else ' (not verified, insecure)'}"
 
     async def start(nursery: trio.Nursery, guarded: trio.abc.Stream, **sizes: Any) -> _Upgraded:
         stream: Any = guarded  # annotated as a socket, used as any stream
@@ -177,9 +176,12 @@ async def connect(
             raise HandshakeFailed(text, status=101)
         return websocket, None
 
-    upgrade = _Upgrade(start, peer, handshake_timeout, close_timeout, message_most)
-    async with wire as stream, websocket_over(stream, upgrade) as websocket:
-        yield websocket
+    async with wire as stream:
+        if isinstance(stream, SocketStream) and stream.is_exposed:
+            peer = f"{place} (plaintext, insecure)"
+        upgrade = _Upgrade(start, peer, handshake_timeout, close_timeout, message_most)
+        async with websocket_over(stream, upgrade) as websocket:
+            yield websocket
 
 
 async def serve(
@@ -415,9 +417,13 @@ def check_subprotocols(names: Sequence[str]) -> None:
 
 
 @protected_manager
-async def _plain(place: _Place, connect_timeout: float, proxy: str | None) -> AsyncIterator[SocketStream]:
-    hosts = [(place.host, place.port)]
-    stream, _ = await tcp.dial("ws", hosts, connect_timeout=connect_timeout, unsent=tcp.UNSENT, proxy=proxy)
+async def _plain(
+    place: _Place, connect_timeout: float, proxy: str | None, *, insecure: bool
+) -> AsyncIterator[SocketStream]:
+    hosts, plaintext = [(place.host, place.port)], tcp.Plaintext(insecure=insecure, secure="wss")
+    stream, _ = await tcp.dial(
+        "ws", hosts, connect_timeout=connect_timeout, unsent=tcp.UNSENT, plaintext=plaintext, proxy=proxy
+    )
     stream.hint_if_silent = "Is this a TLS port? Then the URL begins with wss://, or …+wss://"
     async with stream:
         yield stream
@@ -749,7 +755,9 @@ class WebSocketStream(trio.abc.Stream):
             self._unsent = []
             taken = self._wire.send_nowait(frames)
             if taken < sum(map(len, frames)):
-                self._unsent = [b"".join(rest_of(frames, taken))]  # copied, because the caller may reuse its buffers
+                rest = rest_of(frames, taken)
+                # Masked frames are our own. All others refer to the caller's buffers, which it may reuse.
+                self._unsent = rest if self._is_client else [b"".join(rest)]
                 return False
 
     def _push_beside(self) -> None:

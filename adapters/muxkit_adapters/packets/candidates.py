@@ -8,7 +8,6 @@ race the addresses of a host when they connect.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import Any, Final
 
 import attrs
@@ -16,7 +15,7 @@ import trio
 
 from muxkit.runtime import Candidate
 
-from .._addresses import LinkT, Transport, hosts_and_ports, is_numeric, join_host_port
+from .._addresses import LinkT, Transport, alternating, hosts_and_ports, is_numeric, join_host_port
 from .options import Address
 from .sockets import resolve
 
@@ -60,17 +59,6 @@ class PacketTransport(Transport[LinkT]):
         except trio.TooSlowError:
             where = f"{self.scheme} {join_host_port(host, port)}"
             raise TimeoutError(f"{where}: no address within {within:g} s (connect_timeout=)") from None
-
-
-def alternating(found: Sequence[tuple[int, Address]]) -> list[Address]:
-    """Order the addresses of a host so that their families alternate, as RFC 8305, section 4, says.
-
-    The first one stays first. If one family doesn't work on this network, every second attempt uses the other.
-    """
-    first = [address for family, address in found if family == found[0][0]]
-    others = [address for family, address in found if family != found[0][0]]
-    pairs = zip_longest(first, others)
-    return [*dict.fromkeys(address for pair in pairs for address in pair if address is not None)]
 
 
 def _shown(address: Address) -> str:
