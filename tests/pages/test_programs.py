@@ -132,3 +132,8 @@ def test_a_topic_with_a_store_continues_after_a_restart(tmp_path: Path) -> None:
 def test_a_web_application_serves_rest_and_sessions(tmp_path: Path) -> None:
     done = run(python(program("docs/how-to/web-applications.md", 1)), tmp_path)
     assert done.stdout.splitlines() == ["b'hello over a channel'"]
+
+
+def test_a_fastapi_application_serves_rest_and_sessions(tmp_path: Path) -> None:
+    done = run(python(program("docs/how-to/web-applications.md", 2)), tmp_path)
+    assert done.stdout.splitlines() == ["b'hello over a channel'"]
