@@ -167,6 +167,11 @@ class _Options:
     help="Seconds that a new connection waits for a session.",
 )
 @click.option(
+    "--proxy-header",
+    type=click.Choice(["1", "2"]),
+    help="Send a header of this version of the PROXY protocol to the targets of -L and -R, with the client's address.",
+)
+@click.option(
     "--connections",
     type=click.IntRange(1, 10**6),
     default=4096,
@@ -201,6 +206,7 @@ def forward(
     allow: forwards.AllowList,
     allow_listen: forwards.AllowList,
     patience: float,
+    proxy_header: str | None,
     connections: int,
     grace: float,
 ) -> int:
@@ -214,7 +220,13 @@ def forward(
     """
     if url is None:
         raise click.UsageError("Missing argument 'URL'.")
-    mine = {"--local": local, "--remote": remote, "--socks": socks, "--socks-users": socks_users}
+    mine = {
+        "--local": local,
+        "--remote": remote,
+        "--socks": socks,
+        "--socks-users": socks_users,
+        "--proxy-header": proxy_header,
+    }
     if serve and (wrong := [name for name, given in mine.items() if given]):
         raise click.UsageError(f"{wrong[0]} is for clients and can't be used with --serve")
     if not serve and (
@@ -229,13 +241,23 @@ def forward(
         raise click.UsageError("--serve requires --allow or --allow-listen")
     if not serve and not (local or remote or socks):
         raise click.UsageError("nothing to forward: use --local, --remote or --socks")
+    if proxy_header and not remote and all(is_udp for *_, is_udp in local):
+        raise click.UsageError("--proxy-header requires --local or --remote for TCP: SOCKS and UDP have no header")
     allow_files()
     if serve:
         return serve_forwards(link, [url], allow, allow_listen, connections=connections, grace=grace)
     check_url(url, link)
     options = _Options(url=url, link=link, grace=grace, limits=forwards.ForwardLimits(connections=connections))
     users = None if socks_users is None else names_and_secrets(socks_users)
-    wanted = _Wanted(local=local, remote=remote, socks=socks, users=users, allow=allow or None, patience=patience)
+    wanted = _Wanted(
+        local=local,
+        remote=remote,
+        socks=socks,
+        users=users,
+        allow=allow or None,
+        patience=patience,
+        proxy_header=None if proxy_header is None else 1 if proxy_header == "1" else 2,
+    )
     with _Lines(link.as_json):
         number = run(_forward, options, wanted, link.token())
     if number == signal.SIGINT:
@@ -286,6 +308,7 @@ class _Wanted:
     users: Mapping[str, str] | None
     allow: forwards.AllowList | None
     patience: float
+    proxy_header: forwards.ProxyHeader | None
 
 
 async def _forward(options: _Options, wanted: _Wanted, token: str | None) -> int:
@@ -328,8 +351,11 @@ async def _open(
     how: dict[str, Any] = {"patience": wanted.patience, "limits": options.limits}
     opened: dict[str, forwards.Forward] = {}
     for bind, target, is_udp in wanted.local:
-        kind, opener = ("udp", forwards.open_datagrams) if is_udp else ("local", forwards.open_local)
-        each = await stack.enter_async_context(opener(line, bind, target, **how))
+        if is_udp:
+            kind, opener = "udp", forwards.open_datagrams(line, bind, target, **how)
+        else:
+            kind, opener = "local", forwards.open_local(line, bind, target, **how, proxy_header=wanted.proxy_header)
+        each = await stack.enter_async_context(opener)
         shown = f"{target}/udp" if is_udp else target
         opened[f"{each.address} to {shown}"] = each
         _say_listening(kind, each, shown, options)
@@ -339,7 +365,9 @@ async def _open(
         opened[f"{each.address} by SOCKS5"] = each
         _say_listening("socks", each, "SOCKS5", options)
     for number, (bind, target) in enumerate(wanted.remote, 1):
-        remote = await stack.enter_async_context(forwards.open_remote(line, bind, target, **how))
+        remote = await stack.enter_async_context(
+            forwards.open_remote(line, bind, target, **how, proxy_header=wanted.proxy_header)
+        )
         opened[f"{bind} at the server to {target} ({number})"] = remote
     return opened
 

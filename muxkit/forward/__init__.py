@@ -12,6 +12,7 @@ from muxkit.forward.allow import AllowList
 from muxkit.forward.client import Forward, RemoteForward, open_local, open_remote
 from muxkit.forward.datagrams import open_datagrams
 from muxkit.forward.line import PATIENCE, Carrier, Line, line
+from muxkit.forward.proxy_header import ProxyHeader
 from muxkit.forward.relay import ForwardLimits, ForwardStats
 from muxkit.forward.server import ForwardHandler, handler
 from muxkit.forward.socks import socks
@@ -30,6 +31,7 @@ __all__ = [
     "ForwardRefused",
     "ForwardStats",
     "Line",
+    "ProxyHeader",
     "RemoteForward",
     "handler",
     "line",

@@ -10,8 +10,9 @@ import trio
 
 from muxkit.forward.addresses import Address, parse_address
 from muxkit.forward.line import LONGEST_PAUSE, LOST, PATIENCE, Carrier, Line, request
+from muxkit.forward.proxy_header import ProxyHeader, check_version, encode_header
 from muxkit.forward.relay import ForwardLimits, ForwardStats, Relay, Tally, log
-from muxkit.forward.sockets import Listeners, dial, listening
+from muxkit.forward.sockets import Listeners, dial, listening, local_of, peer_of
 from muxkit.forward.streams import CarriedStream
 from muxkit.forward.wire import (
     PERMANENT,
@@ -139,18 +140,27 @@ class _LocalForward(ListeningForward):
     """A listener whose connections all go to one target."""
 
     def __init__(
-        self, target: Address, opened: Listeners, carrier: Carrier, patience: float, limits: ForwardLimits | None
+        self,
+        target: Address,
+        opened: Listeners,
+        carrier: Carrier,
+        patience: float,
+        limits: ForwardLimits | None,
+        proxy_header: ProxyHeader | None,
     ) -> None:
         super().__init__(opened, carrier, patience, limits)
         self._target = target
+        self._proxy_header = proxy_header
 
     async def carry(self, stream: CarriedStream) -> None:
+        version = self._proxy_header
+        head = b"" if version is None else encode_header(version, peer_of(stream), local_of(stream))
         try:
             channel = await self._ask(Connect(str(self._target)))
         except (ForwardRefused, *LOST) as error:
             self._refused(f"{self.address}: failed to forward a connection", error)
         else:
-            await Relay(stream, channel, self._tally).run()
+            await Relay(stream, channel, self._tally).run(head)
 
     def __repr__(self) -> str:
         return f"<forward {self.address} to {self._target}: {self._tally.live} connections>"
@@ -164,6 +174,7 @@ async def open_local(
     *,
     patience: float = PATIENCE,
     limits: ForwardLimits | None = None,
+    proxy_header: ProxyHeader | None = None,
 ) -> AsyncGenerator[Forward, None]:
     """Listen at `bind` on this machine, and forward each connection to `target` through the server, like `ssh -L`.
 
@@ -174,6 +185,8 @@ async def open_local(
         target: Where the server connects to, in the same form.
         patience: How many seconds a new connection waits for a session of the line before it is reset.
         limits: Limits of this forward.
+        proxy_header: 1 or 2 sends a header of this version of the PROXY protocol to the target first, with the address
+            of the client that connected to `bind`.
 
     Raises:
         ValueError: If an address is invalid.
@@ -181,9 +194,10 @@ async def open_local(
 
     If the server refuses a connection, the refusal is logged and the connection is reset.
     """
+    check_version(proxy_header)
     at, to = _address(bind, any_port=True), _address(target)
     async with listening(at) as opened, background() as nursery:
-        forward = _LocalForward(to, opened, carrier, patience, limits)
+        forward = _LocalForward(to, opened, carrier, patience, limits, proxy_header)
         nursery.start_soon(forward._run)
         yield forward
 
@@ -199,11 +213,18 @@ class RemoteForward(Forward):
     """A listener on the server whose connections go to one target of this machine."""
 
     def __init__(
-        self, bind: Address, target: Address, carrier: Carrier, patience: float, limits: ForwardLimits | None
+        self,
+        bind: Address,
+        target: Address,
+        carrier: Carrier,
+        patience: float,
+        limits: ForwardLimits | None,
+        proxy_header: ProxyHeader | None,
     ) -> None:
         super().__init__(carrier, patience, limits)
         self._bind = bind
         self._target = target
+        self._proxy_header = proxy_header
         self._address = ""
         self._changed = trio.lowlevel.ParkingLot()
 
@@ -277,8 +298,11 @@ class RemoteForward(Forward):
     async def _take(self, control: Channel, session: Session, listener: int, accepted: Accepted) -> None:
         self._enter()
         try:
+            at = self._address  # the connection was accepted here
             stream = await dial(self._target, None, seconds=self._limits.connect)
             try:
+                if self._proxy_header is not None:
+                    await stream.send_rest(encode_header(self._proxy_header, accepted.peer, at))
                 channel, _ = await ask(session, Take(listener, accepted.connection))
                 await Relay(stream, channel, self._tally).run()
             finally:
@@ -305,6 +329,7 @@ async def open_remote(
     *,
     patience: float = PATIENCE,
     limits: ForwardLimits | None = None,
+    proxy_header: ProxyHeader | None = None,
 ) -> AsyncGenerator[RemoteForward, None]:
     """Make the server listen at `bind`, and forward each connection to `target`, to which this machine connects, like
     `ssh -R`.
@@ -315,8 +340,12 @@ async def open_remote(
     Over a `Line`, entering doesn't wait. The forward requests the listener now and after each lost session, and
     `forward.listening()` waits for it. Only a refusal that another request can't change is raised. The server closes
     the listener when the block or the session ends.
+
+    With `proxy_header=1` or `2`, the target first gets a header of this version of the PROXY protocol, with the address
+    of the client that connected to the listener.
     """
-    forward = RemoteForward(_address(bind, any_port=True), _address(target), carrier, patience, limits)
+    check_version(proxy_header)
+    forward = RemoteForward(_address(bind, any_port=True), _address(target), carrier, patience, limits, proxy_header)
     async with background() as nursery:
         begun = await forward._begin() if isinstance(carrier, Session) else None
         nursery.start_soon(forward._run, begun)

@@ -155,6 +155,15 @@ def _address_of(listener: socket.socket) -> str:
     return str(Address(host, port))
 
 
+def local_of(stream: CarriedStream) -> str:
+    """Return the address of this end of a connection; empty for a Unix socket and for a lost connection."""
+    with suppress(OSError):
+        name = stream.socket.getsockname()
+        if isinstance(name, tuple):
+            return str(Address(name[0], name[1]))
+    return ""
+
+
 def peer_of(stream: CarriedStream) -> str:
     """Return the address of the other end of a connection; empty for a Unix socket and for a lost connection."""
     with suppress(OSError):

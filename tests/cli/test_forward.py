@@ -255,6 +255,22 @@ def test_the_first_interrupt_lets_connections_end_and_the_second_resets_them(ech
                 connection.recv(1)
 
 
+def test_targets_get_the_address_of_the_client_first(echo: int) -> None:
+    url = f"bpmux+tcp://127.0.0.1:{free_port()}"
+    with (
+        command(url, "--serve", "--allow", str(echo)) as server,
+        command(url, "-L", f"0:{echo}", "--proxy-header", "1") as client,
+    ):
+        server.next("listening")
+        host, _, port = str(client.next("listening")["address"]).rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
+            mine = connection.getsockname()[1]
+            connection.sendall(b"hello")
+            connection.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(partial(connection.recv, 65_536), b""))
+    assert answer == f"PROXY TCP4 127.0.0.1 127.0.0.1 {mine} {port}\r\nhello".encode()
+
+
 def test_connections_are_refused_when_patience_is_over(echo: int) -> None:
     with command(f"bpmux+tcp://127.0.0.1:{free_port()}", "-L", f"0:{echo}", "--patience", "0.2") as client:
         address = client.next("listening")["address"]
@@ -313,6 +329,8 @@ URL = "bpmux+tcp://127.0.0.1:9"
         ((URL, "--serve", "--allow", "1", "-L", "1:2"), "--local is for clients"),
         ((URL, "-L", "1:2", "--client-ca", __file__), "--client-ca requires --serve"),
         ((URL, "-L", "1:2", "--allow", "3"), "--allow requires --serve"),
+        ((URL, "-L", "0:53/udp", "--proxy-header", "2"), "--proxy-header requires --local or --remote for TCP"),
+        ((URL, "--serve", "--allow", "1", "--proxy-header", "2"), "--proxy-header is for clients"),
         ((URL, "-L", "nonsense"), "expected BIND:TARGET"),
         ((URL, "-D", "::1:80"), "needs brackets"),
         ((URL, "-L", "0:/run/x.sock:53/udp"), "support Unix sockets"),
