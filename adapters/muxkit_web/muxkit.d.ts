@@ -101,6 +101,11 @@ export interface ReconnectOptions extends ConnectOptions {
     /** A session that lasted less than this many ms counts as a failure. Default: 1000. */
     brief?: number;
   };
+  /**
+   * Hosts to which a server that shuts down may send this client, besides the host of its URL: `["*.example.org"]`, or
+   * `["*"]` for all. The client's token goes there as well. TLS never becomes plaintext.
+   */
+  redirects?: string[];
   /** Milliseconds without a session after which the last failure is thrown. Default: forever. */
   patience?: number;
   /** Called with each failure and the ms until the next attempt. */

@@ -2240,6 +2240,10 @@ function closedEarly(url, { code, reason }) {
 
 const FINAL = (code) => code >= 400 && code < 500 && code !== 408 && code !== 425 && code !== 429;
 
+const MOVED = 307; // the code of an end that names another URL, as HTTP's temporary redirect
+const MOVES_MAX = 5; // redirects in a row that are followed without a pause, so two servers can't keep a client busy
+const REDIRECT_MAX = 1000; // characters of a URL
+
 /** Return true if the same attempt may succeed later. */
 function canHeal(error) {
   if (error instanceof Refused) return !FINAL(error.code || 401);
@@ -2258,18 +2262,27 @@ function canHeal(error) {
  * A `LinkLost` that you catch inside of the loop continues with the next session. The pauses between failed attempts are
  * random up to a bound, which starts at `backoff.first` and doubles up to `backoff.most`. A refusal that waiting can't
  * change, such as an invalid token, is thrown.
+ *
+ * If a server shuts down and names another URL, the next session is opened there, provided that `mayFollow` allows it.
+ * When the client can't connect there, it returns to its own URL.
  */
 export async function* reconnecting(url, options = {}) {
   const { first = 100, most = 30_000, brief = 1000 } = options.backoff ?? {};
-  const { onFailed = () => {}, patience = Infinity, signal } = options;
+  const { onFailed = () => {}, patience = Infinity, signal, redirects = [] } = options;
   let failures = 0;
+  let moves = 0; // redirects in a row without a session that lived
   let lostAt = now();
+  let target = null; // the URL to which a server has redirected this client
   for (;;) {
     let failure = null;
     let session = null;
     try {
-      session = await connect(url, options);
+      session = await connect(target ?? url, options);
     } catch (error) {
+      if (target !== null) {
+        target = null;
+        continue;
+      }
       failure = error;
     }
     if (session !== null) {
@@ -2282,8 +2295,15 @@ export async function* reconnecting(url, options = {}) {
       lostAt = now();
       const ended = await session.closed;
       if (ended !== null && !canHeal(ended) && ended.by !== "local") throw ended;
+      const named = redirectedBy(ended);
+      const isMove = named !== null && mayFollow(named, url, redirects);
+      if (isMove) target = named;
       if (lostAt - began >= brief) {
-        failures = 0;
+        failures = moves = 0;
+        continue;
+      }
+      if (isMove && moves < MOVES_MAX) {
+        moves += 1;
         continue;
       }
       failure = ended ?? new LinkLost(`the connection lasted only ${Math.round(lostAt - began)} ms`);
@@ -2294,6 +2314,25 @@ export async function* reconnecting(url, options = {}) {
     onFailed(failure, pause);
     await sleep(pause, signal);
   }
+}
+
+/** Return the URL that a server named when it ended the session, or null. */
+function redirectedBy(error) {
+  if (!(error instanceof LinkLost) || error.code !== MOVED) return null;
+  const [, named] = /(?:^| )bpmux\+(wss?:\/\/\S+)$/.exec(error.reason) ?? [];
+  return named !== undefined && named.length <= REDIRECT_MAX ? named : null;
+}
+
+/**
+ * Return whether a client of `url` follows a redirect to `named`. The client's token goes there too, so the host must be
+ * that of `url`, or match one of `hosts`, and TLS must not become plaintext.
+ */
+function mayFollow(named, url, hosts) {
+  if (!URL.canParse(named)) return false;
+  const [from, to] = [new URL(resolve(url)), new URL(named)];
+  const isNamed = (host) =>
+    host === "*" || host === to.hostname || (host.startsWith("*.") && to.hostname.endsWith(host.slice(1)));
+  return to.protocol === from.protocol && (to.hostname === from.hostname || hosts.some(isNamed));
 }
 
 function sleep(milliseconds, signal) {

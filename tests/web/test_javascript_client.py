@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -744,6 +745,103 @@ async def test_a_loop_over_sessions_continues_after_the_server_was_started_again
         )
         nursery.cancel_scope.cancel()
     assert said == ["session 1", "session 2"]
+
+
+MOVES = """
+const seen = [];
+for await (const session of reconnecting(args[0], { backoff: { first: 10, most: 50 }, ...JSON.parse(args[2]) })) {
+  const answer = await session.request().then(text, (error) => error.name);
+  if (!answer.startsWith("server ")) continue;
+  seen.push(answer);
+  if (seen.length === Number(args[1])) break;
+  await session.request("shut down").catch(() => null);
+  await session.closed;
+}
+say(seen);
+"""
+
+
+class Server:
+    """A server of this machine that answers with its name, and shuts down with a redirect when it is told to."""
+
+    def __init__(self, name: str, place: str = "bpmux+ws://127.0.0.1:0") -> None:
+        self.name = name
+        self._place = place
+        self._shut_down = trio.Event()
+
+    async def _answer(self, request: muxkit.IncomingRequest) -> None:
+        if request.payload:
+            self._shut_down.set()
+        await request.respond(self.name.encode())
+
+    async def run(self, redirect: str, *, task_status: trio.TaskStatus[str]) -> None:
+        handler = muxkit.each_channel(echo, requests=self._answer)
+        async with bpmux.open_server(handler, self._place) as server:
+            task_status.started(server.url)
+            await self._shut_down.wait()
+            await server.shutdown(grace=5, redirect=redirect or None)
+
+
+async def test_a_loop_over_sessions_follows_a_redirect_to_its_own_host(node: Node) -> None:
+    async with trio.open_nursery() as nursery:
+        new = await nursery.start(Server("server new").run, "")
+        old = await nursery.start(Server("server old").run, new)
+        [said] = await node.run(MOVES, old.removeprefix("bpmux+"), "2", "{}")
+        nursery.cancel_scope.cancel()
+    assert said == ["server old", "server new"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ["server old", "server again"]),
+        ({"redirects": ["example.org"]}, ["server old", "server again"]),
+        ({"redirects": ["localhost"]}, ["server old", "server new"]),
+        ({"redirects": ["*"]}, ["server old", "server new"]),
+    ],
+)
+async def test_a_redirect_to_another_host_is_followed_only_if_it_is_allowed(
+    node: Node, options: dict[str, list[str]], expected: list[str]
+) -> None:
+    async with trio.open_nursery() as nursery:
+        new = (await nursery.start(Server("server new").run, "")).replace("127.0.0.1", "localhost")
+        old = await nursery.start(Server("server old").run, new)
+
+        async def restart() -> None:
+            """Serve at the old place as soon as it is free."""
+            while True:
+                try:
+                    await nursery.start(Server("server again", old).run, "")
+                except OSError:
+                    await trio.sleep(0.01)
+                else:
+                    return
+
+        nursery.start_soon(restart)
+        [said] = await node.run(MOVES, old.removeprefix("bpmux+"), "2", json.dumps(options))
+        nursery.cancel_scope.cancel()
+    assert said == expected
+
+
+async def test_a_loop_returns_to_its_own_url_when_a_redirect_leads_nowhere(node: Node) -> None:
+    async with trio.open_nursery() as nursery:
+        async with serving(muxkit.each_channel(echo)) as gone:
+            pass
+        old = await nursery.start(Server("server old").run, f"bpmux+{gone}")
+
+        async def restart() -> None:
+            while True:
+                try:
+                    await nursery.start(Server("server again", old).run, "")
+                except OSError:
+                    await trio.sleep(0.01)
+                else:
+                    return
+
+        nursery.start_soon(restart)
+        [said] = await node.run(MOVES, old.removeprefix("bpmux+"), "2", "{}")
+        nursery.cancel_scope.cancel()
+    assert said == ["server old", "server again"]
 
 
 async def test_a_refused_token_is_not_tried_again(node: Node) -> None:
