@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Final
 
 from wsproto.frame_protocol import LOCAL_ONLY_CLOSE_REASONS, MAX_CLOSE_REASON, MAX_PROTOCOL_CLOSE_REASON, CloseReason
 
-PIECE_SIZE = 65_536  # bytes; the largest message that we send
+from ._masking import masked
+
+# The largest message that we send. With the 8 bytes in front of a masked one, it fills four records of TLS.
+PIECE_SIZE = 65_528  # bytes
 FRAGMENTS_MOST = 1024  # frames per message
 FRAMES_AT_ONCE = 128  # frames to read per call, because parsing a tiny frame takes far longer than its size suggests
 CONTROL_MOST = 125  # bytes of a control frame's payload
 CLOSE_TEXT_MOST = CONTROL_MOST - 2
-BRIEF = 512  # bytes up to which masking with big integers is faster than with translation tables
 
 CONTINUATION, TEXT, BINARY, CONTROL, CLOSE, PING, PONG = 0, 1, 2, 8, 8, 9, 10  # opcodes; control frames are from 8 on
 FINAL, RESERVED, MASKED = 0x80, 0x70, 0x80
-
-_XORED: Final = [bytes(byte ^ key for byte in range(256)) for key in range(256)]
 
 Buffers = Sequence[bytes | memoryview]
 
@@ -69,6 +68,7 @@ class FrameReader:
             Violation: if the peer broke a rule or exceeded a limit.
         """
         data, at, end = self._data, self._at, len(self._data)
+        view = memoryview(data)
         pieces: list[bytes] = []
         frames = 0
         self.may_hold_more = False
@@ -78,12 +78,12 @@ class FrameReader:
                 if not size:
                     self.may_hold_more = True
                     break
-                piece = data[at : at + size]
                 if self._is_masked:
-                    piece = masked(piece, self._key)
+                    pieces.append(masked(view[at : at + size], self._key))
                     turned = size & 3
                     self._key = self._key[turned:] + self._key[:turned]
-                pieces.append(piece)
+                else:
+                    pieces.append(data[at : at + size])
                 at += size
                 most -= size
                 self._left -= size
@@ -210,11 +210,11 @@ def data_frames(buffers: Buffers, *, is_masked: bool) -> list[bytes | memoryview
     """Put bytes into binary messages of one frame each. Without a mask, the bytes aren't copied."""
     total = sum(map(len, buffers))
     if is_masked:
-        data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
+        data = memoryview(buffers[0] if len(buffers) == 1 else b"".join(buffers))
         frames: list[bytes | memoryview] = []
         for begin in range(0, total, PIECE_SIZE):
             key = os.urandom(4)
-            piece = bytes(data[begin : begin + PIECE_SIZE]) if total > PIECE_SIZE else bytes(data)
+            piece = data[begin : begin + PIECE_SIZE]
             frames += (_head(len(piece), MASKED) + key, masked(piece, key))
         return frames
     frames = []
@@ -242,17 +242,3 @@ def _head(size: int, mask: int) -> bytes:
     if size < 65_536:
         return bytes((FINAL | BINARY, mask | 126)) + size.to_bytes(2, "big")
     return bytes((FINAL | BINARY, mask | 127)) + size.to_bytes(8, "big")
-
-
-def masked(data: bytes, key: bytes) -> bytes:
-    """Mask or unmask bytes. The first byte belongs to the first byte of the key."""
-    size = len(data)
-    if size <= BRIEF:
-        repeated = (key * (size // 4 + 1))[:size]
-        return (int.from_bytes(data, "big") ^ int.from_bytes(repeated, "big")).to_bytes(size, "big")
-    out = bytearray(size)
-    out[::4] = data[::4].translate(_XORED[key[0]])
-    out[1::4] = data[1::4].translate(_XORED[key[1]])
-    out[2::4] = data[2::4].translate(_XORED[key[2]])
-    out[3::4] = data[3::4].translate(_XORED[key[3]])
-    return bytes(out)

@@ -22,7 +22,7 @@ from ._addresses import CERTIFICATE_NEEDED, Transport, join_host_port, one_of, o
 from ._errors import HandshakeFailed
 from ._identity import of_certificate
 from ._listen import serve_handshakes
-from ._sockets import RECEIVE_SIZE, Buffers, OneAtATime, SocketStream, economical, in_batches
+from ._sockets import RECEIVE_SIZE, Buffers, OneAtATime, SocketStream, in_batches, rest_of
 from .balancers import Balancers
 from .tcp import CONNECT_TIMEOUT, UNSENT, Hosts, dial, each_host, listen
 
@@ -245,7 +245,7 @@ class TLSStream(trio.abc.Stream):
     async def send_buffers(self, buffers: Buffers) -> None:
         """Send several buffers, as `send_all` does. Their records go out together."""
         with self._sending:
-            await self._send(economical(buffers))
+            await self._send(buffers)
 
     def send_nowait(self, buffers: Buffers) -> int:
         """Send as much as the kernel accepts now, in order. Return the number of bytes, which may be 0.
@@ -258,7 +258,7 @@ class TLSStream(trio.abc.Stream):
         if self._owed and not self._push():
             return 0
         total = sum(map(len, buffers))
-        self._encrypt(buffers if len(buffers) == 1 else economical(buffers))
+        self._encrypt(buffers)
         if self._push():
             return total
         owed = min(total, len(self._unsent) + RECORD_SIZE)  # the first record may have been sent in part
@@ -292,13 +292,19 @@ class TLSStream(trio.abc.Stream):
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
     def _encrypt(self, buffers: Buffers) -> None:
-        for buffer in buffers:
-            if self._owed:
-                done = min(self._owed, len(buffer))
-                self._owed -= done
-                buffer = memoryview(buffer)[done:]
-            if len(buffer):
-                self._tls.write(buffer)
+        """Encrypt buffers with one call of OpenSSL.
+
+        Each call ends with a record, so one call for each buffer would put headers of a few bytes into records of their
+        own. Such a record takes more processor time, on both ends, than joining 64 KiB: without this, a download
+        through a forward over `tls` takes 18 % more.
+        """
+        if self._owed:
+            done = min(self._owed, sum(map(len, buffers)))
+            self._owed -= done
+            buffers = rest_of([*buffers], done)
+        data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
+        if len(data):
+            self._tls.write(data)
 
     def _push(self) -> bool:
         """Pass encrypted data to the kernel. Return True if it accepted everything."""

@@ -89,6 +89,34 @@ async def test_one_write_calls_the_socket_once() -> None:
         assert got == b"head" + bytes(80_000) + b"abc"
 
 
+async def test_one_write_fills_its_records_whatever_the_sizes_of_its_buffers_are() -> None:
+    """A header of a few bytes in a record of its own would take longer than its payload."""
+    async with pair() as (here, there):
+        sent: list[bytes] = []
+        send: Callable[[list[bytes | memoryview]], int] = wire_of(here).send_nowait
+
+        def kept(buffers: list[bytes | memoryview]) -> int:
+            sent.extend(map(bytes, buffers))
+            return send(buffers)
+
+        wire_of(here).send_nowait = kept
+        here.send_nowait([b"head", bytes(20_000), b"head", bytes(20_000)])
+        await here.send_buffers([b"head", bytes(20_000), b"head", bytes(20_000)])
+        assert [*map(records_of, sent)] == [3, 3]
+        size = 0
+        while size < 80_016:
+            size += len(await there.receive_some())
+
+
+def records_of(data: bytes) -> int:
+    """Count the records of TLS in these bytes (RFC 8446, section 5.1)."""
+    count = at = 0
+    while at < len(data):
+        at += 5 + int.from_bytes(data[at + 3 : at + 5], "big")
+        count += 1
+    return count
+
+
 async def test_a_small_piece_of_a_large_record_leaves_the_rest_for_the_next_read() -> None:
     async with pair() as (here, there):
         await there.send_all(bytes(range(256)) * 64 + b"next record")

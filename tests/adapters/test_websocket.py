@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import tracemalloc
 import warnings
 import zlib
@@ -13,11 +15,13 @@ import pytest
 import trio
 import trio.testing
 import trio_websocket
+from websockets.speedups import apply_mask
 
 from muxkit import Limits
 from muxkit.testing._links import MakePair, check_link
 from muxkit_adapters import _addresses, memory, tcp, tls, websocket
-from muxkit_adapters._frames import FRAGMENTS_MOST, FRAMES_AT_ONCE, FrameReader, data_frames, masked
+from muxkit_adapters._frames import FRAGMENTS_MOST, FRAMES_AT_ONCE, PIECE_SIZE, FrameReader, data_frames
+from muxkit_adapters._masking import masked, masked_in_python
 from muxkit_adapters.websocket import HEAD_MOST, HandshakeFailed, UpgradeStream, WebSocketStream
 
 from ._links import (
@@ -39,7 +43,7 @@ from ._links import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from trio.testing import MockClock
 
@@ -188,7 +192,7 @@ async def test_outgoing_messages_are_binary_and_capped() -> None:
             message = await client.get_message()
             assert isinstance(message, bytes)
             sizes.append(len(message))
-    assert max(sizes) == 65_536
+    assert max(sizes) == PIECE_SIZE
 
 
 async def test_message_boundaries_carry_no_meaning() -> None:
@@ -404,11 +408,44 @@ def test_frames_are_read_at_any_split(is_masked: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 511, 512, 513, 514, 515, 70_001])
-def test_masking_is_its_own_reverse_and_what_the_standard_says(size: int) -> None:
+@pytest.mark.parametrize("mask", [apply_mask, masked_in_python])
+def test_masking_is_its_own_reverse_and_what_the_standard_says(
+    mask: Callable[[bytes | memoryview, bytes], bytes], size: int
+) -> None:
     data, key = random.Random(size).randbytes(size), b"\x01\x80\xfe\x37"
-    found = masked(data, key)
+    found = mask(memoryview(data), key)
     assert found == bytes(byte ^ key[index % 4] for index, byte in enumerate(data))
-    assert masked(found, key) == data
+    assert mask(found, key) == data
+
+
+def test_masking_is_done_in_c_when_websockets_is_installed() -> None:
+    assert masked is apply_mask
+
+
+WITHOUT_WEBSOCKETS = """
+import sys
+sys.modules["websockets.speedups"] = None  # importing it fails
+import trio, muxkit
+
+async def echo(channel):
+    async for message in channel:
+        await channel.send(message)
+
+async def main():
+    async with muxkit.open_server(echo, "bpmux+ws://127.0.0.1:0") as server, muxkit.connect(server.url) as session:
+        async with session.open() as channel:
+            await channel.send(bytes(range(256)) * 1000)
+            print(await channel.receive() == bytes(range(256)) * 1000)
+
+trio.run(main)
+from muxkit_adapters._masking import masked, masked_in_python
+print(masked is masked_in_python)
+"""
+
+
+def test_websockets_work_without_the_extension() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_WEBSOCKETS], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\nTrue\n"
 
 
 @pytest.mark.parametrize("cuts", [[100], [1, 99], [0, 50, 0, 50], [30_000, 65_536, 4], [300_000], [65_536, 65_536]])
