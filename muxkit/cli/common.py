@@ -112,7 +112,7 @@ _CERT = (
     click.option("--key", type=FILE, help="The private key, if it isn't in the same file."),
 )
 _CA = click.option("--ca", type=FILE, help="Certificates of the authorities to trust, PEM. [default: the system's]")
-_PROXY = click.option(
+proxy_option: CommandDecorator = click.option(
     "--proxy",
     metavar="URL",
     envvar=PROXY,
@@ -216,7 +216,7 @@ _CLIENT = (
     _TOKEN_OF_CLIENT,
     *_CERT,
     _CA,
-    _PROXY,
+    proxy_option,
     _insecure("Allow plaintext beyond this machine, and servers with any certificate."),
     _TRACE,
     _JSON,
@@ -244,7 +244,7 @@ either_options: CommandDecorator = _with_options(
     _OR,
     *_CERT,
     _CA,
-    _PROXY,
+    proxy_option,
     _client_ca("With --serve: "),
     _insecure("Allow plaintext beyond this machine, and a server that accepts every client."),
     _TRACE,

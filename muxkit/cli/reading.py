@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muxkit import LinkLost
+from muxkit.cli.common import proxy_option
 from muxkit.cli.terminal import (
     CommandFailed,
     Exit,
@@ -75,6 +76,7 @@ BY_HAND: Final = restream.ClientConfig(ack_every=None)
     type=click.Path(exists=True, dir_okay=False),
     help="For tls and wss: certificates of the authorities to trust, PEM.",
 )
+@proxy_option
 @click.option("--insecure", is_flag=True, help="Allow plaintext to another machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 def read(
@@ -85,6 +87,7 @@ def read(
     values: bool,
     timeout: float | None,
     ca: str | None,
+    proxy: str | None,
     insecure: bool,
     as_json: bool,
 ) -> int:
@@ -100,6 +103,8 @@ def read(
     wanted = _wanted(url, count, mode, saved)
     report = Report(wanted, values=values, as_json=as_json)
     options: dict[str, Any] = {"insecure": True} if insecure else {}
+    if proxy is not None:
+        options["proxy"] = proxy
     if ca is not None:
         options["ssl_context"] = ssl.create_default_context(cafile=ca)
     failure: CommandFailed | None = None

@@ -13,8 +13,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.cli._command import completed, environment, muxkit
+from tests.cli._command import PATIENCE, completed, environment, muxkit
+from tests.cli.test_forward import command
 from tests.cli.test_pipe import serving
+from tests.cli.test_restream_read import serving as streaming
 
 pytestmark = [
     pytest.mark.timeout(400),  # programs start slowly on a busy machine
@@ -79,6 +81,28 @@ def test_a_pipe_goes_through_the_proxy_of_the_environment_of_muxkit() -> None:
         done = completed("pipe", url, input=b"through the proxy", env=environment(MUXKIT_PROXY=proxy))
         assert (done.returncode, done.stdout) == (0, b"through the proxy"), done.stderr
         assert asked == [url.rpartition("/")[2]]
+
+
+def test_a_stream_of_restream_is_read_through_the_proxy() -> None:
+    with streaming() as url, proxying() as (proxy, asked):
+        done = muxkit("restream", "read", url, "--count", "5", "--values", MUXKIT_PROXY=proxy)
+        assert (done.returncode, len(done.stdout.splitlines())) == (0, 5), done.stderr
+        assert asked == [url.rpartition("/")[2]]
+
+
+def test_a_forward_goes_through_the_proxy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as target, proxying() as (proxy, asked):
+        port = target.getsockname()[1]
+        with command("bpmux+ws://127.0.0.1:0", "--serve", "--allow", str(port)) as server:
+            url = str(server.next("listening")["url"])
+            with command(url, "-L", f"0:{port}", MUXKIT_PROXY=proxy) as client:
+                host, _, local = str(client.next("listening")["address"]).rpartition(":")
+                with socket.create_connection((host, int(local)), timeout=PATIENCE) as connection:
+                    connection.sendall(b"through the proxy")
+                    carried, _ = target.accept()
+                    with carried:
+                        assert carried.recv(17, socket.MSG_WAITALL) == b"through the proxy"
+        assert asked == [url.partition("//")[2].partition("/")[0]]
 
 
 def test_the_doctor_shows_the_proxy_as_a_step_and_its_refusal_without_the_password() -> None:
