@@ -194,6 +194,9 @@ STATELESS: dict[str, type[restream.StatelessApplication]] = {
     help="Whether a second connection of a session replaces the first or is refused.",
 )
 @click.option("--status", is_flag=True, help="Answer status requests, an extension of the protocol.")
+@click.option(
+    "--listing", is_flag=True, help="Also list all sessions to every client, so that clients can subscribe by pattern."
+)
 @serving_options
 def serve_restream(
     options: ServingOptions,
@@ -204,6 +207,7 @@ def serve_restream(
     expiry: float,
     takeover: bool,
     status: bool,
+    listing: bool,
 ) -> int:
     """Serve stateful and stateless streams at URL, such as restream+tcp://127.0.0.1:7000. Port 0 picks a free port.
 
@@ -218,7 +222,7 @@ def serve_restream(
             sessions,
             application=APPLICATIONS[application](),
             stateless=STATELESS[stateless](),
-            config=restream.ServerConfig(status=status),
+            config=restream.ServerConfig(status=status or listing, listing=listing),
             limits=Limits(connections=options.connections),
             takeover=takeover,
             pace=pace,

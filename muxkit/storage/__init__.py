@@ -20,6 +20,7 @@ from muxkit.storage.schema import Schema as Schema
 from muxkit.storage.schema import kind_of as kind_of
 from muxkit.storage.worker import Job as Job
 from muxkit.storage.worker import Waiters as Waiters
+from muxkit.storage.worker import Watch as Watch
 from muxkit.storage.worker import Worker as Worker
 from muxkit.storage.worker import fail_jobs as fail_jobs
 
@@ -39,6 +40,7 @@ __all__ = [
     "StoreReadOnly",
     "StoreVersion",
     "Waiters",
+    "Watch",
     "Worker",
     "fail_jobs",
     "kind_of",

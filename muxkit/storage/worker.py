@@ -26,16 +26,50 @@ T = TypeVar("T")
 RowsT = TypeVar("RowsT")
 
 MAX_GROUP_JOBS = 128  # the first job of a group waits for all others, so this bounds its delay
+MAX_WATCHED = 100_000  # keys that a watch holds, about 10 MB
 MAX_WOKEN_AT_ONCE = 16  # tasks to wake per turn of Trio's loop; other tasks get to run between two turns
+
+
+class Watch:
+    """The keys that have changed since the last `take`, whether a task waits for them or not.
+
+    If more than `MAX_WATCHED` keys have changed, the watch forgets them and reports that any key may have changed. So
+    its memory is bounded although nobody may call `take` for a long time.
+    """
+
+    __slots__ = ("_is_everything", "_keys")
+
+    def __init__(self) -> None:
+        self._keys: set[str] = set()
+        self._is_everything = True
+
+    def add(self, key: str) -> None:
+        """Note that a key has changed."""
+        if not self._is_everything:
+            self._keys.add(key)
+            if len(self._keys) > MAX_WATCHED:
+                self.add_all()
+
+    def add_all(self) -> None:
+        """Note that any key may have changed."""
+        self._is_everything = True
+        self._keys.clear()
+
+    def take(self) -> set[str] | None:
+        """Return the changed keys and forget them, or None if any key may have changed, as in the first call."""
+        keys, self._keys = self._keys, set()
+        is_everything, self._is_everything = self._is_everything, False
+        return None if is_everything else keys
 
 
 class Waiters:
     """The tasks that sleep until a row changes, by key, such as a UUID. Keys without sleeping tasks use no memory."""
 
-    __slots__ = ("_asleep",)
+    __slots__ = ("_asleep", "_watches")
 
     def __init__(self) -> None:
         self._asleep: dict[str, set[trio.Event]] = {}
+        self._watches: list[Watch] = []
 
     def __len__(self) -> int:
         return sum(map(len, self._asleep.values()))
@@ -57,13 +91,23 @@ class Waiters:
                 if not asleep:
                     del self._asleep[key]
 
+    def watch(self) -> Watch:
+        """Return a set of the keys that change from now on. It lives as long as the `Waiters`."""
+        watch = Watch()
+        self._watches.append(watch)
+        return watch
+
     def wake(self, key: str) -> None:
         """Wake the tasks that wait for `key`."""
+        for watch in self._watches:
+            watch.add(key)
         for event in self._asleep.pop(key, ()):
             event.set()
 
     def wake_all(self) -> None:
         """Wake every task, because any key may have changed or the store was closed."""
+        for watch in self._watches:
+            watch.add_all()
         for key in list(self._asleep):
             self.wake(key)
 

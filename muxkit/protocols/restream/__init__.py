@@ -29,6 +29,8 @@ with lazily(globals()):
     from muxkit.protocols.restream.engine import Failed as Failed
     from muxkit.protocols.restream.engine import Finished as Finished
     from muxkit.protocols.restream.engine import HungUp as HungUp
+    from muxkit.protocols.restream.engine import ListingReceived as ListingReceived
+    from muxkit.protocols.restream.engine import ListingRequested as ListingRequested
     from muxkit.protocols.restream.engine import Phase as Phase
     from muxkit.protocols.restream.engine import Received as Received
     from muxkit.protocols.restream.engine import ReceivedValue as ReceivedValue
@@ -62,6 +64,8 @@ with lazily(globals()):
     from muxkit.protocols.restream.wire import ErrorCode as ErrorCode
     from muxkit.protocols.restream.wire import Json as Json
     from muxkit.protocols.restream.wire import JsonObject as JsonObject
+    from muxkit.protocols.restream.wire import ListedSession as ListedSession
+    from muxkit.protocols.restream.wire import Listing as Listing
     from muxkit.protocols.restream.wire import Status as Status
     from muxkit.protocols.restream.wire import encode_message as encode_message
     from muxkit.protocols.restream.wire import format_integer as format_integer

@@ -18,6 +18,7 @@ from muxkit.core import printable
 from muxkit.protocols.restream.engine import (
     ClientEngine,
     ClientEvent,
+    ListingReceived,
     Received,
     ReceivedBlock,
     ReceivedValue,
@@ -34,7 +35,13 @@ MIN_PAUSE: Final = 5.0  # s, "it should wait at least 5 seconds before retrying"
 IDLE_SILENCE: Final = 300.0  # s, for streams that may be idle
 MAX_FUTILE: Final = 8  # connections in a row that brought nothing, after which dialling waits as after a failure
 READ_BYTES: Final = 64 * 1024  # to ask for at once
-PROGRESS: Final = (Received, ReceivedBlock, ReceivedValue, StatusReceived)  # events after which a connection is good
+PROGRESS: Final = (
+    Received,
+    ReceivedBlock,
+    ReceivedValue,
+    StatusReceived,
+    ListingReceived,
+)  # events after which a connection is good
 BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 

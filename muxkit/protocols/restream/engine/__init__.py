@@ -6,6 +6,7 @@ from muxkit.protocols.restream.engine.client import ClientEngine as ClientEngine
 from muxkit.protocols.restream.engine.client import ClientEvent as ClientEvent
 from muxkit.protocols.restream.engine.client import EncodedMessage as EncodedMessage
 from muxkit.protocols.restream.engine.client import Finished as Finished
+from muxkit.protocols.restream.engine.client import ListingReceived as ListingReceived
 from muxkit.protocols.restream.engine.client import Mode as Mode
 from muxkit.protocols.restream.engine.client import Received as Received
 from muxkit.protocols.restream.engine.client import ReceivedBlock as ReceivedBlock
@@ -20,6 +21,7 @@ from muxkit.protocols.restream.engine.server import ServerConfig as ServerConfig
 from muxkit.protocols.restream.engine.server import ServerEngine as ServerEngine
 from muxkit.protocols.restream.engine.server import ServerEvent as ServerEvent
 from muxkit.protocols.restream.wire.messages import Acknowledged as Acknowledged
+from muxkit.protocols.restream.wire.messages import ListingRequested as ListingRequested
 from muxkit.protocols.restream.wire.messages import Refused as Refused
 from muxkit.protocols.restream.wire.messages import Registered as Registered
 from muxkit.protocols.restream.wire.messages import Resumed as Resumed

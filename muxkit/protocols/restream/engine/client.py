@@ -100,6 +100,13 @@ class StatusReceived:
     statuses: messages.Statuses | None = None
 
 
+@attrs.define
+class ListingReceived:
+    """The sessions of the server that have changed. Nothing follows: close."""
+
+    listing: messages.Listing
+
+
 class EncodedMessage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """One message of a session whose data is JSON, as the server sent it."""
 
@@ -116,7 +123,16 @@ class ReceivedBlock:
 
 
 ClientEvent = (
-    ReceivedValue | Received | ReceivedBlock | Finished | messages.Refused | StatusReceived | HungUp | Silent | Failed
+    ReceivedValue
+    | Received
+    | ReceivedBlock
+    | Finished
+    | messages.Refused
+    | StatusReceived
+    | ListingReceived
+    | HungUp
+    | Silent
+    | Failed
 )
 
 
@@ -202,7 +218,7 @@ class ClientEngine(LineEngine[ClientEvent]):
         self.last_value = position.value
         """The last received value of a stateless stream."""
         self._request: bytes | None = None  # not written yet
-        self._status_request = messages.StatusRequested(uuid)
+        self._status_request: messages.StatusRequested | messages.ListingRequested = messages.StatusRequested(uuid)
         # The highest id to acknowledge; it is written only on a connection that allows it.
         self._owed = position.acknowledged
         self._least_ack = NEVER  # the lowest id that an ack on this connection may have
@@ -269,6 +285,25 @@ class ClientEngine(LineEngine[ClientEvent]):
         text = _checked_uuid(uuid)
         engine = cls(Mode.STATUS, Position(), uuid=text, config=config, limits=limits, observer=observer)
         engine._status_request = messages.StatusRequested(text, engine.config.reader or "", also, dict(done or {}))
+        return engine
+
+    @classmethod
+    def listing(
+        cls,
+        since: str = "",
+        *,
+        config: ClientConfig | None = None,
+        limits: Limits | None = None,
+        observer: Observer | None = None,
+    ) -> ClientEngine:
+        """Make a request for the sessions that have changed since an earlier listing, or for all of them.
+
+        `since` is the `next` of that listing. A server without `ServerConfig(listing=True)` refuses the request.
+        """
+        engine = cls(
+            Mode.STATUS, Position(), uuid=messages.ALL_SESSIONS, config=config, limits=limits, observer=observer
+        )
+        engine._status_request = messages.ListingRequested(since, engine.config.reader or "")
         return engine
 
     @classmethod
@@ -458,7 +493,9 @@ class ClientEngine(LineEngine[ClientEvent]):
             self._refuse(status)
             return
         self._end(StreamState.FINISHED)
-        if isinstance(status, messages.Status):
+        if isinstance(status, messages.Listing):
+            self._events.append(ListingReceived(status))
+        elif isinstance(status, messages.Status):
             self._events.append(StatusReceived(status))
         else:
             self._events.append(StatusReceived(status.get(self.uuid), status))

@@ -36,6 +36,7 @@ ServerEvent = (
     | messages.Resumed
     | messages.Acknowledged
     | messages.StatusRequested
+    | messages.ListingRequested
     | HungUp
     | Silent
     | Failed
@@ -48,6 +49,11 @@ class ServerConfig:
 
     status: bool = False
     """Answer status requests, an extension; without it they are errors, as in the specification."""
+    listing: bool = False
+    """Answer requests for a listing of all sessions, an extension. Needs `status`.
+
+    Whoever knows a UUID may read its session. So enable this only if everyone who can connect may read every session.
+    """
     digits: int = 100_000
     """The longest integer of a stateless stream, in decimal digits."""
     line: int = 64 * KIB
@@ -56,6 +62,8 @@ class ServerConfig:
     """The longest line that opens a session: its `params` are stored as long as the session."""
 
     def __attrs_post_init__(self) -> None:
+        if self.listing and not self.status:
+            raise ValueError("ServerConfig(listing=True) needs status=True: a listing contains the status of sessions")
         check_sizes("ServerConfig", digits=self.digits, line=self.line, opening=self.opening)
 
     @property
@@ -227,6 +235,13 @@ class ServerEngine(LineEngine[ServerEvent]):
         self._push(messages.encode_statuses(statuses))
         self.finish()
 
+    def send_listing(self, listing: messages.Listing) -> None:
+        """Answer a request for a listing; the connection is closing then."""
+        if self.phase is not Phase.STATUS:
+            raise self._wrong_phase("a listing")
+        self._push(messages.encode_listing(listing))
+        self.finish()
+
     def fail(self, text: str, code: messages.ErrorCode | None = None, acknowledged: int | None = None) -> None:
         """Queue an error line and close. Harmless if the connection is ending already."""
         if self.phase is not Phase.CLOSING and self.phase is not Phase.OVER:
@@ -329,6 +344,9 @@ class ServerEngine(LineEngine[ServerEvent]):
             case messages.StatusRequested(uuid=uuid):
                 self._enter(Phase.STATUS)
                 self.uuid = uuid
+            case messages.ListingRequested():
+                self._enter(Phase.STATUS)
+                self.uuid = messages.ALL_SESSIONS
         self._events.append(request)
 
     def _violation_of(self, acknowledged: int, head: int) -> RemoteProtocolError | None:

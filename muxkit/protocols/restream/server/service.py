@@ -35,6 +35,7 @@ from muxkit.protocols.restream.engine import (
     Acknowledged,
     Failed,
     HungUp,
+    ListingRequested,
     Phase,
     Registered,
     Resumed,
@@ -566,6 +567,8 @@ class ClientConnection(PumpOwner[ServerEvent]):
                     await self._send_status(uuid, reader)
                 case StatusRequested(uuid, reader, also, done) if also is not None:
                     await self._send_statuses([uuid, *also], reader, done)
+                case ListingRequested(since, reader):
+                    await self._send_listing(since, reader)
         except Exception as error:
             self._fail_with(error)
 
@@ -587,6 +590,18 @@ class ClientConnection(PumpOwner[ServerEvent]):
             self._engine.send_statuses(
                 {uuid: told_status(found[uuid], reader) if uuid in found else None for uuid in uuids}
             )
+            self._pump.request_write()
+
+    async def _send_listing(self, since: str, reader: str) -> None:
+        sessions = self._service._sessions
+        found = None
+        if self._service._config.listing:
+            told = partial(told_status, reader=reader)
+            found = await self._service.when_possible(lambda: sessions.listing(since, told))
+        if found is None:
+            self._fail("this server lists no sessions; its operator has to enable that with listing=True")
+        elif self._engine.phase is Phase.STATUS:
+            self._engine.send_listing(found)
             self._pump.request_write()
 
     # --- the stream of a session

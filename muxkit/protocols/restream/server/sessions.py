@@ -15,6 +15,7 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.protocols.restream.applications import Application, Fed
+from muxkit.protocols.restream.server.listing import SessionIndex
 from muxkit.protocols.restream.store import (
     LAST_ID,
     Message,
@@ -30,7 +31,8 @@ from muxkit.protocols.restream.store import (
     UnknownMessage,
     UnknownSession,
 )
-from muxkit.protocols.restream.wire import JsonObject, StoredMessage, beyond, gone
+from muxkit.protocols.restream.wire import JsonObject, Listing, StoredMessage, beyond, gone
+from muxkit.protocols.restream.wire import Status as WireStatus
 
 AnyStore = SessionStore[Any, Any]
 AnyApplication = Application[Any, Any]
@@ -184,6 +186,7 @@ class StoredSessions:
         self._random32 = random32
         self._takeover = takeover
         self._expiry = expiry
+        self._index: SessionIndex | None = None
 
     async def register(self, uuid: str, params: JsonObject) -> StoredSession:
         """Make a new session, or attach to one whose client repeats its first request."""
@@ -249,6 +252,12 @@ class StoredSessions:
                 for uuid, id in news[first : first + ADVANCED_AT_ONCE]:
                     nursery.start_soon(advance, uuid, id)
         return statuses
+
+    async def listing(self, since: str, told: Callable[[Status], WireStatus]) -> Listing | None:
+        """Return the sessions that have changed since an earlier listing. `told` returns what a client may know."""
+        if self._index is None:
+            self._index = SessionIndex(self.store)
+        return await self._index.since(since, told)
 
     async def expire(self) -> None:
         """Delete expired sessions."""
@@ -440,6 +449,9 @@ class PlainSessions:
         return None
 
     async def statuses(self, uuids: Sequence[str], reader: str, done: Mapping[str, int]) -> dict[str, Status] | None:
+        return None
+
+    async def listing(self, since: str, told: Callable[[Status], WireStatus]) -> Listing | None:
         return None
 
     async def expire(self) -> None:

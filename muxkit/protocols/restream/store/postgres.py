@@ -136,7 +136,7 @@ async def open_postgres(url: str, rules: Rules[State, Data]) -> AsyncIterator[Se
             beat=lambda connection: beat(connection, backend.server, rules.now()),
         )
         await listening.wait()
-        yield SessionStore(backend, rules, waiters)
+        yield SessionStore(backend, rules, waiters, is_shared=True)
     finally:
         if listener is not None:
             listener.stop()

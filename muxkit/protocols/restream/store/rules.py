@@ -210,6 +210,7 @@ class Rules(Generic[State, Data]):
         if not attached:
             session.due = self._due(session)
         rows.save(session)
+        rows.changed(uuid, everywhere=False)
         return self._status(session)
 
     def attach(self, rows: Rows, uuid: str, *, takeover: bool) -> Status:
@@ -249,6 +250,12 @@ class Rules(Generic[State, Data]):
             rows.remove(session.uuid)
             rows.changed(session.uuid, everywhere=True)
         return len(over), len(over) == most
+
+    def remove(self, rows: Rows, uuid: str) -> None:
+        """Delete a session and its messages."""
+        self._load(rows, uuid)
+        rows.remove(uuid)
+        rows.changed(uuid, everywhere=True)
 
     # ------------------------------------------------------------------------ messages
 

@@ -36,7 +36,7 @@ from muxkit.protocols.restream.store.rules import (
     Wanted,
 )
 from muxkit.protocols.restream.wire import Message, StoredMessage
-from muxkit.storage import StoreFull, Waiters
+from muxkit.storage import StoreFull, Waiters, Watch
 
 T = TypeVar("T")
 
@@ -63,7 +63,11 @@ class Backend(Protocol):
 class SessionStore(Generic[State, Data]):
     """A store of sessions, over any backend. Several tasks may use one at once."""
 
-    def __init__(self, backend: Backend, rules: Rules[State, Data], waiters: Waiters) -> None:
+    def __init__(
+        self, backend: Backend, rules: Rules[State, Data], waiters: Waiters, *, is_shared: bool = False
+    ) -> None:
+        self.is_shared: bool = is_shared
+        """True if other processes may change the store without notifying this one of every change."""
         self._backend = backend
         self._rules = rules
         self._waiters = waiters
@@ -108,6 +112,14 @@ class SessionStore(Generic[State, Data]):
             except UnknownSession:
                 raise full from None
             raise SessionExists(status) from None
+
+    async def remove(self, uuid: str | UUID) -> None:
+        """Delete a session with all its messages, whether they were acknowledged or not.
+
+        Raises `UnknownSession` if there is none. A client that is reading it gets that error from its server.
+        """
+        uuid = _check(uuid)
+        await self._backend.work(uuid, partial(self._rules.remove, uuid=uuid))
 
     async def disconnect(self, uuid: str | UUID, *, epoch: int | None = None) -> None:
         """Begin the absence of the client. Harmless from an owner that was superseded."""
@@ -319,6 +331,10 @@ class SessionStore(Generic[State, Data]):
         """Return one page of the sessions that have not expired, ordered by uuid, after the uuid `after`."""
         _check_most(most)
         return await self._backend.look("", lambda rows: self._rules.page(rows, after, most))
+
+    def watch(self) -> Watch:
+        """Return a set of the sessions that change from now on, for a caller that keeps a copy of their progress."""
+        return self._waiters.watch()
 
     async def expire(self, now: float | None = None) -> int:
         """Delete the expired sessions and return how many there were; call it every few seconds.

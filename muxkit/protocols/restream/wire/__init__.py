@@ -7,6 +7,8 @@ from muxkit.protocols.restream.wire.json import Json as Json
 from muxkit.protocols.restream.wire.json import JsonObject as JsonObject
 from muxkit.protocols.restream.wire.json import check_depth as check_depth
 from muxkit.protocols.restream.wire.messages import ErrorCode as ErrorCode
+from muxkit.protocols.restream.wire.messages import ListedSession as ListedSession
+from muxkit.protocols.restream.wire.messages import Listing as Listing
 from muxkit.protocols.restream.wire.messages import Message as Message
 from muxkit.protocols.restream.wire.messages import RequestRefused as RequestRefused
 from muxkit.protocols.restream.wire.messages import Status as Status

@@ -26,6 +26,9 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9
 
 ACK_FIELDS: Final = {"uuid", "ack"}
 
+ALL_SESSIONS: Final = "00000000-0000-0000-0000-000000000000"
+"""The UUID in a request for a listing. No session has it, so a server without listings answers that it is unknown."""
+
 # ---------------------------------------------------------------------------- messages of a client
 
 
@@ -78,6 +81,19 @@ class StatusRequested:
 
 
 @attrs.define
+class ListingRequested:
+    """The client requests the sessions that have changed, an extension. Answer with `send_listing` or `fail`.
+
+    Attributes:
+        since: the `next` of an earlier listing, or an empty string to get all sessions.
+        reader: the named reader whose position each status has, or an empty string. It isn't enrolled.
+    """
+
+    since: str = ""
+    reader: str = ""
+
+
+@attrs.define
 class Acknowledged:
     """The client has all messages up to this id, which is higher than the last acknowledged one."""
 
@@ -85,7 +101,7 @@ class Acknowledged:
     id: int
 
 
-Request = StatelessRequested | Registered | Resumed | StatusRequested
+Request = StatelessRequested | Registered | Resumed | StatusRequested | ListingRequested
 
 # ---------------------------------------------------------------------------- messages of a server
 
@@ -127,6 +143,31 @@ class Status:
 
 Statuses = dict[str, Status | None]
 """The progress of several sessions by uuid; None for one that is not known."""
+
+
+@attrs.frozen
+class ListedSession:
+    """A session in a listing. `name` is the text `stream` of its params, or its UUID if they have none."""
+
+    name: str
+    status: Status
+
+
+@attrs.frozen
+class Listing:
+    """The sessions of a server that have changed since an earlier listing.
+
+    Attributes:
+        sessions: the sessions by UUID. The value None means that the session was removed or has expired.
+        next: the `since` of the next request.
+        whole: True if the client has to forget all earlier listings, because this one starts from the beginning.
+        more: True if more sessions have changed than fit into one listing, so that the next request is due immediately.
+    """
+
+    sessions: Mapping[str, ListedSession | None]
+    next: str
+    whole: bool = False
+    more: bool = False
 
 
 class ErrorCode(Enum):
@@ -219,6 +260,9 @@ def parse_request(line: bytes, *, digits: int, status: bool) -> Request:
             until if type(until) is int and until > state else None,
         )
     if known == ["uuid", "status"] and fields["status"] is True:
+        since = fields.get("since")
+        if uuid == ALL_SESSIONS and type(since) is str:
+            return ListingRequested(since, _reader_of(fields) or "")
         also, done = fields.get("also"), fields.get("done", {})
         if not isinstance(also, list) or not isinstance(done, dict):
             return StatusRequested(uuid, _reader_of(fields) or "")
@@ -353,11 +397,13 @@ def parse_message(line: bytes) -> Message[Json] | Refused:
     return Message(id, fields["data"], None if time is None else _read_time(time))
 
 
-def parse_status(line: bytes) -> Status | Statuses | Refused:
-    """Parse the answer to a status request, for one session or for several."""
+def parse_status(line: bytes) -> Status | Statuses | Listing | Refused:
+    """Parse the answer to a status request, for one session or for several, or to a request for a listing."""
     fields = parse_object(line)
     if "error" in fields:
         return _error_in(fields)
+    if "listing" in fields:
+        return _read_listing(fields["listing"])
     several = fields.get("statuses")
     if isinstance(several, dict):
         return {read_uuid(uuid): None if each is None else _read_status(each) for uuid, each in several.items()}
@@ -386,6 +432,27 @@ def _read_status(status: Json) -> Status:
                 position if type(position) is int and acknowledged <= position <= head else None,
             )
     raise RemoteProtocolError("the answer to a status request holds no status")
+
+
+def _read_listing(listing: Json) -> Listing:
+    if type(listing) is dict:
+        sessions, following = listing.get("sessions"), listing.get("next")
+        if type(sessions) is dict and type(following) is str:
+            return Listing(
+                {
+                    read_uuid(uuid): None if each is None else _read_listed(uuid, each)
+                    for uuid, each in sessions.items()
+                },
+                following,
+                whole=listing.get("whole") is True,
+                more=listing.get("more") is True,
+            )
+    raise RemoteProtocolError("invalid listing: expected an object with sessions and next")
+
+
+def _read_listed(uuid: str, each: Json) -> ListedSession:
+    name = each.get("name") if type(each) is dict else None
+    return ListedSession(name if type(name) is str else uuid, _read_status(each))
 
 
 def _error_in(fields: JsonObject) -> Refused:
@@ -436,6 +503,11 @@ def encode_request(request: Request) -> bytes:
             if done:
                 fields["done"] = dict(done)
             return encode_line(fields)
+        case ListingRequested(since, reader):
+            fields = {"uuid": ALL_SESSIONS, "status": True, "since": since}
+            if reader:
+                fields["reader"] = reader
+            return encode_line(fields)
 
 
 def encode_ack(ack: Acknowledged) -> bytes:
@@ -480,6 +552,22 @@ def encode_statuses(statuses: Statuses) -> bytes:
     return encode_line(
         {"statuses": {uuid: None if each is None else _fields_of(each) for uuid, each in statuses.items()}}
     )
+
+
+def encode_listing(listing: Listing) -> bytes:
+    """Return the answer to a request for a listing."""
+    fields: dict[str, Json] = {
+        "sessions": {
+            uuid: None if each is None else {"name": each.name, **_fields_of(each.status)}
+            for uuid, each in listing.sessions.items()
+        },
+        "next": listing.next,
+    }
+    if listing.whole:
+        fields["whole"] = True
+    if listing.more:
+        fields["more"] = True
+    return encode_line({"listing": fields})
 
 
 def encode_status(status: Status) -> bytes:
