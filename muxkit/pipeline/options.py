@@ -149,6 +149,14 @@ def yes_or_no(value: str, name: str) -> bool:
         raise OptionError(name, f"{value[:100]!r} is neither true nor false") from None
 
 
+def parse_pattern(value: str, name: str) -> re.Pattern[str]:
+    """Parse a regular expression in Python's syntax."""
+    try:
+        return re.compile(value)
+    except re.error as error:
+        raise OptionError(name, f"{value[:100]!r} is not a regular expression: {error}") from None
+
+
 def choice(of: type[ChoiceT]) -> Callable[[str, str], ChoiceT]:
     """Return a parser for the values of an enumeration."""
 
@@ -379,6 +387,7 @@ class SourceOptions:
     streams: tuple[Reference, ...] = option("streams", parse_references, ())
     streams_file: str | None = option("streamsFile", text, None)
     directory: Reference | None = option("directory", parse_reference, None)
+    pattern: re.Pattern[str] | None = option("subscribePattern", parse_pattern, None)
     starting: Starting = option("startingOffsets", parse_starting, EARLIEST)
     starting_time: float | None = option("startingTimestamp", moment, None)
     ending: Ending = option("endingOffsets", parse_ending, None)
@@ -402,6 +411,7 @@ class SourceOptions:
     partition_messages: int = option("maxMessagesPerPartition", count, 100_000)
     message_bytes: int = option("maxMessageBytes", size, 2 << 20)
     verify: Verify = option("verify", choice(Verify), Verify.NONE)
+    pushes_filters: bool = option("filterPushdown", yes_or_no, False)
     tls: Tls = attrs.field(factory=Tls, metadata={"nested": Tls})
 
     @classmethod
@@ -423,8 +433,14 @@ class SourceOptions:
         return "" if self.acknowledging is AckMode.NEVER else self.reader
 
     def _check(self) -> None:
-        if not self.streams and self.streams_file is None and self.directory is None:
-            raise OptionError("streams", "it is missing: name uuids here, or give streamsFile or directory instead")
+        if not self.streams and self.streams_file is None and self.directory is None and self.pattern is None:
+            raise OptionError(
+                "streams", "it is missing: name uuids here, or give subscribePattern, streamsFile or directory instead"
+            )
+        if self.pattern is not None and not self.servers:
+            raise OptionError("servers", "it is missing, and subscribePattern needs servers to ask for their streams")
+        if self.pattern is not None and self.planning is Planning.PREFETCH:
+            raise OptionError("planning", "subscribePattern needs status requests: use auto or status")
         named = [*self.streams, *([self.directory] if self.directory else [])]
         lost = [each.uuid for each in named if each.server is None]
         if not self.servers and lost:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LEAST_JAVA: Final = 17
 LEAST_SPARK: Final = (4, 0)
 ADMISSION_SPARK: Final = (4, 2)  # the first version that tells a source the start of a batch, limits and the trigger
+PUSHDOWN_SPARK: Final = (4, 1)  # the first version that passes filters to a batch source
 ARROW_SINK_SPARK: Final = (4, 1)  # the first version whose streaming sinks get record batches
 ANSWER: Final = 60.0  # s that `java -version` may take
 LOOPBACK: Final = "127.0.0.1"

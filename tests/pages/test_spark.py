@@ -148,7 +148,8 @@ def test_the_programs_that_are_given_a_frame_run_one_after_another(tmp_path: Pat
             parts = [
                 [RECORD, program("docs/how-to/captures.md", 2), "assert frames.count() > 0"],
                 [program("docs/how-to/fleet.md", 1)],
-                [program("docs/reference/spark.md", 1), "assert frame.columns == ['stream', 'id', 'time', 'value']"],
+                [SESSION + program("docs/reference/spark.md", 1), "assert frame.isStreaming"],
+                [program("docs/reference/spark.md", 2), "assert frame.columns == ['stream', 'id', 'time', 'value']"],
                 [SESSION + plain_frame, sink[1]],
                 [SESSION + streaming, sink[0], stop],
             ]

@@ -76,7 +76,9 @@ async def place(
                 f"restream+mem://{name}",
                 store,
                 application=options.pop("application", restream.Fed()),
-                config=restream.ServerConfig(status=status, line=4 << 20),
+                config=restream.ServerConfig(
+                    status=status, listing=status and options.pop("listing", True), line=4 << 20
+                ),
                 **options,
             )
         )

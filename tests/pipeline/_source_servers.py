@@ -39,9 +39,12 @@ class Hall:
         """Call something of the store, from where the test is."""
         return trio.from_thread.run(partial(act, *args, **kwargs), trio_token=self.token)
 
-    def feed(self, uuid: str, data: Sequence[object], *, time: float | None = None) -> None:
+    def feed(self, uuid: str, data: Sequence[object], *, time: float | None = None, name: str | None = None) -> None:
         """Append to a session, which is made if it is not there."""
-        self.do(feed, self.store, uuid, data, time=time)
+        self.do(feed, self.store, uuid, data, time=time, name=name)
+
+    def remove(self, uuid: str) -> None:
+        self.do(self.store.remove, uuid)
 
     def finish(self, uuid: str) -> None:
         self.do(self.store.finish, uuid)
@@ -51,10 +54,18 @@ class Hall:
         return status.acknowledged
 
 
-async def feed(store: Any, uuid: str, data: Sequence[object], *, time: float | None = None) -> None:  # noqa: ANN401
+async def feed(
+    store: Any,  # noqa: ANN401 - any kind
+    uuid: str,
+    data: Sequence[object],
+    *,
+    time: float | None = None,
+    name: str | None = None,
+) -> None:
     known = {status.uuid for status in await store.sessions()}
     if uuid not in known:
-        await store.register(uuid, {}, params={}, attached=False, keep=KEEP)
+        params = {} if name is None else {"stream": name}
+        await store.register(uuid, {}, params=params, attached=False, keep=KEEP)
     for first in range(0, len(data), 1000):
         await store.append_many(uuid, data[first : first + 1000], time=time)
 
@@ -78,7 +89,7 @@ def hall(
                         listen,
                         opened,
                         application=options.pop("application", restream.Fed()),
-                        config=restream.ServerConfig(status=status, line=4 << 20),
+                        config=restream.ServerConfig(status=status, listing=status, line=4 << 20),
                         **options,
                     )
                 )

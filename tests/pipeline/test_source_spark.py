@@ -13,9 +13,9 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from muxkit.pipeline import lag
-from muxkit.pipeline.spark import ADMISSION_SPARK, version_numbers
+from muxkit.pipeline.spark import ADMISSION_SPARK, PUSHDOWN_SPARK, version_numbers
 from muxkit.testing import ChaosPlan, Way
-from tests.pipeline._source_servers import DIRECTORY, ONE, TWO, Hall, hall, relay_to
+from tests.pipeline._source_servers import DIRECTORY, ONE, THREE, TWO, Hall, hall, relay_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -132,6 +132,29 @@ def test_a_live_query_takes_new_sessions_in_and_acknowledges_when_it_is_idle(
     assert rows(spark, tmp_path) == [(ONE, 1), (ONE, 2), (ONE, 3), (TWO, 1), (TWO, 2)]
 
 
+def test_streams_of_a_pattern_join_and_leave_a_query_and_each_row_comes_once_over_restarts(
+    spark: SparkSession, there: Hall, tmp_path: Path
+) -> None:
+    frame = stream(spark, there, streams=None, subscribePattern="orders-.*")
+    there.feed(ONE, [1, 2, 3], name="orders-eu")
+    there.feed(DIRECTORY, [1], name="other")
+    query = to_table(frame, tmp_path, available_now=False)
+    try:
+        until(lambda: there.acknowledged(ONE) == 3, query)
+        there.feed(TWO, ["a", "b"], name="orders-us")
+        until(lambda: there.acknowledged(TWO) == 2, query)
+        there.remove(ONE)
+        there.feed(TWO, ["c"])
+        until(lambda: there.acknowledged(TWO) == 3, query)
+    finally:
+        query.stop()
+    there.feed(TWO, ["d"])
+    there.feed(THREE, [1], name="orders-asia")
+    run(frame, tmp_path)
+    expected = [*((ONE, id) for id in (1, 2, 3)), *((TWO, id) for id in (1, 2, 3, 4)), (THREE, 1)]
+    assert rows(spark, tmp_path) == expected
+
+
 def test_a_network_that_cuts_changes_nothing(spark: SparkSession, there: Hall, tmp_path: Path) -> None:
     there.feed(ONE, [{"n": n} for n in range(4000)])
     plan = ChaosPlan(cut_after=(1_000, 20_000), cut_ways=(Way.BACK,), reset=0.3)
@@ -203,6 +226,21 @@ def test_a_batch_query_reads_what_is_kept_and_acknowledges_nothing(spark: SparkS
     frame = table(spark, there, f"{ONE},{TWO}", endingOffsets=json.dumps({ONE: 10}), maxPartitions=1)
     assert frame.groupBy("stream").count().orderBy("stream").collect() == [(ONE, 10), (TWO, 60)]
     assert there.acknowledged(ONE) == 0
+
+
+@pytest.mark.skipif(version_numbers(pyspark.__version__) < PUSHDOWN_SPARK, reason="Spark passes no filters")
+def test_filters_on_stream_and_id_reach_the_server(spark: SparkSession, there: Hall) -> None:
+    for uuid in (ONE, TWO):
+        there.feed(uuid, list(range(100)))
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        frame = table(spark, there, f"{ONE},{TWO}", filterPushdown=True, maxMessagesPerPartition=50)
+        narrowed = frame.where(f"stream = '{TWO}' and id > 90")
+        assert (frame.rdd.getNumPartitions(), narrowed.rdd.getNumPartitions()) == (4, 1)
+        assert [(row.stream, row.id) for row in narrowed.collect()] == [(TWO, id) for id in range(91, 101)]
+        assert frame.where("id between 3 and 4 and value > X'00'").count() == 4
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
 def test_a_hot_stream_is_read_by_several_tasks_in_the_order_of_its_ids(spark: SparkSession, there: Hall) -> None:

@@ -97,6 +97,19 @@ class Client:
         await request.run(self._dial(server))
         return request.answers
 
+    async def listing(self, server: str, since: str, *, within: float | None = None) -> restream.Listing:
+        """Ask a server for the sessions that have changed since the `next` of an earlier listing, or for all of them.
+
+        Raises:
+            OptionError: if the server has no listing.
+            StreamUnavailable: if the server doesn't answer in time.
+        """
+        request = _Listing(server, since, self._options)
+        request.timeout = within or request.timeout
+        await request.run(self._dial(server))
+        assert request.listing is not None
+        return request.listing
+
     async def fetch(self, span: Span, take: Take) -> None:
         """Await `take` with all messages of a range, in order and each once.
 
@@ -358,6 +371,38 @@ class _Statuses(_Status):
         # A server that doesn't know one stream may still know the others, if it answers for one at a time.
         self.answers = None if self.answer is NoStatus.UNKNOWN else dict.fromkeys(self._uuids, NoStatus.PLAIN)
         return True
+
+
+class _Listing(_Request):
+    def __init__(self, server: str, since: str, options: SourceOptions) -> None:
+        super().__init__("of any name", options.status_timeout)
+        self._server = server
+        self._since = since
+        self._config = restream.ClientConfig(reader=options.enrolled or None, line=STATUSES_LINE)
+        self.listing: restream.Listing | None = None
+
+    def next_engine(self) -> ClientEngine:
+        return restream.ClientEngine.listing(self._since, config=self._config)
+
+    async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
+        for event in events:
+            if isinstance(event, restream.ListingReceived):
+                self.listing = event.listing
+        if self.listing is None:
+            raise self._unsupported("it answered a request for a listing with something else")
+        return True
+
+    def on_refusal(self, refused: restream.Refused) -> bool:
+        if refused.code in LATER:
+            return False
+        raise self._unsupported(refused.text)
+
+    def _unsupported(self, answer: str) -> OptionError:
+        return OptionError(
+            "subscribePattern",
+            f"{without_secrets(self._server)}: expected a server that lists its sessions, and got: {answer}; "
+            "start it with restream.ServerConfig(status=True, listing=True) or `--listing`, or name the streams",
+        )
 
 
 class _Reading(_Request):

@@ -96,6 +96,24 @@ class Span:
         return self.end - self.begin
 
 
+@attrs.frozen
+class Wanted:
+    """The messages that a batch query needs, as far as Spark's filters say.
+
+    Attributes:
+        streams: the streams, or None for all streams of the query.
+        after: the message before the first one.
+        upto: the last message.
+    """
+
+    streams: frozenset[str] | None = None
+    after: int = 0
+    upto: int = MOST_ID
+
+
+EVERYTHING: Final = Wanted()
+
+
 def share(lags: Mapping[str, int], most: int, *, turn: int = 0) -> dict[str, int]:
     """Divide `most` messages among streams, in proportion to their lag.
 

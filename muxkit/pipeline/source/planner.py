@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import attrs
 import trio
@@ -19,23 +18,12 @@ import trio
 from muxkit.core import without_secrets
 from muxkit.pipeline.concurrency import for_each_limited
 from muxkit.pipeline.errors import DataLoss, OptionError, StreamUnavailable
-from muxkit.pipeline.options import (
-    MOST_ID,
-    AckMode,
-    Planning,
-    Reference,
-    SourceOptions,
-    Start,
-    parse_reference,
-    parse_references,
-)
-from muxkit.pipeline.source.client import TOGETHER, Answer, Client, NoStatus, decoded
-from muxkit.pipeline.source.offsets import JsonOffset, Offset, Position, Span, share
+from muxkit.pipeline.options import MOST_ID, AckMode, Planning, Reference, SourceOptions, Start
+from muxkit.pipeline.source.client import TOGETHER, Answer, Client, NoStatus
+from muxkit.pipeline.source.discovery import Discovery, Subscription
+from muxkit.pipeline.source.offsets import EVERYTHING, JsonOffset, Offset, Position, Span, Wanted, share
 from muxkit.protocols import restream
-from muxkit.protocols.restream import Json
-from muxkit.protocols.restream.engine import EncodedMessage
 
-MOST_AHEAD: Final = 1_000_000  # messages of a directory to read at a time
 MISSING_AFTER: Final = 10.0  # s without an answer after which a server counts as missing
 PROBE_INTERVAL: Final = 5.0  # s between two attempts to reach a missing server
 PROBE_TIMEOUT: Final = 1.0  # s that such an attempt may take, because the other streams wait for it
@@ -43,6 +31,8 @@ ALL_AWAY_PAUSE: Final = 1.0  # s; without this pause, Spark would ask again imme
 REST: Final = 40  # pause after a look that found nothing, as a multiple of its duration; keeps idle queries cheap
 LONGEST_REST: Final = 2.0  # s
 PREFETCH: Final = 100_000  # messages of a stream to count ahead, unless a limit is lower
+
+ResultT = TypeVar("ResultT")
 
 _log = logging.getLogger("muxkit")
 
@@ -66,6 +56,8 @@ class Planner:
         # The last planned message, if it was the head, with the incarnation and the bytes of its session at that time.
         self._planned: dict[str, tuple[int, str | None, int]] = {}
         self._rest_until = 0.0  # when an idle query asks the servers again
+        # The start after which nothing was found. As long as no stream has changed, nothing is there now either.
+        self._settled: Mapping[str, object] | None = None
         self._turn = 0
 
     def initial(self) -> Mapping[str, object]:
@@ -87,19 +79,26 @@ class Planner:
             OptionError: if an option turns out to be invalid.
             StreamUnavailable: if a server that is needed doesn't answer.
         """
-        before = Offset.from_json(start)
         await trio.sleep(max(0.0, self._rest_until - self._now()))
         began = self._now()
+        if not await self._streams.refresh(all_of_them=self._streams.decides(start)) and start == self._settled:
+            self._rest(began)
+            return start
+        before = Offset.from_json(start)
+        self._settled = None
         statuses = await self._streams.statuses(before, whole=self._target is not None and not self._target_is_whole)
         self._target_is_whole = self._target is not None
         heads = {status.uuid: Position(status.head, status.incarnation) for status in statuses}
         # If a server doesn't answer, keep the head that it reported last, so that its lag stays visible.
-        self._heads = {uuid: head for uuid, head in self._heads.items() if uuid in before.streams} | heads
+        kept = {uuid: head for uuid, head in self._heads.items() if uuid in before.streams}
+        self._heads = {uuid: head for uuid, head in kept.items() if not self._streams.is_removed(uuid)} | heads
         ends = await self._ends(statuses, limited=limited)
         # Return an end even for an empty first batch, so that `latest` still means the same after a crash.
         fixes = not before.streams and self._options.starting is Start.LATEST and bool(statuses)
         if not ends and not fixes:
-            self._rest_until = self._now() + min(LONGEST_REST, (self._now() - began) * REST)
+            self._rest(began)
+            if self._streams.is_settled and self._target is None and self._waiting_since is None:
+                self._settled = start
             if self._options.acknowledging is AckMode.IDLE:
                 # Spark has stored the last batch, but would commit it only together with the next one.
                 known = {status.uuid for status in statuses if not status.jumps}
@@ -112,19 +111,21 @@ class Planner:
         self._waiting_since = None
         return self._offset(before, statuses, ends).to_json()
 
-    async def everything(self) -> list[Span]:
-        """Return the spans of a batch query, which reads everything up to `endingOffsets`."""
+    async def everything(self, wanted: Wanted = EVERYTHING) -> list[Span]:
+        """Return the spans of a batch query, which reads everything up to `endingOffsets`, or some of it."""
         if self._options.starting is Start.LATEST:
             raise OptionError(
                 "startingOffsets", "latest is for streaming queries; a batch query would find nothing after it"
             )
         ending, spans = self._options.ending or {}, []
-        for status in await self._streams.statuses(Offset(), whole=True, all_of_them=True):
+        await self._streams.refresh(all_of_them=True)
+        for status in await self._streams.statuses(Offset(), whole=True, all_of_them=True, only=wanted.streams):
             end = ending.get(status.uuid, status.head)
             if end > status.head:
                 raise OptionError("endingOffsets", f"stream {status.uuid} has {status.head} messages, not {end}")
-            if end > status.begin:
-                spans.append(Span(status.uuid, status.server, status.begin, end, status.incarnation))
+            begin, end = max(status.begin, wanted.after), min(end, wanted.upto)
+            if end > begin:
+                spans.append(Span(status.uuid, status.server, begin, end, status.incarnation))
         return spans
 
     def report(self) -> JsonOffset | None:
@@ -149,6 +150,10 @@ class Planner:
         streams = Offset.from_json(end).streams
         if self._options.acknowledging is not AckMode.NEVER:
             await self._acknowledge({uuid: position.id for uuid, position in streams.items()})
+
+    def _rest(self, began: float) -> None:
+        """Pause before the next look, since a look that began at this time has found nothing."""
+        self._rest_until = self._now() + min(LONGEST_REST, (self._now() - began) * REST)
 
     # --- planning
 
@@ -212,7 +217,12 @@ class Planner:
 
     def _offset(self, before: Offset, statuses: list[StreamStatus], ends: Mapping[str, int]) -> Offset:
         """Return the offset. Streams that ended and were acknowledged are left out, so that it doesn't grow forever."""
-        streams = {uuid: position for uuid, position in before.streams.items() if not self._streams.is_done(uuid)}
+        known = self._streams
+        streams = {
+            uuid: position
+            for uuid, position in before.streams.items()
+            if not known.is_done(uuid) and not known.is_removed(uuid)
+        }
         begins = {}
         for status in statuses:
             if status.uuid in ends or not status.is_over:
@@ -336,35 +346,89 @@ class StreamPlanner:
         self._options = options
         self._client = client
         self._discovery = Discovery(options, client)
+        self._subscription = None if options.pattern is None else Subscription(options.pattern, options.servers)
+        self._removed: set[str] = set()  # streams that no server lists any more
+        self._heads: dict[str, int] = {}  # the last message of each subscribed stream, as listed last
         self._finished: dict[str, int] = {}  # the last message of streams that have ended
         self._warned: set[str] = set()
         self._now = now
         self._single: set[str] = set()  # servers that answer for one stream at a time
         self._away: dict[str, float] = {}  # servers that don't answer, and when to ask them again
 
-    async def statuses(self, before: Offset, *, whole: bool = False, all_of_them: bool = False) -> list[StreamStatus]:
+    def decides(self, start: Mapping[str, object]) -> bool:
+        """Return True for the start of a query whose first batch decides where each stream begins."""
+        options = self._options
+        return not start.get("streams") and (
+            options.starting_time is not None or options.starting is not Start.EARLIEST
+        )
+
+    @property
+    def is_settled(self) -> bool:
+        """True if `refresh` reports every change of all streams of the query."""
+        options = self._options
+        has_others = options.streams or options.streams_file is not None or options.directory is not None
+        return self._subscription is not None and not has_others and not self._away
+
+    async def refresh(self, *, all_of_them: bool = False) -> bool:
+        """Ask each server of a subscription, with one request, for the sessions that have changed.
+
+        Returns:
+            False if nothing has changed, so that another look would find the same. True without a subscription.
+
+        Raises:
+            OptionError: if a server has no listing.
+            StreamUnavailable: if a server that is needed doesn't answer.
+        """
+        subscription = self._subscription
+        if subscription is None:
+            return True
+        is_needed = all_of_them or self._options.fail_on_missing_server
+        changed: list[str] = []
+
+        async def ask(server: str) -> None:
+            is_over = False
+            while not is_over:
+                listing = await self._if_present(
+                    server,
+                    lambda within: self._client.listing(server, subscription.since(server), within=within),
+                    is_needed=is_needed,
+                )
+                if listing is None or subscription.apply(server, listing):
+                    changed.append(server)
+                is_over = listing is None or not listing.more
+
+        await for_each_limited(self._options.servers, ask, at_once=self._options.connections)
+        return bool(changed)
+
+    async def statuses(
+        self, before: Offset, *, whole: bool = False, all_of_them: bool = False, only: Container[str] | None = None
+    ) -> list[StreamStatus]:
         """Return the state of all streams that may have messages, in order.
 
         Args:
             before: the end of the last batch.
             whole: count streams without status requests to their end, and not only as far as one batch may go.
             all_of_them: fail if a server doesn't answer. By default its streams are left out.
+            only: the streams that are wanted, or None for all streams of the query.
 
         Raises:
             DataLoss: if unread messages were deleted and the options don't allow that.
             OptionError: if an option turns out to be invalid.
             StreamUnavailable: if a server that is needed doesn't answer.
         """
-        references = await self._discovery.streams()
+        references, answers = await self._look_up()
         if not before.streams:
             _check_named("startingOffsets", self._options.starting, references)
             _check_named("endingOffsets", self._options.ending, references)
         # Where a stream starts is decided only once, in the first batch.
         by_time = not before.streams and self._options.starting_time is not None
         decides = by_time or (not before.streams and self._options.starting is not Start.EARLIEST)
-        answers = await self._find(references, references, all_of_them=all_of_them or decides)
-        if answers and all(answer is NoStatus.AWAY for answer in answers.values()):
+        wanted = [uuid for uuid in references if uuid not in answers and (only is None or uuid in only)]
+        answers = {uuid: answer for uuid, answer in answers.items() if only is None or uuid in only}
+        answers |= await self._find(references, wanted, all_of_them=all_of_them or decides)
+        if all(answer is NoStatus.AWAY for answer in answers.values()) and (answers or self._away):
             await trio.sleep(ALL_AWAY_PAUSE)
+        self._note_removed(before, references)
         statuses, uncounted = [], []
         for uuid, answer in sorted(answers.items()):
             status = self._judge(uuid, answer, before)
@@ -382,17 +446,21 @@ class StreamPlanner:
 
     async def heads(self) -> dict[str, int]:
         """Return the last message of each stream whose server reports it."""
-        references = await self._discovery.streams()
-        answers = await self._find(references, references)
+        await self.refresh()
+        references, answers = await self._look_up()
+        answers |= await self._find(references, [uuid for uuid in references if uuid not in answers])
         return {uuid: answer.head for uuid, answer in answers.items() if not isinstance(answer, NoStatus)}
 
     async def locate(self, uuids: Iterable[str]) -> None:
         """Find the servers of streams that another process has planned."""
         lost = [uuid for uuid in uuids if uuid not in self.servers]
         if lost:
-            references = await self._discovery.streams()
+            if self._subscription is not None:
+                await self.refresh(all_of_them=True)
+            references, _ = await self._look_up()
+            lost = [uuid for uuid in lost if uuid not in self.servers]
             unnamed = [uuid for uuid in lost if uuid not in references]
-            if unnamed and len(self._options.servers) != 1:
+            if unnamed and len(self._options.servers) != 1 and self._subscription is None:
                 raise OptionError("streams", f"a batch has to be read again and has stream {unnamed[0]}: name it")
             await self._find(references, lost, all_of_them=True)
 
@@ -405,6 +473,49 @@ class StreamPlanner:
         if self._options.fail_on_data_loss:
             raise DataLoss(uuid, problem)
         self._warn(uuid, f"{problem}; going on with what is left")
+
+    def is_removed(self, uuid: str) -> bool:
+        """Return True if no server lists this stream any more. It was named by a pattern only."""
+        return uuid in self._removed
+
+    # --- subscribing
+
+    async def _look_up(self) -> tuple[dict[str, Reference], dict[str, Answer]]:
+        """Return all streams of the query, and the answers that listings gave for some of them, which save requests.
+
+        There is no such answer for a stream in which the reader of the query isn't enrolled yet, because only a status
+        request enrols.
+        """
+        references = await self._discovery.streams()
+        answers: dict[str, Answer] = {}
+        subscribed = {} if self._subscription is None else self._subscription.sessions()
+        for uuid, (server, status) in subscribed.items():
+            references[uuid] = Reference(uuid, server)
+            self.servers[uuid] = server
+            self._heads[uuid] = status.head
+            if server in self._away:
+                answers[uuid] = NoStatus.AWAY
+            elif status.position is not None or not self._options.enrolled:
+                answers[uuid] = status
+        return references, answers
+
+    def _note_removed(self, before: Offset, references: Mapping[str, Reference]) -> None:
+        """Note the streams of the last batch that a server has listed once and lists no longer.
+
+        That is the end of a stream. Raises `DataLoss` if unread messages were known and the options don't allow a loss.
+        """
+        if self._subscription is None or self._away or not self._subscription.is_complete:
+            return
+        self._removed -= references.keys()
+        for uuid, position in before.streams.items():
+            if uuid in references or uuid in self._removed or self._subscription.lists(uuid):
+                continue
+            head = self._heads.pop(uuid, position.id)
+            if head > position.id:
+                self.lose(uuid, f"it was removed, and messages {position.id + 1} to {head} were not read")
+            self._removed.add(uuid)
+            # log: A stream that matched `subscribePattern` was removed from its server. The query goes on without it.
+            _log.info("stream %s: it was removed after message %d, and the query goes on without it", uuid, head)
 
     # --- asking
 
@@ -475,18 +586,33 @@ class StreamPlanner:
         """Ask one server about some streams. If the server may be missing, ask it only once in a while."""
         if self._options.planning is Planning.PREFETCH:
             return dict.fromkeys(uuids, NoStatus.PLAIN)
+        answers = await self._if_present(
+            server, lambda within: self._statuses(server, uuids, within), is_needed=is_needed
+        )
+        return dict.fromkeys(uuids, NoStatus.AWAY) if answers is None else answers
+
+    async def _if_present(
+        self, server: str, request: Callable[[float | None], Awaitable[ResultT]], *, is_needed: bool
+    ) -> ResultT | None:
+        """Send a request to a server that may be missing. Return None if it is.
+
+        Args:
+            server: the URL of the server.
+            request: sends the request, and waits for the answer for the given seconds.
+            is_needed: raise an error if the server is missing.
+        """
         if is_needed:
-            answers = await self._statuses(server, uuids, None)
+            answer = await request(None)
             self._away.pop(server, None)
-            return answers
+            return answer
         within = min(MISSING_AFTER, self._options.status_timeout)
         if server in self._away:
             if self._now() < self._away[server]:
-                return dict.fromkeys(uuids, NoStatus.AWAY)
+                return None
             within = min(PROBE_TIMEOUT, within)
             self._away[server] = self._now() + PROBE_INTERVAL  # so that requests for other streams don't wait for it
         try:
-            answers = await self._statuses(server, uuids, within)
+            answer = await request(within)
         except StreamUnavailable as error:
             if not error.can_heal:
                 raise
@@ -496,11 +622,11 @@ class StreamPlanner:
                     "%s is away, its streams are left out until it answers: %s", without_secrets(server), error
                 )
             self._away[server] = self._now() + PROBE_INTERVAL
-            return dict.fromkeys(uuids, NoStatus.AWAY)
+            return None
         if self._away.pop(server, None) is not None:
             # log: A server answers again after an outage.
             _log.warning("%s answers again, its streams are read again", without_secrets(server))
-        return answers
+        return answer
 
     async def _statuses(self, server: str, uuids: list[str], within: float | None) -> dict[str, Answer]:
         if server not in self._single:
@@ -643,68 +769,3 @@ def _acknowledged_by_others(begin: int, acknowledged: int) -> str:
     return (
         f"message {begin + 1} is next, and everything up to {acknowledged} was acknowledged, by another query perhaps"
     )
-
-
-class Discovery:
-    """Finds the streams of a query: those that an option or a file names, and those that a directory lists.
-
-    The planner asks for each batch, so new streams join automatically. A directory is itself a session. Each of its
-    messages names a stream as `"uuid"`, `"url#uuid"` or `{"stream": ...}`. The directory is read from its first message
-    on and never acknowledged.
-    """
-
-    def __init__(self, options: SourceOptions, client: Client) -> None:
-        self._options = options
-        self._client = client
-        self._listed: dict[str, Reference] = {}  # streams in the directory
-        self._read = 0  # messages of the directory that were read
-
-    async def streams(self) -> dict[str, Reference]:
-        """Return all streams by UUID, with their server if it is known."""
-        if self._options.directory is not None:
-            await self._read_directory(self._options.directory)
-        found = dict(self._listed)
-        if self._options.streams_file is not None:
-            found.update((each.uuid, each) for each in self._from_file(self._options.streams_file))
-        found.update((each.uuid, each) for each in self._options.streams)
-        return dict(sorted(found.items()))
-
-    def _from_file(self, path: str) -> tuple[Reference, ...]:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise OptionError("streamsFile", str(error)) from error
-        lines = [line.partition("# ")[0] for line in text.splitlines()]
-        return parse_references("\n".join(line for line in lines if not line.startswith("#")), "streamsFile")
-
-    async def _read_directory(self, directory: Reference) -> None:
-        servers = [directory.server] if directory.server else self._options.servers
-        for server in servers:
-            answer = await self._client.status(server, directory.uuid)
-            if answer is NoStatus.UNKNOWN:
-                continue
-            if isinstance(answer, NoStatus):
-                end = await self._client.count(server, directory.uuid, self._read, most=MOST_AHEAD)
-            else:
-                end = answer.head
-            if end < self._read:
-                raise StreamUnavailable(directory.uuid, f"this directory had {self._read} messages and now has {end}")
-
-            async def take(messages: list[EncodedMessage], server: str = server) -> None:
-                for message in messages:
-                    self._note(decoded(directory.uuid, message), server)
-                    self._read = message.id
-
-            await self._client.fetch(Span(directory.uuid, server, self._read, end), take)
-            return
-        raise OptionError("directory", f"no server knows the session {directory.uuid}")
-
-    def _note(self, data: Json, server: str) -> None:
-        told = data.get("stream") if isinstance(data, dict) else data
-        try:
-            reference = parse_reference(told if isinstance(told, str) else repr(told), "directory")
-        except OptionError as error:
-            # log: An entry of the directory of streams is invalid.
-            _log.warning("a message of the directory was passed over: %s", error)
-            return
-        self._listed[reference.uuid] = Reference(reference.uuid, reference.server or server)

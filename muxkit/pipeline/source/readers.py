@@ -6,7 +6,7 @@ They are the same on all versions of Spark, except for the information that a st
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from types import TracebackType
 from typing import cast
@@ -19,7 +19,8 @@ from pyspark.sql.types import StructType
 from muxkit.pipeline.concurrency import run_bare
 from muxkit.pipeline.options import SourceOptions, Verify
 from muxkit.pipeline.source.client import Client
-from muxkit.pipeline.source.offsets import Span, cut, group
+from muxkit.pipeline.source.filters import narrow
+from muxkit.pipeline.source.offsets import EVERYTHING, Span, cut, group
 from muxkit.pipeline.source.planner import Planner
 from muxkit.pipeline.source.rows import COLUMNS, Rows, read
 
@@ -129,7 +130,22 @@ def _without_traceback(
 class BatchReader(_Reading, datasource.DataSourceReader):
     """`spark.read.format("muxkit")`: reads the messages that servers hold now. Nothing is acknowledged."""
 
+    _wanted = EVERYTHING
+
     def partitions(self) -> Sequence[datasource.InputPartition]:
-        spans = run_bare(self._planner.everything)
+        spans = run_bare(partial(self._planner.everything, self._wanted))
         # Return at least one partition, because without any, Spark would call `read` with None.
         return self._partitions(spans) or [Spans(())]
+
+
+class FilteringBatchReader(BatchReader):
+    """A `BatchReader` that reads only the streams and ids that Spark's filters let pass.
+
+    It is a class of its own, because Spark rejects a reader with `pushFilters` unless
+    `spark.sql.python.filterPushdown.enabled` is set. Its error names that setting.
+    """
+
+    def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:
+        """Note which streams and ids are needed, and return the filters that Spark has to evaluate itself."""
+        self._wanted, left = narrow(filters)
+        return left

@@ -10,9 +10,9 @@ from pyspark.sql.types import StructType
 
 from muxkit.pipeline.errors import OptionError
 from muxkit.pipeline.options import SourceOptions
-from muxkit.pipeline.source.readers import BatchReader, StreamReader, UnadmittedStreamReader
+from muxkit.pipeline.source.readers import BatchReader, FilteringBatchReader, StreamReader, UnadmittedStreamReader
 from muxkit.pipeline.source.rows import SCHEMA
-from muxkit.pipeline.spark import ADMISSION_SPARK, version_numbers
+from muxkit.pipeline.spark import ADMISSION_SPARK, PUSHDOWN_SPARK, version_numbers
 
 _log = logging.getLogger("muxkit")
 
@@ -53,7 +53,13 @@ def reader_class() -> type[StreamReader]:
 
 def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
     """Return the reader of a batch query. Raises `OptionError` for an invalid option or column."""
-    return BatchReader(SourceOptions.parse(options), checked(schema))
+    parsed = SourceOptions.parse(options)
+    if not parsed.pushes_filters:
+        return BatchReader(parsed, checked(schema))
+    if version_numbers(SPARK_VERSION) < PUSHDOWN_SPARK:
+        # log: Spark 4.0 doesn't pass filters to a source, so the option `filterPushdown` has no effect.
+        _log.warning("Spark %s passes no filters to sources in Python: filterPushdown has no effect", SPARK_VERSION)
+    return FilteringBatchReader(parsed, checked(schema))
 
 
 def checked(schema: StructType) -> StructType:
