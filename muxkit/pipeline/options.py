@@ -471,11 +471,14 @@ class RowEncoding(Enum):
     """The encoding of a row."""
 
     AUTO = "auto"
-    """VALUE if there is a single column `value` of strings or bytes. Otherwise JSON."""
+    """VALUE for one column `value` of strings or bytes, RECORD if there are also `key` or `headers` and no others, and
+    otherwise JSON."""
     VALUE = "value"
     """The content of the column `value`."""
     JSON = "json"
     """A JSON object with all columns."""
+    RECORD = "record"
+    """The columns `value`, `key` and `headers`, as in Kafka and in the rows of the source."""
 
 
 class Spread(Enum):

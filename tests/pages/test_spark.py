@@ -149,7 +149,10 @@ def test_the_programs_that_are_given_a_frame_run_one_after_another(tmp_path: Pat
                 [RECORD, program("docs/how-to/captures.md", 2), "assert frames.count() > 0"],
                 [program("docs/how-to/fleet.md", 1)],
                 [SESSION + program("docs/reference/spark.md", 1), "assert frame.isStreaming"],
-                [program("docs/reference/spark.md", 2), "assert frame.columns == ['stream', 'id', 'time', 'value']"],
+                [
+                    program("docs/reference/spark.md", 2),
+                    "assert frame.columns == ['stream', 'id', 'time', 'value', 'key', 'headers']",
+                ],
                 [SESSION + plain_frame, sink[1]],
                 [SESSION + streaming, sink[0], stop],
             ]

@@ -18,10 +18,10 @@ from muxkit_adapters import memory
 from tests.pipeline._source_servers import KEEP, ONE, feed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from muxkit.pipeline.source.offsets import Span
-    from muxkit.protocols.restream.engine import EncodedMessage
+    from muxkit.protocols.restream.wire import Block
 
     Script = Callable[[list[dict[str, Any]], trio.abc.Stream], Any]
 
@@ -117,9 +117,9 @@ async def ids(client: Client, span: Span) -> list[int]:
     """What a range holds."""
     got: list[int] = []
 
-    async def take(messages: Sequence[EncodedMessage]) -> None:
+    async def take(block: Block) -> None:
         await trio.lowlevel.checkpoint()
-        got.extend(message.id for message in messages)
+        got.extend(range(block.first, block.last + 1))
 
     await client.fetch(span, take)
     return got

@@ -21,12 +21,11 @@ from tests.pipeline._source_place import ids, lines, place, scripted
 from tests.pipeline._source_servers import KEEP, ONE, feed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from trio.testing import MockClock
 
-    from muxkit.protocols.restream.engine import EncodedMessage
+    from muxkit.protocols.restream.wire import Block
 
 Requests = list[dict[str, Any]]
 
@@ -141,8 +140,8 @@ async def test_a_zombie_and_its_successor_both_get_the_whole_range(autojump_cloc
         async def slow(pause: float) -> None:
             mine: list[int] = []
 
-            async def take(messages: Sequence[EncodedMessage]) -> None:
-                mine.extend(message.id for message in messages)
+            async def take(block: Block) -> None:
+                mine.extend(range(block.first, block.last + 1))
                 await trio.sleep(pause)
 
             await there.client().fetch(span, take)
@@ -256,9 +255,9 @@ async def test_the_time_that_rows_take_to_go_on_is_not_the_servers_silence(autoj
         await there.feed(ONE, 2000)
         got = 0
 
-        async def take(messages: Sequence[EncodedMessage]) -> None:
+        async def take(block: Block) -> None:
             nonlocal got
-            got += len(messages)
+            got += len(block)
             await trio.sleep(500)
 
         await there.client(readTimeout="10s").fetch(Span(ONE, there.url, 0, 2000), take)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from muxkit.pipeline import Encoding, StagingLimits
 from muxkit.pipeline.errors import OptionError, PipelineError
 from muxkit.pipeline.options import RowEncoding
-from muxkit.pipeline.sink import Blocks, encoding_of
+from muxkit.pipeline.sink import HEADERS_KIND, Blocks, encoding_of
 from muxkit.pipeline.staging.records import decode_block, encode_block, rows_of
+from muxkit.protocols.restream import Record
 
 LIMITS = StagingLimits()
 
@@ -102,7 +104,7 @@ def test_json_is_cut_into_blocks_as_well() -> None:
         ({"value": "string"}, RowEncoding.JSON, Encoding.JSON),
         ({"value": "bigint"}, RowEncoding.AUTO, Encoding.JSON),
         ({"text": "string"}, RowEncoding.AUTO, Encoding.JSON),
-        ({"key": "string", "value": "string"}, RowEncoding.AUTO, Encoding.JSON),
+        ({"key": "string", "value": "string"}, RowEncoding.AUTO, Encoding.RECORD),
     ],
 )
 def test_the_columns_say_what_becomes_of_a_row(columns: dict[str, str], wanted: RowEncoding, found: Encoding) -> None:
@@ -113,3 +115,49 @@ def test_the_columns_say_what_becomes_of_a_row(columns: dict[str, str], wanted: 
 def test_values_that_are_not_there_cannot_be_asked_for(columns: dict[str, str]) -> None:
     with pytest.raises(OptionError, match=r"option encoding: value needs one column, value, of strings or bytes"):
         encoding_of(columns, RowEncoding.VALUE)
+
+
+# ---------------------------------------------------------------------------- records
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+headers = st.none() | st.lists(st.fixed_dictionaries({"key": st.text(max_size=4), "value": st.binary(max_size=4)}))
+
+
+@given(
+    st.lists(st.tuples(st.none() | st.binary(max_size=9), st.none() | st.binary(max_size=9), headers), max_size=9),
+    st.integers(0, 3),
+)
+def test_records_are_encoded_as_restream_stores_them(content: list[tuple[Any, Any, Any]], left: int) -> None:
+    values, keys, pairs = zip(*content, strict=True) if content else ((), (), ())
+    whole = batch(
+        value=pa.array(values, pa.binary()), key=pa.array(keys, pa.binary()), headers=pa.array(pairs, HEADERS)
+    )
+    expected = [
+        Record(value, key, [(each["key"], each["value"]) for each in pairs or ()]).encode()
+        for value, key, pairs in content
+    ]
+    assert rows(Blocks(Encoding.RECORD, 64), whole.slice(left)) == expected[left:]
+
+
+def test_a_record_of_strings_needs_no_key_and_no_headers() -> None:
+    strings = batch(value=pa.array(["ü", None]))
+    assert rows(Blocks(Encoding.RECORD, 64), strings) == [Record("ü".encode()).encode(), Record(None).encode()]
+
+
+@pytest.mark.parametrize(
+    ("columns", "wanted", "expected"),
+    [
+        ({"value": "binary", "key": "binary"}, RowEncoding.AUTO, Encoding.RECORD),
+        ({"value": "string", "headers": HEADERS_KIND}, RowEncoding.AUTO, Encoding.RECORD),
+        ({"value": "binary"}, RowEncoding.RECORD, Encoding.RECORD),
+        ({"value": "binary", "key": "int"}, RowEncoding.AUTO, Encoding.JSON),
+        ({"value": "binary", "key": "binary", "id": "bigint"}, RowEncoding.AUTO, Encoding.JSON),
+    ],
+)
+def test_key_and_headers_make_records(columns: dict[str, str], wanted: RowEncoding, expected: Encoding) -> None:
+    assert encoding_of(columns, wanted) is expected
+
+
+def test_columns_that_are_no_record_are_an_error_of_the_option() -> None:
+    with pytest.raises(OptionError, match=r"option encoding: record needs value .* there are: key binary"):
+        encoding_of({"key": "binary"}, RowEncoding.RECORD)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 datasource = pytest.importorskip("pyspark.sql.datasource")
@@ -26,7 +28,7 @@ STREAM, ID, TIME = ("stream",), ("id",), ("time",)
         ([datasource.GreaterThan(ID, -5), datasource.LessThan(ID, 1 << 40)], EVERYTHING),
     ],
 )
-def test_filters_on_stream_and_id_are_applied(filters: list[object], wanted: Wanted) -> None:
+def test_filters_on_stream_and_id_are_applied(filters: list[Any], wanted: Wanted) -> None:
     assert narrow(filters) == (wanted, [])
 
 
@@ -41,4 +43,5 @@ def test_filters_on_stream_and_id_are_applied(filters: list[object], wanted: Wan
     ],
 )
 def test_a_filter_that_is_not_understood_is_left_to_spark(each: object) -> None:
-    assert narrow([datasource.EqualTo(ID, 7), each]) == (Wanted(None, 6, 7), [each])
+    filters: list[Any] = [datasource.EqualTo(ID, 7), each]
+    assert narrow(filters) == (Wanted(None, 6, 7), [each])

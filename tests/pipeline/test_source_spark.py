@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark
 import pytest
+import trio
 from pyspark.errors import AnalysisException, StreamingQueryException
 
-from muxkit.pipeline import lag
+from muxkit.pipeline import forward, lag, open_staging
 from muxkit.pipeline.spark import ADMISSION_SPARK, PUSHDOWN_SPARK, version_numbers
 from muxkit.testing import ChaosPlan, Way
 from tests.pipeline._source_servers import DIRECTORY, ONE, THREE, TWO, Hall, hall, relay_to
+from tests.pipeline._staging_process import staging_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -241,6 +243,35 @@ def test_filters_on_stream_and_id_reach_the_server(spark: SparkSession, there: H
         assert frame.where("id between 3 and 4 and value > X'00'").count() == 4
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_rows_that_spark_writes_come_back_as_they_were(spark: SparkSession, there: Hall, tmp_path: Path) -> None:
+    given = [
+        (b"\x00\xff\n", b"k1", [("trace", b"\x01"), ("trace", None)]),
+        (b'{"n":1}', None, None),
+        (None, b"deleted", None),
+        (b"", b"", None),
+    ]
+    ddl = "value binary, key binary, headers array<struct<key: string, value: binary>>"
+    frame = spark.createDataFrame(given, ddl).repartition(1)
+    with staging_process(f"sqlite:{tmp_path / 'staging.db'}") as server:
+        server.start()
+        frame.write.format("muxkit").mode("append").option("url", server.url).save()
+        server.stop()
+    there.do(forward_all, there, f"sqlite:{tmp_path / 'staging.db'}", ONE, len(given))
+    found = table(spark, there, ONE)
+    assert found.count() == found.where("time is not null").count() == len(given)
+    assert found.select("value", "key", "headers").exceptAll(frame).count() == 0
+
+
+async def forward_all(there: Hall, path: str, uuid: str, count: int) -> None:
+    """Forward what Spark has committed to a session, until it is all there."""
+    async with open_staging(path) as staging, trio.open_nursery() as nursery:
+        nursery.start_soon(forward, staging, "main", there.store, uuid)
+        while uuid not in await there.store.statuses([uuid]):
+            await trio.lowlevel.checkpoint()
+        await there.store.wait(uuid, count - 1)
+        nursery.cancel_scope.cancel()
 
 
 def test_a_hot_stream_is_read_by_several_tasks_in_the_order_of_its_ids(spark: SparkSession, there: Hall) -> None:

@@ -228,7 +228,7 @@ async def test_a_server_without_the_extension_is_an_error_of_the_option(autojump
     ],
 )
 async def test_what_a_subscription_cannot_use_is_an_error_of_the_option(
-    autojump_clock: MockClock, options: dict[str, object], problem: str
+    autojump_clock: MockClock, options: dict[str, Any], problem: str
 ) -> None:
     async with place() as there:
         with pytest.raises(OptionError, match=problem):

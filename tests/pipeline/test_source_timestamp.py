@@ -66,7 +66,8 @@ async def test_messages_without_a_time_are_an_error_and_not_an_empty_query(
     autojump_clock: MockClock, moment: str
 ) -> None:
     async with place() as there:
-        await feed(there.store, ONE, list(range(9)))
+        await feed(there.store, ONE, [])
+        await there.store.put_many(ONE, lambda state: (1, state), 9)
         planner = there.planner(startingTimestamp=moment)
         with pytest.raises(
             OptionError, match=rf"option startingTimestamp: stream {ONE}: expected messages with a time"

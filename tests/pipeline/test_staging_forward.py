@@ -69,17 +69,21 @@ async def test_rows_are_values_strings_or_bytes_as_their_writer_said() -> None:
         await committed(store, 2, [b"\x00\xff"], Encoding.BINARY)
         await committed(store, 3, [b"{"], Encoding.JSON)
         await committed(store, 4, [b"\xff"], Encoding.TEXT)
+        await committed(store, 5, [restream.Record(None, b"k").encode(), b"no record"], Encoding.RECORD)
         async with forwarding(store, sessions):
-            assert await messages(sessions, 8) == [
+            assert await messages(sessions, 10) == [
                 {"a": 1},
                 [1.5, None],
                 "x",
                 "ü",
                 "",
-                {"base64": "AP8="},
-                {"base64": "ew=="},
-                {"base64": "/w=="},
+                restream.Record(b"\x00\xff"),
+                restream.Record(b"{"),
+                restream.Record(b"\xff"),
+                restream.Record(None, b"k"),
+                restream.Record(b"no record"),
             ]
+            assert all(message.time is not None for message in await sessions.replay(UUID, 0))
 
 
 async def test_a_client_of_restream_reads_what_spark_has_committed() -> None:

@@ -27,11 +27,12 @@ from muxkit.pipeline.source.offsets import Span
 from muxkit.protocols import restream
 from muxkit.protocols.restream import ClientEngine, ClientEvent, ErrorCode, Json
 from muxkit.protocols.restream.client import ClientDriver, Closing, Stop, dial_of
-from muxkit.protocols.restream.engine import BlockEngine, EncodedMessage, ReceivedBlock
+from muxkit.protocols.restream.engine import BlockEngine, ReceivedBlock
+from muxkit.protocols.restream.wire import Block, StoredMessage
 from muxkit.protocols.restream.wire.json import parse_json
 from muxkit.runtime import Dial, Ended
 
-Take = Callable[[list[EncodedMessage]], Awaitable[None]]
+Take = Callable[[Block], Awaitable[None]]
 
 READ_SIZE: Final = 256 * 1024  # bytes to read per call
 SILENCE_TIMEOUT: Final = 20.0  # s without a byte after which a connection is replaced
@@ -113,7 +114,7 @@ class Client:
     async def fetch(self, span: Span, take: Take) -> None:
         """Await `take` with all messages of a range, in order and each once.
 
-        The data of a message is the JSON that the server sent. Nothing is acknowledged.
+        The data of a message is the JSON that the server sent, or an encoded record. Nothing is acknowledged.
 
         Raises:
             DataLoss: if the server has deleted some of the messages.
@@ -133,18 +134,18 @@ class Client:
             OptionError: if none of the messages that were read has a time.
         """
         low, high = span.begin, span.end
-        found: list[EncodedMessage] = []
+        found: list[float | None] = []
         is_timed: list[bool] = []
 
-        async def take(messages: list[EncodedMessage]) -> None:
+        async def take(block: Block) -> None:
             await trio.lowlevel.checkpoint()
-            found.extend(messages)
+            found.extend(block.times)
 
         while low < high:
             middle = (low + high) // 2
             await self.fetch(attrs.evolve(span, begin=middle, end=middle + 1), take)
-            time = found[-1].time if found else None  # without a message, it was lost and the options allow that
-            is_timed += [message.time is not None for message in found]
+            time = found[-1] if found else None  # without a message, it was lost and the options allow that
+            is_timed += [each is not None for each in found]
             found.clear()
             if time is not None and time >= moment:
                 high = middle
@@ -203,15 +204,15 @@ def _written(path: str | None) -> float:
         return 0.0
 
 
-def blocks_of(events: Sequence[ClientEvent]) -> list[list[EncodedMessage]]:
+def blocks_of(events: Sequence[ClientEvent]) -> list[Block]:
     """Return the messages in these events, in the groups in which they arrived."""
-    return [event.messages for event in events if isinstance(event, ReceivedBlock)]
+    return [event.block for event in events if isinstance(event, ReceivedBlock)]
 
 
-def decoded(stream: str, message: EncodedMessage) -> Json:
+def decoded(stream: str, message: StoredMessage) -> Json:
     """Return the data of a message. Raises `StreamBroken` if it isn't strict JSON."""
     try:
-        return parse_json(bytes(message.data))
+        return parse_json(message.data)
     except RemoteProtocolError as error:
         raise StreamBroken(stream, f"the server broke a rule: {error}") from error
 
@@ -456,18 +457,18 @@ class _Range(_Reading):
         self._check = self._verifier.begin()
 
     async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
-        for messages in blocks_of(events):
-            if messages[-1].id > self._end:  # a server that doesn't know `until` sends more
-                messages = [message for message in messages if message.id <= self._end]
+        for block in blocks_of(events):
+            if block.first > self._end:  # a server that doesn't know `until` sends more
+                break
+            wanted, _ = block.split(self._end - block.first + 1)
             if self._verifies:
-                self._verify(messages)
-            if messages:
-                await self._take(messages)
-                self.last = messages[-1].id
+                self._verify(wanted)
+            await self._take(wanted)
+            self.last = wanted.last
         return self.last >= self._end
 
-    def _verify(self, messages: Sequence[EncodedMessage]) -> None:
-        for message in messages:
+    def _verify(self, block: Block) -> None:
+        for message in block.messages():
             data = decoded(self.stream, message)
             try:
                 self._check = self._verifier.follow(self._check, data)
@@ -501,10 +502,9 @@ class _Count(_Reading):
 
     async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
         await trio.lowlevel.checkpoint()
-        for messages in blocks_of(events):
-            for message in messages:
-                self._bytes += len(message.data)
-                self.last = message.id
+        for block in blocks_of(events):
+            for self.last, size in enumerate(block.sizes, block.first):
+                self._bytes += size
                 if self.last >= self._end or (self._most_bytes is not None and self._bytes >= self._most_bytes):
                     return True
         return False
@@ -523,7 +523,7 @@ class _Acknowledge(_Reading):
 
     async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
         for event in events:
-            if isinstance(event, ReceivedBlock) and event.messages[0].id == self._id:
+            if isinstance(event, ReceivedBlock) and event.block.first == self._id:
                 engine.taken(event)
                 engine.acknowledge(self._id)
                 return True

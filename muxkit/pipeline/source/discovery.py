@@ -17,7 +17,7 @@ from muxkit.pipeline.source.client import Client, NoStatus, decoded
 from muxkit.pipeline.source.offsets import Span
 from muxkit.protocols import restream
 from muxkit.protocols.restream import Json
-from muxkit.protocols.restream.engine import EncodedMessage
+from muxkit.protocols.restream.wire import Block
 
 MAX_AHEAD: Final = 1_000_000  # messages of a directory to read at a time
 
@@ -124,8 +124,8 @@ class Discovery:
             if end < self._read:
                 raise StreamUnavailable(directory.uuid, f"this directory had {self._read} messages and now has {end}")
 
-            async def take(messages: list[EncodedMessage], server: str = server) -> None:
-                for message in messages:
+            async def take(block: Block, server: str = server) -> None:
+                for message in block.messages():
                     self._note(decoded(directory.uuid, message), server)
                     self._read = message.id
 

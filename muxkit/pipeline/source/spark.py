@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from muxkit.pipeline.errors import OptionError
 from muxkit.pipeline.options import SourceOptions
 from muxkit.pipeline.source.readers import BatchReader, FilteringBatchReader, StreamReader, UnadmittedStreamReader
-from muxkit.pipeline.source.rows import SCHEMA
+from muxkit.pipeline.source.rows import KINDS, SCHEMA
 from muxkit.pipeline.spark import ADMISSION_SPARK, PUSHDOWN_SPARK, version_numbers
 
 _log = logging.getLogger("muxkit")
@@ -64,11 +64,10 @@ def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
 
 def checked(schema: StructType) -> StructType:
     """Return the schema if the source can fill it. Raises `OptionError` for an unknown column or another type."""
-    known = {name: kind for name, kind, *_ in (column.split() for column in SCHEMA.split(", "))}
     for field in schema.fields:
-        kind = known.get(field.name)
+        kind = KINDS.get(field.name)
         if kind is None:
-            raise OptionError("schema", f"there is no column {field.name!r}; there are {', '.join(known)}")
+            raise OptionError("schema", f"there is no column {field.name!r}; there are {', '.join(KINDS)}")
         if field.dataType.simpleString() != kind:
             raise OptionError("schema", f"column {field.name} is a {kind}, not a {field.dataType.simpleString()}")
     return schema

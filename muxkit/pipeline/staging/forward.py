@@ -5,7 +5,6 @@ The position is part of the session's state, and is stored together with the mes
 
 from __future__ import annotations
 
-import base64
 import logging
 import math
 from typing import Any, Final
@@ -13,10 +12,11 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from muxkit._errors import MuxError
+from muxkit._errors import MuxError, RemoteProtocolError
 from muxkit.pipeline.staging.records import Encoding, Published
 from muxkit.pipeline.staging.store import Staging
 from muxkit.protocols.restream.store import SessionExists, SessionStore, Transform
+from muxkit.protocols.restream.wire import Record
 from muxkit.storage import StoreFailed, StoreFull
 
 FORWARDED: Final = "forwarded"  # key in the session's state: the id of the last forwarded row
@@ -33,8 +33,9 @@ class NotForwarding(MuxError):
 async def forward(staging: Staging, stream: str, sessions: SessionStore[Any, Any], uuid: str) -> None:
     """Append the committed rows of a stream to a restream session until cancelled. Create the session if necessary.
 
-    A JSON row becomes the same JSON value, a text row a string, and a binary row `{"base64": "…"}`. A message has the
-    same number as its row. Forwarded rows are trimmed from the stream.
+    A JSON row becomes the same JSON value, a text row a string, and a binary row or a record a `restream.Record`. A
+    message has the same number as its row, and the time at which it was forwarded. Forwarded rows are trimmed from the
+    stream.
 
     While the session is full of unacknowledged messages, this function waits. After an error of a store, it tries
     again. If two processes forward to the same session, they slow each other down, but no message is duplicated.
@@ -79,7 +80,7 @@ async def _forward_some(staging: Staging, stream: str, sessions: SessionStore[An
     try:
         while at < last:
             try:
-                at = (await sessions.put_many(uuid, _following(published, uuid), last - at))[-1].id
+                at = (await sessions.put_many(uuid, _following(published, uuid), last - at, timed=True))[-1].id
                 is_full = False
             except StoreFull:
                 if is_full:  # the session has room, so the store is full
@@ -117,6 +118,8 @@ def _message(encoding: Encoding, row: bytes) -> object:
             return _json.decode(row)
         if encoding is Encoding.TEXT:
             return row.decode()
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        if encoding is Encoding.RECORD:
+            return Record.decode(row)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, RemoteProtocolError):
         pass  # the row doesn't match its encoding, so it is forwarded as bytes
-    return {"base64": base64.b64encode(row).decode("ascii")}
+    return Record(row)

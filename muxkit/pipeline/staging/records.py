@@ -45,6 +45,7 @@ class Encoding(Enum):
     JSON = "json"
     TEXT = "text"  # UTF-8
     BINARY = "binary"
+    RECORD = "record"  # key, headers and value, as restream stores them
 
 
 class Key(NamedTuple):

@@ -66,6 +66,7 @@ with lazily(globals()):
     from muxkit.protocols.restream.wire import JsonObject as JsonObject
     from muxkit.protocols.restream.wire import ListedSession as ListedSession
     from muxkit.protocols.restream.wire import Listing as Listing
+    from muxkit.protocols.restream.wire import Record as Record
     from muxkit.protocols.restream.wire import Status as Status
     from muxkit.protocols.restream.wire import encode_message as encode_message
     from muxkit.protocols.restream.wire import format_integer as format_integer

@@ -64,6 +64,13 @@ class Client:
         await self.stream.aclose()
         return messages
 
+    async def rest_of_bytes(self) -> bytes:
+        """Return all bytes that the server has sent after the last line, without waiting for more."""
+        with trio.move_on_after(1):
+            while data := await self.stream.receive_some(65_536):
+                self._rest += data
+        return self._rest
+
     async def error(self) -> str:
         """Check that an error line is all that still comes."""
         (message,) = await self.rest()

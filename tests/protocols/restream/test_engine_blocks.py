@@ -47,8 +47,8 @@ def outcome(engine: ClientEngine, pieces: Sequence[bytes]) -> tuple[list[object]
             match event:
                 case Received(id, data, time):
                     found.append((id, data, time))
-                case ReceivedBlock(messages):
-                    found += [(each.id, msgspec.json.decode(each.data), each.time) for each in messages]
+                case ReceivedBlock(block):
+                    found += [(each.id, msgspec.json.decode(each.data), each.time) for each in block.messages()]
                 case Failed(error):
                     end = (error.message, error.rule, error.offset)
                 case Refused(text, code):
@@ -75,7 +75,7 @@ def test_the_data_is_the_json_that_the_server_sent() -> None:
     engine.receive_bytes(b"\n".join([*LINES, b'{"id": 5, "data": [1, 2.50]}', b'{"id":6,']), 0.0)
     [event] = engine.events()
     assert isinstance(event, ReceivedBlock)
-    assert [bytes(message.data) for message in event.messages] == [
+    assert [message.data for message in event.block.messages()] == [
         b'{"a":[1,null]}',
         b'"\\n"',
         b"1e5",

@@ -138,6 +138,8 @@ async def test_changes_that_a_shared_store_does_not_report_are_found_in_time(
     assert await follower.look() == {}
     await trio.sleep(listing.MAX_AGE)
     assert await follower.look() == {U1: 0}
+    await trio.sleep(listing.MAX_AGE)
+    assert await follower.look() == {}
 
 
 LINE = (

@@ -23,6 +23,10 @@ def fed() -> dict[str, object]:
     return {"uuid": U1, "params": {"topic": "a"}}
 
 
+def _one(state: object) -> tuple[object, object]:
+    return 1, state
+
+
 async def test_an_idle_stream_waits_and_an_append_wakes_it(autojump_clock: MockClock) -> None:
     async with place(application=restream.Fed()) as there:
         client = await there.ask(fed())
@@ -42,7 +46,26 @@ async def test_what_was_appended_before_the_client_came_is_streamed_first(autoju
         client = await there.ask(resume(0))
         assert await client.hear_ids(1000) == list(range(1, 1001))
         await there.store.append(U1, "more")
-        assert (await client.hear()) == {"id": 1001, "data": "more"}
+        assert (await client.hear())["data"] == "more"
+
+
+async def test_an_appended_message_has_the_time_of_its_arrival(autojump_clock: MockClock) -> None:
+    async with place(application=restream.Fed()) as there:
+        client = await there.ask(fed())
+        await trio.sleep(1000.5)
+        [appended] = await there.store.append_many(U1, ["a"])
+        assert appended.time == trio.current_time()
+        assert await client.hear() == {"id": 1, "data": "a", "time": appended.time}
+
+
+async def test_messages_that_are_put_have_a_time_if_that_is_asked_for(autojump_clock: MockClock) -> None:
+    async with place(application=restream.Fed()) as there:
+        await there.store.register(U1, None, attached=False)
+        await trio.sleep(10)
+        now = trio.current_time()
+        made = [*await there.store.put_many(U1, _one, 1), *await there.store.put_many(U1, _one, 1, timed=True)]
+        assert [message.time for message in made] == [None, now]
+        assert [message.time for message in await there.store.replay(U1, 0)] == [None, now]
 
 
 async def test_stored_data_is_sent_as_it_is_without_being_decoded(
@@ -53,7 +76,7 @@ async def test_stored_data_is_sent_as_it_is_without_being_decoded(
     async with place(application=restream.Fed()) as there:
         await there.store.register(U1, None, attached=False)
         await there.store.append_many(U1, [{"é": [1, None]}, "\n"], time=1_700_000_000.25)
-        await there.store.append(U1, 2**70)
+        await there.store.put(U1, lambda state: (2**70, state))
         client = await there.ask(resume(0))
         assert [await client.line() for _ in range(3)] == [
             '{"id":1,"data":{"é":[1,null]},"time":1700000000.25}'.encode(),

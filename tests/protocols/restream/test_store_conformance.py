@@ -276,7 +276,7 @@ async def test_messages_and_states_have_a_size_limit(place_of_store: Place) -> N
     async with open_store(place_of_store.where, limits=StoreLimits(message_bytes=100)) as store:
         await store.register(U1, None)
         for transform in (lambda state: ("x" * 99, state), lambda state: (1, "x" * 99)):
-            with pytest.raises(StoreFull, match="101 bytes of JSON are more than the 100 allowed"):
+            with pytest.raises(StoreFull, match="101 bytes are more than the 100 allowed"):
                 await store.put(U1, transform)
         with pytest.raises(StoreFull):
             await store.append(U1, "x" * 99)

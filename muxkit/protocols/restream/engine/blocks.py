@@ -3,7 +3,8 @@
 `ClientEngine` parses each line into a value and raises an event for it. A program that copies messages elsewhere, such
 as the source of the data pipeline, has no use for the values: it needs the JSON of the data. `BlockEngine` decodes all
 whole lines of a read with one call and leaves the data as the bytes that the server sent, which takes a quarter of the
-processor time. It keeps the rules about ids, sizes, UTF-8 and JSON.
+processor time. It keeps the rules about ids, sizes, UTF-8 and JSON. From a server that can send blocks of messages (see
+`wire/blocks.py`), it requests them, and then there is no JSON to decode but one header per block.
 
 A block that the quick decoder does not take, such as one with an unknown field in a line, is parsed again line by line,
 as `ClientEngine` does it. Therefore an error of the server and a violation have the same texts, and anything that is
@@ -21,7 +22,9 @@ import msgspec
 from muxkit._errors import RemoteProtocolError
 from muxkit.protocols.restream.engine.client import ClientEngine, EncodedMessage, Received, ReceivedBlock, ReceivedValue
 from muxkit.protocols.restream.wire import messages
+from muxkit.protocols.restream.wire.blocks import Block
 from muxkit.protocols.restream.wire.json import encode_line
+from muxkit.protocols.restream.wire.records import JSON_PREFIX, encoded_of
 
 LONG_LINE: Final = 512  # bytes on average above which searching for each line feed is faster than counting all bytes
 
@@ -36,10 +39,11 @@ class BlockEngine(ClientEngine):
     engine have more bytes.
     """
 
+    wants_blocks = True
+
     def taken(self, event: Received | ReceivedValue | ReceivedBlock) -> None:
         if isinstance(event, ReceivedBlock):
-            last = event.messages[-1]
-            event = Received(last.id, None, last.time, False, None)
+            event = Received(event.block.last, None, None, False, None)
         super().taken(event)
 
     def rewind(self) -> None:
@@ -47,9 +51,18 @@ class BlockEngine(ClientEngine):
         self._events = [event for event in self._events if not isinstance(event, ReceivedBlock)]
 
     def _feed(self, data: bytes) -> RemoteProtocolError | None:
-        return self._lines.feed_block(data, self._take_block)
+        return self._lines.feed_mixed(data, self._take_together, self._take_block)
 
-    def _take_block(self, block: bytes) -> None:
+    def _take_block(self, block: Block) -> None:
+        if block.first != self.last_id + 1:
+            self._check_id(block.first)
+        self.last_id = block.last
+        self.messages_received += len(block)
+        self._events.append(ReceivedBlock(block))
+        if self._observer is not None:
+            self._observer.frame("in", "restream", "message", len(block.body))
+
+    def _take_together(self, block: bytes) -> None:
         received = _decode(block)
         last = self.last_id
         if received is None or not _are_consecutive(received, last):
@@ -57,7 +70,7 @@ class BlockEngine(ClientEngine):
             return
         self.last_id += len(received)
         self.messages_received += len(received)
-        self._events.append(ReceivedBlock(received))
+        self._events.append(ReceivedBlock(_block_of(received)))
         if self._observer is not None:
             for line in block.splitlines():
                 self._observer.frame("in", "restream", "message", len(line))
@@ -84,8 +97,18 @@ class BlockEngine(ClientEngine):
 
     def _report(self, received: list[EncodedMessage]) -> None:
         if received:
-            self._events.append(ReceivedBlock([*received]))
+            self._events.append(ReceivedBlock(_block_of(received)))
             received.clear()
+
+
+def _block_of(received: list[EncodedMessage]) -> Block:
+    """Return messages that came as lines as a block, with their records encoded as in a block."""
+    datas: list[bytes] = [bytes(message.data) for message in received]
+    body = b"".join(datas)
+    if JSON_PREFIX in body:
+        datas = [encoded_of(data) if data.startswith(JSON_PREFIX) else data for data in datas]
+        body = b"".join(datas)
+    return Block(received[0].id, [*map(len, datas)], [message.time for message in received], body)
 
 
 def _decode(block: bytes) -> list[EncodedMessage] | None:

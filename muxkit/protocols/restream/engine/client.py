@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Final
+from typing import ClassVar, Final
 from uuid import UUID
 
 import attrs
@@ -25,7 +25,7 @@ from muxkit.protocols.restream.engine.line_engine import (
     Silent,
     check_sizes,
 )
-from muxkit.protocols.restream.wire import Json, JsonObject, messages
+from muxkit.protocols.restream.wire import Block, Json, JsonObject, messages
 from muxkit.protocols.restream.wire.integers import is_canonical
 from muxkit.protocols.restream.wire.json import encode_line
 
@@ -117,9 +117,9 @@ class EncodedMessage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 @attrs.define
 class ReceivedBlock:
-    """The next messages of a session, at least one, in the order of their ids. Only a `BlockEngine` reports it."""
+    """The next messages of a session. Only a `BlockEngine` reports it."""
 
-    messages: list[EncodedMessage]
+    block: Block
 
 
 ClientEvent = (
@@ -180,6 +180,9 @@ class ClientEngine(LineEngine[ClientEvent]):
     then call `connection_lost`; while `may_resume` is true there may be another one. `taken` reports the position of
     the application, which is acknowledged and saved, and to which `rewind` goes back.
     """
+
+    wants_blocks: ClassVar[bool] = False
+    """True if the engine understands blocks of messages, and requests them."""
 
     def __init__(
         self,
@@ -562,7 +565,8 @@ class ClientEngine(LineEngine[ClientEvent]):
             return self._status_request
         if self.last_id or self.params is None:
             config = self.config
-            return messages.Resumed(self.uuid, self.last_id, config.reader, config.incarnation, config.until)
+            blocks = self.wants_blocks and config.reader is not None
+            return messages.Resumed(self.uuid, self.last_id, config.reader, config.incarnation, config.until, blocks)
         return messages.Registered(self.uuid, self.params)
 
 

@@ -15,6 +15,8 @@ from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core import Deadlines, StallWatch
+from muxkit.protocols.restream.wire.blocks import BEGIN as BLOCK_BEGIN
+from muxkit.protocols.restream.wire.blocks import Block, parse_header
 
 EventT = TypeVar("EventT")
 
@@ -62,7 +64,18 @@ class Lines:
     which may bring no bytes.
     """
 
-    __slots__ = ("_held", "_whole", "at_once", "count", "limit", "limit_name", "offset", "stopped", "unparsed")
+    __slots__ = (
+        "_held",
+        "_needed",
+        "_whole",
+        "at_once",
+        "count",
+        "limit",
+        "limit_name",
+        "offset",
+        "stopped",
+        "unparsed",
+    )
 
     def __init__(self, limit: int, limit_name: str) -> None:
         self.limit: int = limit
@@ -74,6 +87,7 @@ class Lines:
         self.stopped: bool = False
         self._whole: deque[bytes] = deque()
         self._held = bytearray()
+        self._needed = 0  # bytes of a block that is held in part
 
     @property
     def held(self) -> int:
@@ -125,41 +139,82 @@ class Lines:
             return error
         return None
 
-    def feed_block(self, data: bytes, take: Callable[[bytes], None]) -> RemoteProtocolError | None:
-        """Give all whole lines to `take` together, with their line feeds; return the violation that ended it.
+    def feed_mixed(
+        self, data: bytes | bytearray, take: Callable[[bytes], None], take_block: Callable[[Block], None]
+    ) -> RemoteProtocolError | None:
+        """Give all whole lines to `take` together, with their line feeds, and each block to `take_block`.
 
-        A function that looks at them one by one sets `offset`, so that a violation is reported for its line.
+        Returns the violation that ended it. A function that looks at lines one by one sets `offset`, so that a
+        violation is reported for its line.
         """
         if self.stopped:
             return None
-        end, held, before = data.rfind(b"\n") + 1, self._held, self.offset
+        if self._held:
+            self._held += data
+            if len(self._held) < self._needed:
+                return None  # a large block comes in many pieces, and isn't looked at before it is whole
+            data, self._held = self._held, bytearray()
+        self._needed = 0
+        position = 0
         try:
-            if end:
-                block = bytes(held) + data[:end] if held else data[:end]
-                held.clear()
-                good = block if len(block) <= self.limit else self._before_too_long(block)
-                if good:
-                    take(good)
-                if self.stopped:
-                    return None
-                self.offset = before + len(good)
-                if len(good) < len(block):
+            while position < len(data) and not self.stopped:
+                before = self.offset
+                if data.startswith(BLOCK_BEGIN, position):
+                    end = self._end_of_block(data, position, take_block)
+                else:
+                    end = self._end_of_lines(data, position)
+                    if end > position:
+                        good = self._before_too_long(bytes(data[position:end]))
+                        if good:
+                            take(good)
+                        if self.stopped:
+                            return None
+                        self.offset = before + len(good)
+                        if len(good) < end - position:
+                            raise self._too_long()
+                if end <= position:
+                    break
+                position, self.offset = end, before + end - position
+            if not self.stopped:
+                self._held += memoryview(data)[position:]
+                if len(self._held) > self.limit and not self._needed:
                     raise self._too_long()
-            held += data[end:]
-            if len(held) > self.limit:
-                raise self._too_long()
         except RemoteProtocolError as error:
             error.offset = self.offset
             return error
         return None
 
+    def _end_of_lines(self, data: bytes | bytearray, position: int) -> int:
+        """Return the end of the whole lines from here on, up to the next block."""
+        # A line feed is the end of a line, because the data of a line is JSON on a single line.
+        block = data.find(b"\n" + BLOCK_BEGIN, position)
+        return (block if block >= 0 else data.rfind(b"\n", position)) + 1
+
+    def _end_of_block(self, data: bytes | bytearray, position: int, take_block: Callable[[Block], None]) -> int:
+        """Give a block to `take_block` and return its end. Return 0 if it isn't whole yet."""
+        begin = data.find(b"\n", position) + 1
+        if not begin:
+            return 0
+        if begin - position > self.limit:
+            raise self._too_long()
+        header = parse_header(bytes(data[position:begin]), self.limit)
+        end = begin + sum(header.sizes)
+        if end > len(data):
+            self._needed = end - position
+            return 0
+        take_block(Block(header.first, header.sizes, header.times, memoryview(data)[begin:end]))
+        return end
+
     def _forget(self) -> None:
         self._whole.clear()
         self.unparsed = 0
         self._held.clear()
+        self._needed = 0
 
     def _before_too_long(self, block: bytes) -> bytes:
         """Return the lines before the first one that is too long."""
+        if len(block) <= self.limit:
+            return block
         size = 0
         for line in block.splitlines(keepends=True):
             if len(line) > self.limit + 1:

@@ -27,7 +27,8 @@ from muxkit.protocols.restream.engine.line_engine import (
     Timer,
     check_sizes,
 )
-from muxkit.protocols.restream.wire import Json, messages
+from muxkit.protocols.restream.wire import Json, Record, messages
+from muxkit.protocols.restream.wire.blocks import encode_block
 from muxkit.protocols.restream.wire.integers import count_digits, format_integer, is_canonical
 
 ServerEvent = (
@@ -134,6 +135,7 @@ class ServerEngine(LineEngine[ServerEvent]):
         self._queued = 0  # the highest id that was queued or skipped
         self._state = 0  # the id of the first line
         self._early = 0  # the last ack before `accept`
+        self._sends_blocks = False  # the client understands them
 
     # --- state
 
@@ -187,7 +189,7 @@ class ServerEngine(LineEngine[ServerEvent]):
         self.messages_sent += 1
         self._push(messages.encode_value(text))
 
-    def send_message(self, id: int, data: Json, time: float | None = None, *, final: bool = False) -> None:
+    def send_message(self, id: int, data: Json | Record, time: float | None = None, *, final: bool = False) -> None:
         """Queue a message of the session, which must be durable. After the final one the connection is closing."""
         if self.phase is not Phase.MESSAGES:
             raise self._wrong_phase("a message")
@@ -204,7 +206,10 @@ class ServerEngine(LineEngine[ServerEvent]):
             self.finish()
 
     def send_stored(self, stored: Sequence[messages.StoredMessage]) -> None:
-        """Queue several messages of the session with their data as stored JSON. They leave the engine together."""
+        """Queue several messages of the session with their data as it is stored. They leave the engine together.
+
+        A client that asked for blocks gets them as one block, and any other client as lines.
+        """
         if self.phase is not Phase.MESSAGES:
             raise self._wrong_phase("a message")
         last = self._queued
@@ -212,14 +217,14 @@ class ServerEngine(LineEngine[ServerEvent]):
             if message.id <= last:
                 raise LocalProtocolError(f"message {message.id} after message {last}: ids have to ascend")
             last = message.id
-        block = messages.encode_stored(stored)
+        block = encode_block(stored) if self._sends_blocks else messages.encode_stored(stored)
         self._queued = last
         self._queue.append((last, block))
         self.messages_sent += len(stored)
         self.outbox += len(block)
         if self._observer is not None:
-            for line in block.splitlines():
-                self._observer.frame("out", "restream", self.phase.value, len(line))
+            for size in [len(block)] if self._sends_blocks else map(len, block.splitlines()):
+                self._observer.frame("out", "restream", self.phase.value, size)
 
     def send_status(self, status: messages.Status) -> None:
         """Answer a status request; the connection is closing then."""
@@ -338,8 +343,9 @@ class ServerEngine(LineEngine[ServerEvent]):
             case messages.Registered(uuid):
                 self._enter(Phase.OPENING)
                 self.uuid = uuid
-            case messages.Resumed(uuid=uuid, state=state):
+            case messages.Resumed(uuid=uuid, state=state, blocks=blocks):
                 self._enter(Phase.OPENING)
+                self._sends_blocks = blocks
                 self.uuid, self._queued, self._state = uuid, state, state
             case messages.StatusRequested(uuid=uuid):
                 self._enter(Phase.STATUS)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 import attrs
 import msgspec
 
-from muxkit._errors import LocalProtocolError
+from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._settings import ABOVE_ZERO_OR_NONE
-from muxkit.protocols.restream.wire import Message, StoredMessage, check_depth
+from muxkit.protocols.restream.wire import Message, Record, StoredMessage, check_depth
+from muxkit.protocols.restream.wire.records import is_encoded
 from muxkit.storage import StoreCorrupt, StoreError, StoreFull
 
 State = TypeVar("State")
@@ -267,7 +268,9 @@ class Rules(Generic[State, Data]):
         most: int,
         epoch: int | None,
         is_final: IsFinal[Data] | None,
+        timed: bool = False,
     ) -> list[Message[Data]]:
+        time = self.now() if timed else None
         session = self._load(rows, uuid, epoch)
         room = self._room(session, 1)
         state, final = session.state, False
@@ -276,8 +279,8 @@ class Rules(Generic[State, Data]):
         for id in range(session.head + 1, session.head + min(most, room) + 1):
             data, following = transform(self.codec.state(state))
             state = self.codec.encode(following, self.limits.message_bytes)
-            new.append(StoredMessage(id, None, self.codec.encode_data(data, self.limits.message_bytes)))
-            made.append(Message(id, data))
+            new.append(StoredMessage(id, time, self.codec.encode_data(data, self.limits.message_bytes)))
+            made.append(Message(id, data, time))
             if is_final is not None and is_final(data):
                 final = True
                 break
@@ -288,8 +291,10 @@ class Rules(Generic[State, Data]):
         rows.changed(uuid, everywhere=False)
         return made
 
-    def append(self, rows: Rows, uuid: str, data: Sequence[bytes], time: float | None) -> int:
-        """Add messages and return the id of the first."""
+    def append(self, rows: Rows, uuid: str, data: Sequence[bytes], time: float | None) -> tuple[int, float]:
+        """Add messages. Return the id of the first and their time, which is the present one by default."""
+        if time is None:
+            time = self.now()
         session = self._load(rows, uuid)
         self._room(session, len(data))
         first = session.head + 1
@@ -300,7 +305,7 @@ class Rules(Generic[State, Data]):
         self._retain(rows, session)
         rows.save(session)
         rows.changed(uuid, everywhere=True)
-        return first
+        return first, time
 
     def finish(self, rows: Rows, uuid: str) -> Status:
         session = self._load(rows, uuid)
@@ -607,16 +612,21 @@ class Codec(Generic[State, Data]):
             encoded = self._encoder.encode(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise NotJson(f"a {type(value).__name__} cannot be written as JSON: {error}") from error
+        return self._checked_size(encoded, most)
+
+    def _checked_size(self, encoded: bytes, most: int) -> bytes:
         if len(encoded) > most:
             raise StoreFull(
-                f"{len(encoded):,} bytes of JSON are more than the {most:,} allowed; "
+                f"{len(encoded):,} bytes are more than the {most:,} allowed; "
                 "send less at once, or raise StoreLimits(message_bytes=…)",
                 passes=False,
             )
         return encoded
 
     def encode_data(self, data: Data, most: int) -> bytes:
-        """Return the data of a message as JSON that a line of the protocol may hold."""
+        """Return the data of a message as JSON that a line of the protocol may hold, or as an encoded record."""
+        if isinstance(data, Record):
+            return self._checked_size(data.encode(), most)
         encoded = self.encode(data, most)
         try:
             check_depth(encoded, around=1)
@@ -629,7 +639,12 @@ class Codec(Generic[State, Data]):
         return _decoded(self._state, encoded, "state")
 
     def data(self, encoded: bytes) -> Data:
-        """Return the data of a message."""
+        """Return the data of a message: a `Record` if it was appended as one, whatever the application's type is."""
+        if is_encoded(encoded):
+            try:
+                return cast("Data", Record.decode(encoded))  # it has no other type than the application's
+            except RemoteProtocolError as error:
+                raise StoreCorrupt(f"a stored record is damaged: {error}; restore the store from a copy") from error
         return _decoded(self._data, encoded, "data of a message")
 
     def params(self, encoded: bytes) -> object:

@@ -215,13 +215,19 @@ class SessionStore(Generic[State, Data]):
         *,
         epoch: int | None = None,
         is_final: IsFinal[Data] | None = None,
+        timed: bool = False,
     ) -> list[Message[Data]]:
-        """Make from one to `most` messages as one unit; fewer if one is final or the session has no more room."""
+        """Make from one to `most` messages as one unit; fewer if one is final or the session has no more room.
+
+        With `timed`, they get the present time, as appended messages do.
+        """
         _check_most(most)
         uuid = _check(uuid)
         return await self._backend.work(
             uuid,
-            partial(self._rules.put, uuid=uuid, transform=transform, most=most, epoch=epoch, is_final=is_final),
+            partial(
+                self._rules.put, uuid=uuid, transform=transform, most=most, epoch=epoch, is_final=is_final, timed=timed
+            ),
             grows=True,
         )
 
@@ -252,7 +258,11 @@ class SessionStore(Generic[State, Data]):
     # ------------------------------------------------------------------------ fed sessions
 
     async def append(self, uuid: str | UUID, data: Data, *, time: float | None = None) -> Message[Data]:
-        """Store a message that the caller made, and wake the tasks that wait for it, in any process."""
+        """Store a message that the caller made, and wake the tasks that wait for it, in any process.
+
+        The data is JSON, or a `Record` of bytes. `time` is in seconds since 1970. By default, it is the present time of
+        the store's clock.
+        """
         return (await self.append_many(uuid, (data,), time=time))[0]
 
     async def append_many(
@@ -270,8 +280,8 @@ class SessionStore(Generic[State, Data]):
             return []
         uuid = _check(uuid)
         append = partial(self._rules.append, uuid=uuid, data=stored, time=time)
-        first = await self._backend.work(uuid, append, grows=True)
-        return [Message(id, each, time) for id, each in enumerate(data, first)]
+        first, at = await self._backend.work(uuid, append, grows=True)
+        return [Message(id, each, at) for id, each in enumerate(data, first)]
 
     async def finish(self, uuid: str | UUID) -> Status:
         """Add no more messages: later puts and appends raise `SessionFinished`. Harmless when repeated."""

@@ -1,5 +1,6 @@
 """The lines of restream: strict JSON, integers of any size, and the messages of both sides; no state."""
 
+from muxkit.protocols.restream.wire.blocks import Block as Block
 from muxkit.protocols.restream.wire.integers import INLINE_DIGITS as INLINE_DIGITS
 from muxkit.protocols.restream.wire.integers import format_integer as format_integer
 from muxkit.protocols.restream.wire.integers import parse_integer as parse_integer
@@ -37,3 +38,4 @@ __all__ = [
     "new_uuid",
     "parse_integer",
 ]
+from muxkit.protocols.restream.wire.records import Record as Record

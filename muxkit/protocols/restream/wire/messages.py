@@ -14,6 +14,7 @@ import attrs
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.protocols.restream.wire.integers import count_digits, format_integer, is_canonical
 from muxkit.protocols.restream.wire.json import Json, JsonObject, encode_line, encode_number, parse_object
+from muxkit.protocols.restream.wire.records import MAX_TAG, Record, json_of
 
 DataT = TypeVar("DataT")
 
@@ -56,7 +57,7 @@ class Resumed:
 
     With a `reader`, an extension, the client reads beside others and takes no connection over; its acknowledgements
     are those of the reader with this name, and are ignored if it is empty. `incarnation` is the one that it has to be;
-    nothing after the message `until` is wanted.
+    nothing after the message `until` is wanted. With `blocks`, the client understands blocks of messages.
     """
 
     uuid: str
@@ -64,6 +65,7 @@ class Resumed:
     reader: str | None = None
     incarnation: str | None = None
     until: int | None = None
+    blocks: bool = False
 
 
 @attrs.define
@@ -116,7 +118,7 @@ class Message(Generic[DataT]):
 
 
 class StoredMessage(NamedTuple):
-    """One message as a store keeps it, with its data as compact JSON."""
+    """One message as a store keeps it. Its data is compact JSON, or an encoded record."""
 
     id: int
     time: float | None
@@ -258,6 +260,7 @@ def parse_request(line: bytes, *, digits: int, status: bool) -> Request:
             _reader_of(fields),
             incarnation if type(incarnation) is str else None,
             until if type(until) is int and until > state else None,
+            fields.get("blocks") is True and "reader" in fields,
         )
     if known == ["uuid", "status"] and fields["status"] is True:
         since = fields.get("since")
@@ -487,12 +490,14 @@ def encode_request(request: Request) -> bytes:
             return encode_line({"uuid": uuid, "params": params})
         case Resumed(uuid, state, None):
             return encode_line({"uuid": uuid, "state": state})
-        case Resumed(uuid, state, reader, incarnation, until):
+        case Resumed(uuid, state, reader, incarnation, until, blocks):
             fields: dict[str, Json] = {"uuid": uuid, "state": state, "reader": reader}
             if incarnation is not None:
                 fields["incarnation"] = incarnation
             if until is not None:
                 fields["until"] = until
+            if blocks:
+                fields["blocks"] = True
             return encode_line(fields)
         case StatusRequested(uuid, reader, also, done):
             fields = {"uuid": uuid, "status": True}
@@ -519,16 +524,18 @@ def encode_value(value: str) -> bytes:
     return b'{"data":"%b"}\n' % value.encode("ascii")
 
 
-def encode_message(id: int, data: Json, time: float | None = None) -> bytes:
+def encode_message(id: int, data: Json | Record, time: float | None = None) -> bytes:
     if type(id) is not int or not 0 <= id <= U32_MAX:
         raise LocalProtocolError(f"id {id} is not within 0 and {U32_MAX}")
+    if isinstance(data, Record):
+        data = data.to_json()
     if time is None:
         return encode_line({"id": id, "data": data})
     return encode_line({"id": id, "data": data, "time": time})
 
 
 def encode_stored(messages: Sequence[StoredMessage]) -> bytes:
-    """Return the lines of messages whose data is JSON already. The data is embedded without being parsed.
+    """Return the lines of stored messages. JSON data is embedded without being parsed, and records become JSON.
 
     A store only takes data that a line may hold. Data with a line feed would break the framing of all that follows, so
     that is checked here too, and raises `LocalProtocolError`.
@@ -537,7 +544,9 @@ def encode_stored(messages: Sequence[StoredMessage]) -> bytes:
     append = lines.append
     last_time, suffix = None, b"}\n"
     for id, time, data in messages:
-        if b"\n" in data:
+        if data[0] <= MAX_TAG:
+            data = json_of(data)
+        elif b"\n" in data:
             raise LocalProtocolError(
                 "stored data has a line feed: expected compact JSON; restore the store from a copy"
             )
