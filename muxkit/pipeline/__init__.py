@@ -41,6 +41,7 @@ with lazily(globals(), extras=_EXTRAS):
     from muxkit.pipeline.monitor import lag_table as lag_table
     from muxkit.pipeline.monitor import observed as observed
     from muxkit.pipeline.monitor import query_name as query_name
+    from muxkit.pipeline.monitor import stop_query as stop_query
     from muxkit.pipeline.options import SinkOptions as SinkOptions
     from muxkit.pipeline.options import SourceOptions as SourceOptions
     from muxkit.pipeline.source.offsets import lag as lag

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,9 +17,11 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from muxkit.metrics.collecting import Family, Labels, Metric
 from muxkit.pipeline.options import SourceOptions
 from muxkit.pipeline.source.offsets import Offset, offset_of
+from muxkit.pipeline.stopping import StopFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.listener import (
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
         StreamingQueryProgress,
     )
+    from pyspark.sql.streaming.query import StreamingQuery
 
 METRICS: Final = "muxkit"
 """The name of the metrics of `observed` in `observedMetrics`."""
@@ -40,6 +44,7 @@ QUERY_SECONDS: Final = Metric("muxkit_query_batch_seconds", "counter", "seconds"
 QUERY_BEHIND: Final = Metric("muxkit_query_behind", "gauge", "", "Messages on servers that are in no batch yet.")
 QUERY_FAILURES: Final = Metric("muxkit_query_failures", "counter", "", "Queries that ended with an error.")
 QUERY_METRICS: Final = (QUERY_ROWS, QUERY_BATCHES, QUERY_SECONDS, QUERY_BEHIND, QUERY_FAILURES)
+STOP_INTERVAL: Final = 0.05  # s
 NAMED: Final = 3  # streams that a name or a log line lists by UUID
 
 _log = logging.getLogger("muxkit")
@@ -57,8 +62,46 @@ def query_name(options: Mapping[str, str]) -> str:
         named.append(f"those of directory {parsed.directory.uuid}")
     if parsed.streams_file is not None:
         named.append(f"those of {parsed.streams_file}")
+    if parsed.pattern is not None:
+        named.append(f"those that match {parsed.pattern.pattern}")
     reader = f" as {parsed.reader}" if parsed.reader else ""
     return f"muxkit{reader}: {_some(named)}"
+
+
+def stop_query(query: StreamingQuery, stop_file: str | Path, *, within: float = 60.0) -> bool:
+    """Stop a query between two batches.
+
+    `query.stop()` alone kills the tasks of a running batch, and Spark logs a stack trace for each of them. This
+    function creates the file that the option `stopFile` of the source names, waits until the source begins no more
+    batches, stops the query, and deletes the file. Either way, no row is lost or repeated. Call it on the driver.
+
+    Args:
+        query: the query.
+        stop_file: the path in the option `stopFile`.
+        within: the seconds to wait for the end of the running batch.
+
+    Returns:
+        False if the batch wasn't complete in time and was killed.
+    """
+    file = StopFile(stop_file)
+    file.request()
+    try:
+        ends = time.monotonic() + within
+        while query.isActive and not file.is_confirmed and time.monotonic() < ends:
+            time.sleep(STOP_INTERVAL)  # Spark has no event for this
+        is_between = file.is_confirmed or not query.isActive
+        query.stop()
+    finally:
+        file.remove()
+    name = query.name or query.id
+    if is_between:
+        # log: A program has stopped a query by `stop_query`.
+        _log.info("stopped query %s between two batches", name)
+    else:
+        # log: A batch of a query took longer than `stop_query` waited, so Spark killed its tasks. It is repeated when
+        # the query is started again.
+        _log.warning("stopped query %s during a batch, which took more than %g s", name, within)
+    return is_between
 
 
 def observed(frame: DataFrame) -> DataFrame:

@@ -412,6 +412,7 @@ class SourceOptions:
     message_bytes: int = option("maxMessageBytes", size, 2 << 20)
     verify: Verify = option("verify", choice(Verify), Verify.NONE)
     pushes_filters: bool = option("filterPushdown", yes_or_no, False)
+    stop_file: str | None = option("stopFile", text, None)
     tls: Tls = attrs.field(factory=Tls, metadata={"nested": Tls})
 
     @classmethod

@@ -16,6 +16,7 @@ from tests.pipeline._source_servers import KEEP, ONE, TWO, feed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from trio.testing import MockClock
 
@@ -142,6 +143,24 @@ async def test_a_named_stream_that_nobody_knows_at_first_is_an_error_of_the_opti
 
 
 # ---------------------------------------------------------------------------- where it begins
+
+
+async def test_a_query_that_is_about_to_be_stopped_plans_no_batch_and_says_so(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    file = tmp_path / "stop"
+    async with place() as there:
+        await there.feed(ONE, 5)
+        planner = there.planner(stopFile=file, reader="table")
+        end = await step(planner, planner.initial())
+        await there.feed(ONE, 5)
+        file.touch()
+        assert await step(planner, end) == end
+        assert file.read_text() == "between two batches\n"
+        assert await there.acknowledged(ONE) == 5
+        assert await step(planner, end) == end
+        file.unlink()
+        assert await ranges(planner, end, await step(planner, end)) == {ONE: (5, 10)}
 
 
 async def test_latest_means_the_first_look_also_after_a_crash_in_the_first_batch(autojump_clock: MockClock) -> None:

@@ -13,7 +13,7 @@ import pytest
 import trio
 from pyspark.errors import AnalysisException, StreamingQueryException
 
-from muxkit.pipeline import forward, lag, open_staging
+from muxkit.pipeline import forward, lag, open_staging, stop_query
 from muxkit.pipeline.spark import ADMISSION_SPARK, PUSHDOWN_SPARK, version_numbers
 from muxkit.testing import ChaosPlan, Way
 from tests.pipeline._source_servers import DIRECTORY, ONE, THREE, TWO, Hall, hall, relay_to
@@ -243,6 +243,30 @@ def test_filters_on_stream_and_id_reach_the_server(spark: SparkSession, there: H
         assert frame.where("id between 3 and 4 and value > X'00'").count() == 4
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_a_busy_query_that_is_stopped_between_two_batches_leaves_one_line_and_no_stack_trace(
+    spark: SparkSession,
+    there: Hall,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "muxkit")
+    there.feed(ONE, [1])
+    frame = stream(spark, there, stopFile=tmp_path / "stop", maxMessagesPerTrigger=20_000)
+    query = to_table(frame, tmp_path, available_now=False)
+    until(lambda: there.acknowledged(ONE) == 1, query)
+    there.feed(ONE, list(range(200_000)))
+    until(lambda: len(offsets(tmp_path)) > 2, query)
+    capfd.readouterr()
+    caplog.clear()
+    assert stop_query(query, tmp_path / "stop", within=PATIENCE)
+    assert capfd.readouterr().err == ""
+    assert caplog.messages == [f"stopped query {query.id} between two batches"]
+    assert not (tmp_path / "stop").exists()
+    read = rows(spark, tmp_path)
+    assert read == [(ONE, id) for id in range(1, len(read) + 1)]
 
 
 def test_rows_that_spark_writes_come_back_as_they_were(spark: SparkSession, there: Hall, tmp_path: Path) -> None:

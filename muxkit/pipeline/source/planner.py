@@ -22,6 +22,7 @@ from muxkit.pipeline.options import MOST_ID, AckMode, Planning, Reference, Sourc
 from muxkit.pipeline.source.client import TOGETHER, Answer, Client, NoStatus
 from muxkit.pipeline.source.discovery import Discovery, Subscription
 from muxkit.pipeline.source.offsets import EVERYTHING, JsonOffset, Offset, Position, Span, Wanted, share
+from muxkit.pipeline.stopping import StopFile
 from muxkit.protocols import restream
 
 MISSING_AFTER: Final = 10.0  # s without an answer after which a server counts as missing
@@ -30,6 +31,7 @@ PROBE_TIMEOUT: Final = 1.0  # s that such an attempt may take, because the other
 ALL_AWAY_PAUSE: Final = 1.0  # s; without this pause, Spark would ask again immediately
 REST: Final = 40  # pause after a look that found nothing, as a multiple of its duration; keeps idle queries cheap
 LONGEST_REST: Final = 2.0  # s
+STOPPING_PAUSE: Final = 0.1  # s between two looks of a query that is about to be stopped
 PREFETCH: Final = 100_000  # messages of a stream to count ahead, unless a limit is lower
 
 ResultT = TypeVar("ResultT")
@@ -79,6 +81,8 @@ class Planner:
             OptionError: if an option turns out to be invalid.
             StreamUnavailable: if a server that is needed doesn't answer.
         """
+        if self._options.stop_file is not None and await self._is_stopping(StopFile(self._options.stop_file), start):
+            return start
         await trio.sleep(max(0.0, self._rest_until - self._now()))
         began = self._now()
         if not await self._streams.refresh(all_of_them=self._streams.decides(start)) and start == self._settled:
@@ -150,6 +154,20 @@ class Planner:
         streams = Offset.from_json(end).streams
         if self._options.acknowledging is not AckMode.NEVER:
             await self._acknowledge({uuid: position.id for uuid, position in streams.items()})
+
+    async def _is_stopping(self, file: StopFile, start: Mapping[str, object]) -> bool:
+        """Return True if the query is about to be stopped.
+
+        Spark asks for the next batch after the last one is complete. So no batch is running now, and none begins as
+        long as the file exists.
+        """
+        if not file.is_requested:
+            return False
+        await trio.sleep(STOPPING_PAUSE)
+        if self._options.acknowledging is AckMode.IDLE and not file.is_confirmed:
+            await self.commit(start)  # Spark would commit the last batch only together with the next one
+        file.confirm()
+        return True
 
     def _rest(self, began: float) -> None:
         """Pause before the next look, since a look that began at this time has found nothing."""
