@@ -6,3 +6,4 @@ from muxkit.cli.commands import Later
 
 bench = Later("muxkit_bench.command:bench", "Measure muxkit beside raw connections and other multiplexers.")
 demo = Later("muxkit_bench.demo.command:demo", "See 100 echo channels and a bulk channel share a connection.")
+fleet = Later("muxkit_bench.fleet_command:fleet", "Run seeded simulations of the protocols.")

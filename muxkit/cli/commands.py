@@ -139,7 +139,6 @@ OWN = {
     "chaos": Later("muxkit.cli.chaos:chaos", "Relay connections over a bad network."),
     "describe": Later("muxkit.cli.calling:describe", "List the methods of a server."),
     "doctor": Later("muxkit.cli.doctor:doctor", "Check this machine, or find the step at which a URL fails."),
-    "fleet": Later("muxkit.cli.pipeline.fleet:fleet", "Run seeded simulations of the protocols."),
     "forward": Later("muxkit.cli.forward:forward", "Forward TCP, UDP and Unix sockets, or serve forwards."),
     "open": Later("muxkit.cli.interactive:open_", "Open a session and send messages interactively."),
     "pipe": Later("muxkit.cli.pipe:pipe", "Connect standard input and output to a channel."),

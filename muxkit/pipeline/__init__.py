@@ -1,7 +1,7 @@
-"""muxkit on Spark: restream sessions as a source, channels as a sink, traffic captures, and simulations.
+"""muxkit on Spark: restream sessions as a source, channels as a sink, and traffic captures.
 
 `spark.readStream.format("muxkit")` works once the extra is installed (`pip install 'muxkit[spark]'`). Nothing has to be
-registered. Staging, captures and simulations also work without a JVM.
+registered. Staging and captures also work without a JVM.
 """
 
 from __future__ import annotations
@@ -32,10 +32,6 @@ with lazily(globals(), extras=_EXTRAS):
     from muxkit.pipeline.errors import StagingError as StagingError
     from muxkit.pipeline.errors import StreamBroken as StreamBroken
     from muxkit.pipeline.errors import StreamUnavailable as StreamUnavailable
-    from muxkit.pipeline.fleet import Outcome as Outcome
-    from muxkit.pipeline.fleet import run_fleet as run_fleet
-    from muxkit.pipeline.fleet import simulate as simulate
-    from muxkit.pipeline.fleet import simulate_all as simulate_all
     from muxkit.pipeline.monitor import QueryLog as QueryLog
     from muxkit.pipeline.monitor import QueryMetrics as QueryMetrics
     from muxkit.pipeline.monitor import lag_table as lag_table

@@ -97,13 +97,6 @@ def test_a_thousand_seeds_are_run_and_one_is_run_again(tmp_path: Path) -> None:
     assert re.fullmatch(r"relink, seed 17: ok: \d+ messages over \d+ connections, [0-9a-f]{8}\n", again.stdout)
 
 
-@pytest.mark.extras
-def test_a_seed_is_run_again_without_the_command_line_extra(tmp_path: Path) -> None:
-    done = run(command(FLEET, "python -m muxkit.pipeline.fleet"), tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"relink 17: \d+ messages over \d+ connections, [0-9a-f]{8}\n", done.stdout)
-
-
 @pytest.mark.extras("cli")
 def test_a_simulation_of_ones_own_runs_in_a_fleet(tmp_path: Path) -> None:
     package = tmp_path / "yourpackage"

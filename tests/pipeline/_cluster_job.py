@@ -81,7 +81,9 @@ def everything(spark: SparkSession, task: dict[str, Any]) -> dict[str, Any]:
         **task["sink"] | {"stream": "batch", "txnId": "one"}
     ).save()
     frames = pipeline.decode(spark.read.parquet(f"{task['captures']}/raw"), "bpmux")
-    seeds = pipeline.run_fleet(spark, task["simulation"], range(20), partitions=4)
+    from muxkit_bench.fleet import run_fleet
+
+    seeds = run_fleet(spark, task["simulation"], range(20), partitions=4)
     return {
         "tasks": [json.loads(row["told"]) for row in tasks],
         "rows": rows,

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from muxkit.pipeline import run_fleet, simulate, simulate_all
-from muxkit.pipeline.fleet import UnknownSimulation, main, named_simulations, parse_seeds
 from muxkit.runtime.pumps import turns
+from muxkit_bench.fleet import UnknownSimulation, named_simulations, parse_seeds, run_fleet, simulate, simulate_all
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,32 +75,6 @@ def test_what_is_no_range_of_seeds_is_refused(text: str) -> None:
         parse_seeds(text)
 
 
-# ---------------------------------------------------------------------------- the command
-
-
-def test_one_seed_is_replayed_in_the_open(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bpmux", "5"]) == 0
-    assert capsys.readouterr().out == f"bpmux 5: {simulate('bpmux', 5).summary}\n"
-
-
-def test_a_range_tells_how_many_failed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["relink", "0-4"]) == 0
-    assert "5 seeds of relink" in capsys.readouterr().out
-
-
-def test_a_range_with_failures_tells_each_with_its_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["builtins:chr", "1114110-1114113", "--processes", "2"]) == 1
-    out = capsys.readouterr().out
-    assert "python -m muxkit.pipeline.fleet builtins:chr 1114112" in out
-    assert "2 failed" in out
-
-
-def test_a_name_that_is_not_there_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["unheard-of", "5"])
-    assert "bpmux-sessions" in capsys.readouterr().err
-
-
 # ---------------------------------------------------------------------------- Spark
 
 
@@ -114,10 +87,10 @@ def test_a_seed_that_fails_on_spark_is_a_row_whose_command_fails_here(spark: Spa
     row = rows[1_114_112]
     assert row["error"].startswith("ValueError: chr()")
     command = shlex.split(row["replay"])
-    assert command[0] == "python"
-    done = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True, check=False)
+    assert command[0] == "muxkit"
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert row["error"] in done.stdout
+    assert row["error"] in done.stderr
     assert "Traceback" in done.stderr
 
 

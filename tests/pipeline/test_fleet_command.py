@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner, Result
 
-from muxkit.cli.pipeline.fleet import fleet
 from muxkit.cli.terminal import CommandFailed, Exit
-from muxkit.pipeline import simulate
-from muxkit.pipeline.fleet import named_simulations
+from muxkit_bench.fleet import named_simulations, simulate
+from muxkit_bench.fleet_command import fleet
 
 
 def run(*arguments: str) -> Result:

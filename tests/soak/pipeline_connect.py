@@ -30,6 +30,7 @@ import trio
 
 from muxkit import pipeline
 from muxkit.pipeline.spark import environment
+from muxkit_bench.fleet import run_fleet
 from tests.pipeline._captures import assert_same, record_sessions
 from tests.pipeline._cluster import SMALL, cluster, until
 from tests.pipeline._source_servers import ONE, TWO, hall
@@ -202,7 +203,7 @@ def run(spark: SparkSession, folder: Path, rows: int) -> int:
             return "the same answers as DuckDB here"
 
         def fleet() -> str:
-            equal([row["ok"] for row in pipeline.run_fleet(spark, "relink", range(100)).collect()], [True] * 100)
+            equal([row["ok"] for row in run_fleet(spark, "relink", range(100)).collect()], [True] * 100)
             return "100 seeds"
 
         for act in (

@@ -14,8 +14,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from muxkit.pipeline import Outcome, run_fleet, simulate_all, spark_session
-from muxkit.pipeline.fleet import named_simulations
+from muxkit.pipeline import spark_session
+from muxkit_bench.fleet import Outcome, named_simulations, run_fleet, simulate_all
 
 PROCESSES = 2
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -62,7 +61,7 @@ class Outcome:
     @property
     def replay(self) -> str:
         """The command that runs this seed again."""
-        return f"python -m muxkit.pipeline.fleet {self.simulation} {self.seed}"
+        return f"muxkit fleet replay {self.simulation} {self.seed}"
 
 
 def named_simulations() -> dict[str, str]:
@@ -196,49 +195,7 @@ def _simulate_rows(simulation: str, seed_timeout: float, batches: Iterable[pa.Re
         yield pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
-# --- the command
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `python -m muxkit.pipeline.fleet NAME SEED`, or `FIRST-LAST` for a range of seeds. Return the exit code."""
-    import argparse
-
-    parser = argparse.ArgumentParser(
-        prog="python -m muxkit.pipeline.fleet",
-        description="Run a seeded simulation again, or over a range of seeds.",
-        epilog=f"simulations: {', '.join(named_simulations())}, or package.module:function",
-    )
-    parser.add_argument("simulation")
-    parser.add_argument("seeds", type=parse_seeds, metavar="SEED", help="one, or FIRST-LAST")
-    parser.add_argument("--processes", type=int, default=1)
-    options = parser.parse_args(arguments)
-    try:
-        find(options.simulation)
-    except UnknownSimulation as error:
-        parser.error(str(error))
-    if len(options.seeds) == 1:
-        return replay(options.simulation, options.seeds[0])
-    failed = 0
-    began = time.perf_counter()
-    for outcome in simulate_all(options.simulation, options.seeds, processes=options.processes):
-        if not outcome.ok:
-            failed += 1
-            print(f"seed {outcome.seed}: {outcome.error}\n  {outcome.replay}", flush=True)
-    took = time.perf_counter() - began
-    count = len(options.seeds)
-    print(f"{count:,} seeds of {options.simulation} in {took:.1f} s ({count / took:,.0f}/s): {failed} failed")
-    return 1 if failed else 0
-
-
-def replay(simulation: str, seed: int) -> int:
-    """Run one seed again, and print the whole traceback if it raises. Return the exit code."""
-    outcome = simulate(simulation, seed)
-    if outcome.ok:
-        print(f"{simulation} {seed}: {outcome.summary}")
-        return 0
-    print(outcome.trace, file=sys.stderr, end="")
-    print(f"{simulation} {seed}: {outcome.error}")
-    return 1
+# --- seeds as text
 
 
 def parse_seeds(text: str) -> range:
@@ -250,10 +207,3 @@ def parse_seeds(text: str) -> range:
     if not seeds:
         raise ValueError(f"{text!r}: the last seed is below the first")
     return seeds
-
-
-if __name__ == "__main__":
-    # Import the module by its name, so that other processes can unpickle its objects.
-    from muxkit.pipeline import fleet
-
-    sys.exit(fleet.main())

@@ -7,7 +7,7 @@ import time
 import click
 
 from muxkit.cli.terminal import CommandFailed, Exit, printable
-from muxkit.pipeline.fleet import UnknownSimulation, find, named_simulations, parse_seeds, simulate, simulate_all
+from muxkit_bench.fleet import UnknownSimulation, find, named_simulations, parse_seeds, simulate, simulate_all
 
 
 def _simulation(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -50,7 +50,7 @@ def run_(simulation: str, seeds: range, processes: int) -> int:
         if not outcome.ok:
             failed += 1
             click.echo(printable(f"seed {outcome.seed}: {outcome.error}"))
-            click.echo(f"  again: muxkit fleet replay {simulation} {outcome.seed}")
+            click.echo(f"  again: {outcome.replay}")
     took = time.perf_counter() - began
     click.echo(f"{len(seeds):,} seeds in {took:.1f} s, {len(seeds) / took:,.0f} per second: {failed:,} failed")
     return Exit.FAILED if failed else Exit.OK
