@@ -10,6 +10,7 @@ from typing import Generic, TypeAlias, TypeVar, cast
 import attrs
 import trio
 
+from muxkit import _spans
 from muxkit._errors import Refused
 from muxkit._signatures import check_handler, kind_of
 from muxkit.codecs import CODEC_HEADER, DEFAULT_CODEC, Codec, InvalidMessage, Json, UnknownCodec, codec_for
@@ -231,11 +232,21 @@ class _Handlers:
 
     @interruptible
     async def _handle_channel(self, channel: Channel, running: set[Channel], slots: SlotQueue) -> None:
+        if channel._span is None:
+            await self._run_channel(channel, running, slots)
+        else:
+            with channel._span.as_current():
+                await self._run_channel(channel, running, slots)
+
+    @interruptible
+    async def _run_channel(self, channel: Channel, running: set[Channel], slots: SlotQueue) -> None:
         assert self.channels is not None  # or there would be no channel
         try:
             await self.channels(channel)
         except BaseException as raised:
             error = meaning_of(raised)
+            if channel._span is not None:
+                channel._span.failed(error)
             if not isinstance(error, Exception):
                 channel.abort()
                 raise
@@ -339,7 +350,7 @@ def is_loss(error: BaseException, *, of_channel: bool = False) -> bool:
 
 
 def _fields(channel: Channel) -> dict[str, object]:
-    return {"peer": channel.session.info.peer, "channel": channel.name}
+    return {"peer": channel.session.info.peer, "channel": channel.name, **_spans.current_ids()}
 
 
 def _unknown(name: str, known: list[str]) -> str:

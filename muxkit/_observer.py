@@ -114,6 +114,9 @@ class BaseObserver:
     def error(self, error: BaseException) -> None: ...
     def transport(self, direction: Direction, data: bytes | memoryview) -> None: ...
 
+    def span(self, channel: str, trace_id: str, span_id: str) -> None:
+        """A channel belongs to this span of OpenTelemetry; only with `muxkit.spans.instrument`."""
+
     def session_opened(self, info: SessionInfo) -> None:
         """A session began."""
 

@@ -36,8 +36,9 @@ muxkit logs with the standard `logging` and adds no handler of its own. Programs
 DEBUG tells of what is usual, and has the tracebacks whose texts may quote what a peer sent. No line of another level
 holds payload, tokens or passwords.
 
-Fields are attributes of the record, set with `extra=`, for handlers that write JSON. `%s` and its like stand for what
-differs. This page is written from the sources by `python tests/logs.py`.
+Fields are attributes of the record, set with `extra=`, for handlers that write JSON. With OpenTelemetry spans, records
+about a channel or a call also have `trace_id` and `span_id`. `%s` and its like stand for what differs. This page is
+written from the sources by `python tests/logs.py`.
 """
 
 
@@ -160,6 +161,8 @@ class Module:
             case ast.Dict(keys=keys, values=values):
                 found: list[str] = []
                 for key, each in zip(keys, values, strict=True):
+                    if key is None:  # the ids of a span, which the introduction of the page names
+                        continue
                     assert isinstance(key, ast.Constant)
                     if key.value == "event" and isinstance(each, ast.Constant):
                         found.append(f"event={each.value!s}")

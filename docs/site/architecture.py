@@ -51,6 +51,7 @@ FLOORS: Final[Sequence[tuple[str, str]]] = (
     ("testing", "simulated networks and conformance suites for users' tests"),
     ("anyio", "channels and sessions as AnyIO's streams and listeners"),
     ("asyncio", "the same API for asyncio programs"),
+    ("spans", "spans of OpenTelemetry"),
     ("rpc : topics", "typed calls; publish and subscribe"),
     ("forward : protocols", "port forwarding; one independent folder for each protocol"),
     ("_typed", "connect and open_server with the types of a protocol"),
@@ -64,7 +65,7 @@ FLOORS: Final[Sequence[tuple[str, str]]] = (
     ("codecs", "encoding and decoding of messages"),
     ("core", "windows, queues and timers for engines; independent of Trio and sockets"),
     ("trace", "recording of sessions"),
-    ("_observer", "callbacks for traces, metrics and captures"),
+    ("_observer : _spans", "callbacks for traces, metrics and captures; the switch for spans"),
     ("_errors : _info : _limits : _quick_check", "errors, session information, limits"),
     ("_settings", "validation of settings"),
 )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import trio
 
+from muxkit import _spans
 from muxkit.runtime import home_thread
 
 if TYPE_CHECKING:
@@ -238,6 +239,8 @@ class Guest:
     def _begin(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
         scope = trio.CancelScope()
         call: Call[T] = Call(self.loop, scope)
+        if _spans.maker is not None:  # the worker would run the call with another current span
+            function = _spans.maker.in_this_context(function)
         job = partial(_settle, call, scope, function)
         if self._idle:
             self._idle.pop().go_on(job)

@@ -11,6 +11,7 @@ from typing import Final, Literal
 import attrs
 import trio
 
+from muxkit import _spans
 from muxkit.rpc._errors import Code, Error
 from muxkit.runtime import Session
 
@@ -53,6 +54,12 @@ Interceptor = Callable[[Call], AbstractAsyncContextManager[None]]
 Write it with `contextlib.asynccontextmanager`. It may raise `Error` before the `yield` to refuse the call, and sees the
 error of a failed call come out of the `yield`.
 """
+
+
+def around_call(own: tuple[Interceptor, ...]) -> tuple[Interceptor, ...]:
+    """Return what runs around a call: its span if spans are on, then the interceptors of the server or the client."""
+    return own if _spans.maker is None else (_spans.maker.around_call, *own)
+
 
 _current: ContextVar[Call] = ContextVar("muxkit.rpc.call")
 

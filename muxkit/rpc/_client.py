@@ -15,10 +15,19 @@ import attrs
 import trio
 
 from muxkit.codecs import CODEC_HEADER, DEFAULT_CODEC, Codec, InvalidMessage, decoded
-from muxkit.rpc._call import DEADLINE_PASSED, END, ERROR, ITEM, TIMEOUT_HEADER, Call, Interceptor, timeout_text
+from muxkit.rpc._call import (
+    DEADLINE_PASSED,
+    END,
+    ERROR,
+    ITEM,
+    TIMEOUT_HEADER,
+    Call,
+    Interceptor,
+    around_call,
+    timeout_text,
+)
 from muxkit.rpc._errors import CODE_OF_STATUS, Code, Error, from_record
 from muxkit.rpc._service import PREFIX, CallCodec, Method, methods_of
-from muxkit.rpc._spans import around_calls
 from muxkit.rpc._stream import RemoteStream, Stream, as_stream
 from muxkit.runtime import Channel, ChannelCancelled, ChannelStopped, LinkLost, Session, background
 
@@ -133,7 +142,7 @@ class _Caller:
         codec = method.codec(self.codec)
         arguments, items = bound(method, args, kwargs)
         payload = codec.arguments.encode(arguments)
-        around = around_calls(self.interceptors)
+        around = around_call(self.interceptors)
         headers = {CODEC_HEADER: codec.name}
         if not around:
             return await self._send_and_wait(session, method, codec, payload, headers, items)
@@ -213,7 +222,7 @@ class _Caller:
         session = await self.sessions.get()
         headers = {CODEC_HEADER: codec.name}
         async with AsyncExitStack() as stack:
-            around = around_calls(self.interceptors)
+            around = around_call(self.interceptors)
             call = self._call(method, session, headers) if around else None
             for interceptor in around:
                 assert call is not None

@@ -12,6 +12,7 @@ from typing import Any, Final
 import attrs
 import trio
 
+from muxkit import _spans
 from muxkit._errors import Refused
 from muxkit._handlers import UNKNOWN_CODEC, UNKNOWN_NAME, ChannelHandler, named_channels
 from muxkit.codecs import CODEC_HEADER, DEFAULT_CODEC, InvalidMessage, UnknownCodec, decoded
@@ -23,13 +24,13 @@ from muxkit.rpc._call import (
     TIMEOUT_HEADER,
     Call,
     Interceptor,
+    around_call,
     deadline_of,
     set_current,
 )
 from muxkit.rpc._errors import Code, Error, ErrorRecord, to_declared_record, to_record
 from muxkit.rpc._reflection import Reflection
 from muxkit.rpc._service import PREFIX, CallCodec, Method, methods_of
-from muxkit.rpc._spans import around_calls
 from muxkit.rpc._stream import OpenStream, as_stream
 from muxkit.runtime import LOSSES, Channel, interruptible, log_failure, may_log, meaning_of
 
@@ -157,7 +158,8 @@ class _Calls:
         """Run the interceptors and the handler; return the error to answer with, None once everything was sent."""
         method = served.method
         set_current(call)
-        around = around_calls(self.interceptors)
+        around = around_call(self.interceptors)
+        ids: dict[str, str] = {}  # of the span, which ends before the error of a handler is logged
         try:
             if not around and served.limiter is None and method.options.timeout is None:
                 await self._run(channel, served, codec)
@@ -168,6 +170,8 @@ class _Calls:
                 async with AsyncExitStack() as stack:
                     for interceptor in around:
                         await stack.enter_async_context(interceptor(call))
+                    if ids := _spans.current_ids():
+                        channel._observe_span(ids)
                     if served.limiter is not None:
                         await stack.enter_async_context(served.limiter)
                     await self._run(channel, served, codec)
@@ -185,11 +189,11 @@ class _Calls:
                 return to_declared_record(error)
             if isinstance(error, Refused):
                 return ErrorRecord(Code.PERMISSION_DENIED.value, error.reason)
-            return self._internal(error, channel, method)
+            return self._internal(error, channel, method, ids)
 
-    def _internal(self, error: Exception, channel: Channel, method: Method) -> ErrorRecord:
+    def _internal(self, error: Exception, channel: Channel, method: Method, ids: dict[str, str]) -> ErrorRecord:
         id = secrets.token_hex(4)
-        fields = {"peer": channel.session.info.peer, "channel": channel.name, "error_id": id}
+        fields = {"peer": channel.session.info.peer, "channel": channel.name, "error_id": id, **ids}
         if may_log("calls whose handler failed"):
             # log: The handler of a call raised an exception that its method doesn't declare. The caller got the code
             # `internal` with this id. The next line says where it happened.

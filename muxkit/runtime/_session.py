@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, overload
 
 import attrs
@@ -13,6 +13,7 @@ import trio
 from muxkit._info import Identity, SessionInfo
 from muxkit._limits import Limits
 from muxkit._observer import Facts
+from muxkit._spans import ChannelSpan
 from muxkit.codecs import Codec, InvalidMessage, decoded
 from muxkit.core import NO_HEADERS, Headers
 from muxkit.runtime._errors import Unsupported
@@ -51,6 +52,9 @@ class Channel(trio.abc.Channel[bytes]):
     """
 
     __slots__ = ()
+
+    _span: ChannelSpan | None = None
+    """The span of the channel on this side, if spans are on."""
 
     @property
     @abstractmethod
@@ -116,6 +120,9 @@ class Channel(trio.abc.Channel[bytes]):
         end of the peer's messages counts, too.
         """
 
+    def _observe_span(self, ids: Mapping[str, str]) -> None:
+        """Tell the observer of the session which span this channel belongs to."""
+
     # For `muxkit.asyncio`, whose tasks save a round through Trio's loop by these; a protocol need not have them.
 
     def _try_send(self, message: bytes) -> bool:
@@ -142,6 +149,10 @@ class TypedChannel(trio.abc.Channel[ValueT], Generic[ValueT]):
         """The channel of bytes below."""
         self.codec: Codec[ValueT] = codec
         """The codec of both directions."""
+
+    @property
+    def _span(self) -> ChannelSpan | None:
+        return self.raw._span
 
     @property
     def session(self) -> Session:

@@ -7,11 +7,13 @@ halves, so "go to definition" leads from `channel.send` to `SendHalf.send`, and 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from muxkit._observer import tell
+from muxkit._spans import ChannelSpan
 from muxkit.core import Headers, Receiving, Sending, decode_headers, without_name
 from muxkit.runtime._session import Channel, ChannelStats, Session
 from muxkit.runtime.halves.bytestream import ByteStream
@@ -25,13 +27,14 @@ if TYPE_CHECKING:
 class MuxChannel(Channel):
     """A two-way channel of whole messages: a sending half and a receiving half."""
 
-    __slots__ = ("_connection", "_opening", "receiving", "sending")
+    __slots__ = ("_connection", "_opening", "_span", "receiving", "sending")
 
     def __init__(
         self, connection: MuxConnection[Any, Any], sending: SendHalf, receiving: ReceiveHalf[Any], opening: bytes = b""
     ) -> None:
         self._connection = connection
         self._opening = opening
+        self._span: ChannelSpan | None = None
         self.sending: SendHalf = sending
         self.receiving: ReceiveHalf[Any] = receiving  # its items are messages, or a subclass converts them to messages
         sending.channel = receiving.channel = self
@@ -39,6 +42,15 @@ class MuxChannel(Channel):
     @property
     def session(self) -> Session:
         return self._connection.session
+
+    def _observe_span(self, ids: Mapping[str, str]) -> None:
+        if ids:
+            tell(self._connection.observer, "span", self._observed_name, ids["trace_id"], ids["span_id"])
+
+    @property
+    def _observed_name(self) -> str:
+        """The channel as the engine names it to observers."""
+        return self.sending.sender.label
 
     @property
     def sent_with_opening(self) -> bytes:
@@ -92,8 +104,12 @@ class MuxChannel(Channel):
         # Close the sending half first, because a peer treats the opposite order as a cancelled channel.
         self.sending.close_quietly()
         self.receiving.close()  # this requests a write for the ends of both halves
+        if self._span is not None:
+            self._span.end()
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
+        if self._span is not None:
+            self._span.end(code)
         self.sending.abort(reason, code=code)
         self.receiving.close()
         self._connection.channel_aborted(self)
@@ -107,7 +123,7 @@ class MuxChannel(Channel):
 
         Don't mix the methods of the stream with those of the channel.
         """
-        return ByteStream(self.sending, self.receiving)
+        return ByteStream(self.sending, self.receiving, self._span)
 
     def stats(self) -> ChannelStats:
         sender, receiver = self.sending.sender, self.receiving.receiver

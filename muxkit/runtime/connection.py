@@ -43,6 +43,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import trio
 
+from muxkit import _spans
 from muxkit._info import SessionInfo
 from muxkit._limits import Limits
 from muxkit._observer import Facts, Observer, facts_of, frames_of, tell_limit
@@ -146,7 +147,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
 
     def new_backlog(self, kind: str = "channels") -> Backlog[Any]:
         """Create a backlog for one kind of items that the peer opens. `kind` is the users' name for the items."""
-        backlog: Backlog[Any] = Backlog(self.took, self.engine.starts, kind=kind)
+        backlog: Backlog[Any] = Backlog(self.item_taken, self.engine.starts, kind=kind)
         self._backlogs.append(backlog)
         return backlog
 
@@ -261,6 +262,14 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         backlog.put(item, key)
         if not backlog.is_claimed:
             self._unclaimed.arrived()
+
+    def item_taken(self, item: Any) -> None:  # noqa: ANN401 - as in `took`
+        """Called when the application takes an item from a backlog. The span of a channel begins here."""
+        self.took(item)
+        if _spans.maker is not None and isinstance(item, MuxChannel):
+            item._span = _spans.maker.taken(item)
+            if item._span is not None:
+                item._observe_span(item._span.ids())
 
     def took(self, item: Any) -> None:  # noqa: ANN401 - what a protocol puts into its backlogs
         """Called when the application takes an item from a backlog. Protocols return the credit of the opening here."""
@@ -482,6 +491,10 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         loss = self.pump.loss
         with turns().spreading():
             for half in [*self.live_halves()]:
+                channel = half.channel
+                if channel is not None and channel._span is not None:
+                    channel._span.failed(loss())
+                    channel._span.end()
                 if isinstance(half, SendHalf):
                     half.lost(loss)
                 else:

@@ -7,13 +7,16 @@ that only this protocol has.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, overload
 
+from muxkit import _spans
+from muxkit._errors import LocalProtocolError
 from muxkit._info import SessionInfo
 from muxkit._limits import Limits
 from muxkit._observer import measured
+from muxkit._spans import SpanMaker
 from muxkit.codecs import Codec, announced
 from muxkit.core import Headers, encode_headers, with_name
 from muxkit.runtime._scope import background, protected_manager, reason_for_leaving
@@ -84,8 +87,38 @@ class MuxSession(Session, Generic[ConnectionT, ChannelT]):
     ) -> ChannelOpening[ChannelT] | ChannelOpening[TypedChannel[ValueT]]:
         if codec is not None:
             return typed(self.open(name, payload=payload, headers=announced(headers, codec)), codec)
-        opening = with_name(name, payload, encode_headers(headers, self.limits.headers))
-        return ChannelOpening(partial(self._connection.open_channel, opening))
+        opening = self._opening_bytes(name, payload, headers)
+        if _spans.maker is None:
+            return ChannelOpening(partial(self._connection.open_channel, opening))
+        return ChannelOpening(partial(self._open_with_span, _spans.maker, name, payload, headers, {}))
+
+    def _opening_bytes(self, name: str, payload: bytes, headers: Headers | None) -> bytes:
+        """Return what travels in the opening of a channel. Raises for headers and names that can't be sent."""
+        return with_name(name, payload, encode_headers(headers, self.limits.headers))
+
+    def _open_channel(self, name: str, opening: bytes, options: Mapping[str, Any]) -> Awaitable[ChannelT]:
+        """Open a channel. `options` are those that only the `open` of this protocol has."""
+        return self._connection.open_channel(opening)
+
+    async def _open_with_span(
+        self, maker: SpanMaker, name: str, payload: bytes, headers: Headers | None, options: Mapping[str, Any]
+    ) -> ChannelT:
+        """Open a channel with a span, whose context travels in the headers if there is room for it."""
+        span, with_context = maker.opening(self, name, headers)
+        try:
+            try:
+                opening = self._opening_bytes(name, payload, with_context)
+            except LocalProtocolError:
+                opening = self._opening_bytes(name, payload, headers)
+            channel = await self._open_channel(name, opening, options)
+        except BaseException as error:
+            if span is not None:
+                span.failed(error)
+                span.end()
+            raise
+        channel._span = span
+        channel._observe_span(maker.ids() if span is None else span.ids())
+        return channel
 
     def incoming(self) -> AsyncIterator[ChannelT]:
         return self._connection.incoming.claim()

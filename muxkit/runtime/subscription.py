@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 import trio
 
 from muxkit._errors import MuxError
+from muxkit._spans import ChannelSpan
 from muxkit.codecs import Codec, InvalidMessage, announced, decoded
 from muxkit.core import Headers
 from muxkit.runtime.halves.opening import ChannelOpening
@@ -64,6 +65,8 @@ class Lagged(MuxError):
 class Carrier(Protocol):
     """The channel of a subscription, as far as it is used here."""
 
+    _span: ChannelSpan | None
+
     @property
     def headers(self) -> Headers: ...
     async def receive(self) -> bytes: ...
@@ -82,6 +85,10 @@ class Subscription(AsyncIterator[ValueT], Generic[ValueT]):
         self._ends_by_lag = channel.headers.get(ON_LAG_HEADER, "end") == "end"
         self.lost: int = 0
         """How many updates were lost so far, because this subscriber was too slow."""
+
+    @property
+    def _span(self) -> ChannelSpan | None:
+        return self._channel._span
 
     @property
     def position(self) -> str:

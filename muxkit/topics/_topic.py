@@ -17,6 +17,7 @@ import attrs
 import msgspec
 import trio
 
+from muxkit import _spans
 from muxkit._errors import Refused
 from muxkit.codecs import CODEC_HEADER, Codec, Json
 from muxkit.core import printable
@@ -74,6 +75,7 @@ class Topic(Generic[ValueT]):
         self._allow_wait = allow_wait
         self._journal = journal
         self._name = name
+        self._served_as = ""  # the name by which the first subscriber found the topic
         self._run = secrets.token_hex(8)
         self._subscribers: set[_Subscriber] = set()
         self._moved = trio.lowlevel.ParkingLot()  # publishers that wait for the slowest subscriber
@@ -143,6 +145,12 @@ class Topic(Generic[ValueT]):
 
         Raises `trio.ClosedResourceError` after `close`, and what the codec raises for a value that it can't encode.
         """
+        if _spans.maker is None:
+            return await self._publish(value)
+        with _spans.maker.publishing(self._name or self._served_as):
+            return await self._publish(value)
+
+    async def _publish(self, value: ValueT) -> int:
         message = self.codec.encode(value)
         await trio.lowlevel.checkpoint()
         if self._journal is None:
@@ -163,6 +171,12 @@ class Topic(Generic[ValueT]):
 
         Raises `trio.WouldBlock` if a subscriber with the policy "wait" is in the way, or the topic has a journal.
         """
+        if _spans.maker is None:
+            return self._publish_nowait(value)
+        with _spans.maker.publishing(self._name or self._served_as):
+            return self._publish_nowait(value)
+
+    def _publish_nowait(self, value: ValueT) -> int:
         message = self.codec.encode(value)
         self._check_open()
         if self._journal is not None or (self._ring.is_full and self._has_waiting_subscriber()):
@@ -172,6 +186,7 @@ class Topic(Generic[ValueT]):
     async def __call__(self, channel: Channel) -> None:
         """Serve a subscriber; the topic is a handler of channels."""
         headers = channel.headers
+        self._served_as = self._served_as or channel.name
         codec = headers.get(CODEC_HEADER, self.codec.name)
         if codec != self.codec.name:
             said = f"unknown codec {printable(codec, 64)!r}: this topic has {self.codec.name!r}"

@@ -142,6 +142,9 @@ class ChannelSummary:
     blocked_ms: float = 0.0
     """Milliseconds in which the credit was less than the next payload needed."""
     state: str = ""
+    trace_id: str = ""
+    """The OpenTelemetry trace of the channel, if spans were on."""
+    span_id: str = ""
 
 
 @attrs.define
@@ -195,6 +198,8 @@ def summary(recording: Recording) -> Summary:
                 one.credit_received += _size(data.get("amount"))
             case "state":
                 one.state = str(data.get("state"))
+            case "span":
+                one.trace_id, one.span_id = str(data.get("trace_id")), str(data.get("span_id"))
             case "timer":
                 timers[str(data.get("timer"))] += 1
             case "error":

@@ -28,8 +28,9 @@ KINDS: Final = {
     "bytes_received": 8,
     "session_opened": 9,
     "session_closed": 10,
+    "span": 11,
 }
-OTHER: Final = 11  # kinds that this version does not know
+OTHER: Final = 12  # kinds that this version does not know
 
 
 class _Texts:
@@ -124,6 +125,8 @@ def _label(event: Event) -> str:
             return str(data.get("state", ""))
         case "timer":
             return str(data.get("timer", ""))
+        case "span":
+            return f"span {data.get('span_id', '')} of trace {data.get('trace_id', '')}"
         case "error" | "session_closed":
             error = data.get("error")
             closed = event.name == "session_closed"

@@ -219,6 +219,11 @@ class SessionTrace(BaseObserver):
         now = self._note("state", channel, state, 0)
         self._write(now, "state", f'"channel":{self._text(channel)},"state":{self._text(state)}')
 
+    def span(self, channel: str, trace_id: str, span_id: str) -> None:
+        now = self._note("span", channel, trace_id, 0)
+        ids = f'"trace_id":{json.dumps(trace_id)},"span_id":{json.dumps(span_id)}'
+        self._write(now, "span", f'"channel":{self._text(channel)},{ids}')
+
     def timer(self, name: str) -> None:
         now = self._note("timer", "", name, 0)
         self._write(now, "timer", f'"timer":{self._text(name)}')

@@ -6,48 +6,32 @@ from collections.abc import Iterator
 
 import pytest
 import trio
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
 import muxkit
 from muxkit import rpc
-from muxkit.rpc import otel
+from tests._spans import Spans, is_child, recorded_spans
 from tests.rpc.conftest import Shop
 from tests.rpc.orders import Order, Orders, OrdersService
 
 
 @pytest.fixture
-def spans() -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    otel.instrument(provider.get_tracer("test"))
-    yield exporter
-    otel.uninstrument()
-    provider.shutdown()
+def spans() -> Iterator[Spans]:
+    with recorded_spans() as recorded:
+        yield recorded
 
 
-def by_kind(spans: InMemorySpanExporter, kind: SpanKind) -> list[ReadableSpan]:
-    return [span for span in spans.get_finished_spans() if span.kind is kind]
-
-
-async def test_a_call_has_a_span_on_each_side_and_they_are_one_trace(shop: Shop, spans: InMemorySpanExporter) -> None:
+async def test_a_call_has_a_span_on_each_side_and_they_are_one_trace(shop: Shop, spans: Spans) -> None:
     assert await shop.orders.get(7) == Order(7)
-    [client], [server] = by_kind(spans, SpanKind.CLIENT), by_kind(spans, SpanKind.SERVER)
+    [client], [server] = spans.of(SpanKind.CLIENT), spans.of(SpanKind.SERVER)
     assert client.name == server.name == "Orders/get"
-    assert server.parent is not None
-    assert client.context is not None
-    assert server.context is not None
-    assert server.parent.span_id == client.context.span_id
-    assert server.context.trace_id == client.context.trace_id
+    assert is_child(server, client)
     assert client.attributes is not None
     assert client.attributes["rpc.service"] == "Orders"
     assert client.attributes["network.protocol.name"] == shop.session.info.protocol
 
 
-async def test_a_call_of_a_handler_belongs_to_the_trace_of_its_caller(spans: InMemorySpanExporter) -> None:
+async def test_a_call_of_a_handler_belongs_to_the_trace_of_its_caller(spans: Spans) -> None:
     class Front(OrdersService):
         def __init__(self, back: Orders) -> None:
             super().__init__()
@@ -62,20 +46,20 @@ async def test_a_call_of_a_handler_belongs_to_the_trace_of_its_caller(spans: InM
             async with muxkit.open_server(front, "relink+mem://front") as server:
                 async with muxkit.connect(server.url) as session:
                     await rpc.client(Orders, session).get(7)
-    finished = spans.get_finished_spans()
+    finished = spans.all()
     assert len(finished) == 4
     assert len({span.context.trace_id for span in finished if span.context is not None}) == 1
 
 
 @pytest.mark.parametrize(("id", "kind", "is_server_fault"), [(404, "not_found", False), (500, "internal", True)])
 async def test_a_failed_call_notes_its_kind_and_not_its_text(
-    id: int, kind: str, is_server_fault: bool, spans: InMemorySpanExporter
+    id: int, kind: str, is_server_fault: bool, spans: Spans
 ) -> None:
     async with muxkit.open_server(rpc.serve(OrdersService()), "bpmux+mem://failed") as server:
         async with muxkit.connect(server.url) as session:
             with pytest.raises(rpc.Error):
                 await rpc.client(Orders, session).get(id)
-    [client], [answering] = by_kind(spans, SpanKind.CLIENT), by_kind(spans, SpanKind.SERVER)
+    [client], [answering] = spans.of(SpanKind.CLIENT), spans.of(SpanKind.SERVER)
     assert client.attributes is not None
     assert client.attributes["error.type"] == kind
     assert client.status.status_code is StatusCode.ERROR
@@ -83,11 +67,11 @@ async def test_a_failed_call_notes_its_kind_and_not_its_text(
     assert "secret" not in answering.to_json()
 
 
-async def test_the_span_of_a_stream_lasts_as_long_as_its_block(shop: Shop, spans: InMemorySpanExporter) -> None:
+async def test_the_span_of_a_stream_lasts_as_long_as_its_block(shop: Shop, spans: Spans) -> None:
     async with shop.orders.watch(1, upto=3) as updates:
-        assert by_kind(spans, SpanKind.CLIENT) == []
+        assert spans.of(SpanKind.CLIENT) == []
         assert len([order async for order in updates]) == 2
-    assert [span.name for span in by_kind(spans, SpanKind.CLIENT)] == ["Orders/watch"]
+    assert [span.name for span in spans.of(SpanKind.CLIENT)] == ["Orders/watch"]
 
 
 async def test_without_instrumentation_no_context_travels() -> None:

@@ -540,13 +540,15 @@ class Channel(MuxChannel):
         No reason can follow the end of our direction: after `finish` the peer learns of the abort only.
         """
         is_news = self.sending.state is not Sending.CLOSED or self.receiving.state is not Receiving.CLOSED
+        if self._span is not None:
+            self._span.end(code)
         self.sending.abort(reason, code=code)
         self.receiving.close()
         if is_news:
             self._connection.channel_aborted(self)
 
     def as_stream(self) -> ByteStream:
-        return ByteStream(self.sending, self)
+        return ByteStream(self.sending, self, self._span)
 
     def __repr__(self) -> str:
         return f"<aqueduct.Channel {self.sender!r} {self.receiver!r}>"

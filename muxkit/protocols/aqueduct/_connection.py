@@ -81,7 +81,7 @@ class IncomingChannels(Backlog[Channel]):
     __slots__ = ("_connection",)
 
     def __init__(self, connection: Connection, pace: StartPace) -> None:
-        super().__init__(connection.took, pace)
+        super().__init__(connection.item_taken, pace)
         self._connection = connection
 
     def claim(self) -> IncomingChannels:

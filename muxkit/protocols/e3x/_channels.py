@@ -126,6 +126,8 @@ class Channel(MuxChannel):
         self.receiving.done()
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
+        if self._span is not None:
+            self._span.end(code)
         self.sending.abort(reason, code=code)
         self.receiving.drop()
         self._connection.give_up(self, Reason(reason, code))

@@ -6,14 +6,14 @@ call `session`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Literal, Unpack, overload
 
 import trio
 
-from muxkit import _options
+from muxkit import _options, _spans
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit._server import Server
@@ -101,8 +101,17 @@ class Session(MuxSession[Connection, Channel]):
             return typed(self.open(name, payload=payload, headers=announced(headers, codec), reliable=reliable), codec)
         if name:
             encode_name(name)  # raises an error if the name can't be sent
-        body = with_name("", payload, encode_headers(headers, self.limits.headers))
-        return ChannelOpening(partial(self._connection.open_typed, name or DEFAULT_TYPE, reliable, body))
+        body = self._opening_bytes(name, payload, headers)
+        if _spans.maker is None:
+            return ChannelOpening(partial(self._connection.open_typed, name or DEFAULT_TYPE, reliable, body))
+        options = {"reliable": reliable}
+        return ChannelOpening(partial(self._open_with_span, _spans.maker, name, payload, headers, options))
+
+    def _opening_bytes(self, name: str, payload: bytes, headers: Headers | None) -> bytes:
+        return with_name("", payload, encode_headers(headers, self.limits.headers))  # the name is the channel's type
+
+    def _open_channel(self, name: str, opening: bytes, options: Mapping[str, Any]) -> Awaitable[Channel]:
+        return self._connection.open_typed(name or DEFAULT_TYPE, options["reliable"], opening)
 
     @property
     def packet_limit(self) -> int:

@@ -93,6 +93,10 @@ class Channel(MuxChannel):
         return self.common.id
 
     @property
+    def _observed_name(self) -> str:
+        return f"channel {self.id}"  # all these channels share the frames of one channel of Relink
+
+    @property
     def sent_with_opening(self) -> bytes:
         return self.common.opening
 
@@ -105,6 +109,8 @@ class Channel(MuxChannel):
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
         self._connection.budget.thread.check()
+        if self._span is not None:
+            self._span.end(code)
         with self._connection.written_together():
             self.common.leave()
             self.sending.abort(reason, code=code)
@@ -112,7 +118,7 @@ class Channel(MuxChannel):
             self.common.close_if_done()
 
     def as_stream(self) -> ByteStream:
-        return ByteStream(self.sending, self)
+        return ByteStream(self.sending, self, self._span)
 
     def stats(self) -> ChannelStats:
         """Return statistics about the channel. Sizes are numbers of messages.

@@ -747,6 +747,9 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             for half in halves:
                 half.lost(error)
             for channel in channels:
+                if channel._span is not None:
+                    channel._span.failed(error())
+                    channel._span.end()
                 channel.sending.lost(error)
                 channel.receiving.ended(error)
                 self.engine.forget(channel.common)

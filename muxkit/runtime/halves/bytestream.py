@@ -8,6 +8,7 @@ from typing import Protocol
 
 import trio
 
+from muxkit._spans import ChannelSpan
 from muxkit.runtime._links import OneAtATime
 
 PIECE = 64 * 1024  # maximum size of a message in bytes
@@ -36,9 +37,10 @@ class ByteStream(trio.abc.HalfCloseableStream):
     may have sent part of the data, as with any Trio stream.
     """
 
-    def __init__(self, sending: Sending, receiving: Receiving) -> None:
+    def __init__(self, sending: Sending, receiving: Receiving, span: ChannelSpan | None = None) -> None:
         self._sending = sending
         self._receiving = receiving
+        self._span = span  # of the channel, which ends with the stream
         self._rest = b""
         self._closed = False
         self._eof_sent = False
@@ -90,6 +92,8 @@ class ByteStream(trio.abc.HalfCloseableStream):
             # Close the sending half first, because a peer treats the opposite order as a cancelled channel.
             self._sending.close()
             self._receiving.close()
+            if self._span is not None:
+                self._span.end()
         await trio.lowlevel.checkpoint()
 
     def _check_open(self) -> None:

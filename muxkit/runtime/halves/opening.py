@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, Self,
 
 import trio
 
+from muxkit._spans import ChannelSpan
 from muxkit.core import Reason, StartPace
 from muxkit.runtime._log_pace import may_log
 from muxkit.runtime._thread import HomeThread, home_thread
@@ -117,6 +118,9 @@ class ChannelOpening(Opening[ChannelT]):
     __slots__ = ()
 
     def _abort(self, opened: Any, error: BaseException) -> None:  # noqa: ANN401 - as above
+        span: ChannelSpan | None = getattr(opened, "_span", None)  # one-way channels have none
+        if span is not None:
+            span.failed(error)
         if isinstance(error, Exception) and not isinstance(error, (trio.BrokenResourceError, trio.EndOfChannel)):
             opened.abort(LEFT_BY_ERROR, code=LEFT_BY_ERROR_CODE)
         else:

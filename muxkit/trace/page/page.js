@@ -7,9 +7,9 @@ const TALLEST = 3e7; // px; browsers let nothing be much taller, so more rows pa
 const LONG = 200, MOST_ERRORS = 1000; // characters of a name, lines of a list
 const SENT = 0, RECEIVED = 1, GRANTED = 2, CREDITED = 3, BYTES_OUT = 7, BYTES_IN = 8, CLOSED = 10;
 const KINDS = ["sent", "received", "credit granted", "credit received", "state", "timer", "error", "bytes sent",
-  "bytes received", "opened", "closed", "other"];
+  "bytes received", "opened", "closed", "span", "other"];
 const AGAIN = "#c2410c", LOST = "#c22"; // frames that are sent once more; where a connection was lost
-const COLOURS = ["#1757a6", "#1d7a3c", "#8a5a00", "#8a5a00", "#555", "#7a3c9a", "#c22", "#999", "#999", "#111", "#111", "#777"];
+const COLOURS = ["#1757a6", "#1d7a3c", "#8a5a00", "#8a5a00", "#555", "#7a3c9a", "#c22", "#999", "#999", "#111", "#111", "#7a3c9a", "#777"];
 
 for (const trace of traces) {
   let now = 0;
@@ -258,7 +258,7 @@ function begin() {
     }
     for (const [name, one] of Object.entries(trace.channels).slice(0, 2000)) {
       const row = document.createElement("tr");
-      for (const value of [brief(name), one.frames_sent, one.frames_received, one.bytes_sent, one.bytes_received, one.resends, one.blocked_ms.toFixed(1), brief(one.state)]) cell(row, value);
+      for (const value of [brief(name), one.frames_sent, one.frames_received, one.bytes_sent, one.bytes_received, one.resends, one.blocked_ms.toFixed(1), brief(one.state), brief(one.trace_id)]) cell(row, value);
       byId("channels").append(row);
       if (one.credit_received) choices.push([one.blocked_ms, which + ":" + trace.texts.indexOf(name), (traces.length > 1 ? brief(trace.title) + ": " : "") + brief(name)]);
     }
