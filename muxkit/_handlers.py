@@ -134,13 +134,7 @@ def handler(
     Raises:
         TypeError: The function isn't an async function with one parameter, or no codec can handle the type.
     """
-    given: object = values
-    if not isinstance(given, type) and hasattr(given, "decode") and hasattr(given, "encode"):
-        codec = cast("Codec[ValueT]", values)  # the check above tells both apart
-        codecs = _Codecs(None, {codec.name: codec})
-    else:
-        of_values = cast("type[ValueT]", values)
-        codecs = _Codecs(of_values, {DEFAULT_CODEC: Json(of_values)})
+    codecs = codecs_of(values)
 
     def decorate(function: Callable[[TypedChannel[ValueT]], Awaitable[object]]) -> ChannelHandler:
         check_handler(function)
@@ -153,8 +147,18 @@ def handler(
     return decorate
 
 
+def codecs_of(values: type[ValueT] | Codec[ValueT]) -> Codecs[ValueT]:
+    """Return the codecs of a handler for a type, or for a codec. Raises TypeError if no codec can handle the type."""
+    given: object = values
+    if not isinstance(given, type) and hasattr(given, "decode") and hasattr(given, "encode"):
+        codec = cast("Codec[ValueT]", values)  # the check above tells both apart
+        return Codecs(None, {codec.name: codec})
+    of_values = cast("type[ValueT]", values)
+    return Codecs(of_values, {DEFAULT_CODEC: Json(of_values)})
+
+
 @attrs.frozen(eq=False)
-class _Codecs(Generic[ValueT]):
+class Codecs(Generic[ValueT]):
     """The codecs of one typed handler, by name; those for a type are made when a peer uses them for the first time."""
 
     values: type[ValueT] | None

@@ -23,7 +23,9 @@ from muxkit.asyncio.door import (
     open_server,
     reconnecting,
 )
-from muxkit.asyncio.faces import Channel, Opening, Request, Server, Session
+from muxkit.asyncio.faces import Channel, Opening, Request, Server, Session, Subscription, TypedChannel
+from muxkit.asyncio.topics import Topic
+from muxkit.asyncio.typed import handler
 
 __all__ = [
     "Channel",
@@ -35,10 +37,14 @@ __all__ = [
     "Server",
     "Session",
     "SessionHandler",
+    "Subscription",
+    "Topic",
+    "TypedChannel",
     "by_name",
     "connect",
     "each_channel",
     "each_request",
+    "handler",
     "in_trio",
     "open_server",
     "reconnecting",

@@ -18,6 +18,7 @@ from muxkit._options import ConnectOptions, ReconnectOptions, ServeOptions
 from muxkit._signatures import check_handler, kind_of
 from muxkit.asyncio.faces import Channel, Request, Server, Session
 from muxkit.asyncio.guest import Block, Guest, enter_guest, guest_of_loop
+from muxkit.asyncio.topics import Topic
 from muxkit.runtime import SessionInfo
 
 if TYPE_CHECKING:
@@ -188,6 +189,11 @@ async def in_trio(function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: 
 def _in_asyncio(
     guest: Guest, face: Callable[[Guest, ForTrio], FaceT], handler: Callable[[FaceT], Coroutine[Any, Any, object]]
 ) -> Callable[[ForTrio], Awaitable[object]]:
+    if isinstance(handler, Topic):
+        topic: Any = handler.native
+        served: Callable[[ForTrio], Awaitable[object]] = topic
+        return served
+
     async def handle(native: ForTrio) -> object:
         return await guest.run_in_asyncio(partial(handler, face(guest, native)))
 

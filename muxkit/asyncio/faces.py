@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import trio
 
@@ -14,13 +14,16 @@ from muxkit._info import SessionInfo
 from muxkit._limits import Limits
 from muxkit._server import Server as TrioServer
 from muxkit.asyncio.guest import Guest
+from muxkit.codecs import Codec
 from muxkit.core import Headers
-from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, ChannelStats, SessionStats
+from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, ChannelStats, OnLag, SessionStats
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 ItemT = TypeVar("ItemT")
+OpenedT = TypeVar("OpenedT")
+ValueT = TypeVar("ValueT")
 ForTrio = TypeVar("ForTrio")
 
 
@@ -162,29 +165,168 @@ class Channel(_Face[runtime.Channel]):
         return self.native.stats()
 
 
-class Opening:
+class TypedChannel(Generic[ValueT]):
+    """A two-way channel of values of one type, made by `session.open(codec=...)` and `muxkit.asyncio.handler`.
+
+    `send` and `receive` have the cancellation rules of `Channel`. A message of the peer that doesn't fit the type
+    raises `InvalidMessage` in `receive`, and the channel is aborted with the code 422 and the problem as the reason.
+    The session isn't affected.
+    """
+
+    __slots__ = ("native", "raw")
+
+    def __init__(self, raw: Channel, codec: Codec[ValueT]) -> None:
+        self.raw: Channel = raw
+        """The channel of bytes below."""
+        self.native: runtime.TypedChannel[ValueT] = runtime.TypedChannel(raw.native, codec)
+        """The object of Trio, for what this class doesn't have: see `in_trio`."""
+
+    def __repr__(self) -> str:
+        return f"<muxkit.asyncio.TypedChannel of {self.native!r}>"
+
+    @property
+    def codec(self) -> Codec[ValueT]:
+        """The codec of both directions."""
+        return self.native.codec
+
+    @property
+    def session(self) -> Session:
+        """The session that carries this channel."""
+        return self.raw.session
+
+    @property
+    def name(self) -> str:
+        """The name that the opening side gave; "" if it gave none."""
+        return self.raw.name
+
+    @property
+    def opening(self) -> bytes:
+        """The payload that came, or went, with the opening, in bytes."""
+        return self.raw.opening
+
+    @property
+    def headers(self) -> Headers:
+        """The headers that came, or went, with the opening."""
+        return self.raw.headers
+
+    async def send(self, value: ValueT) -> None:
+        """Send a value. Cancelled means not sent.
+
+        Raises what the codec raises for a value that it can't encode; then nothing was sent.
+        """
+        await self.raw.send(self.codec.encode(value))
+
+    async def send_many(self, values: Iterable[ValueT]) -> None:
+        """Send several values, which costs less than one by one; cancelled, a prefix of them was sent."""
+        encode = self.codec.encode
+        await self.raw.send_many([encode(value) for value in values])
+
+    async def receive(self) -> ValueT:
+        """Wait for the next value. Raises `trio.EndOfChannel` at the clean end, `InvalidMessage` for an invalid one."""
+        return self.native._decoded(await self.raw.receive())
+
+    async def receive_many(self, limit: int | None = None) -> list[ValueT]:
+        """Wait for at least one value, then return all that have come, at most `limit`. Raises as `receive` does."""
+        return [self.native._decoded(message) for message in await self.raw.receive_many(limit)]
+
+    def __aiter__(self) -> TypedChannel[ValueT]:
+        return self
+
+    async def __anext__(self) -> ValueT:
+        try:
+            return await self.receive()
+        except trio.EndOfChannel:
+            raise StopAsyncIteration from None
+
+    async def finish(self) -> None:
+        """Say that no more values follow, and wait until the peer has heard it; receiving goes on."""
+        await self.raw.finish()
+
+    async def aclose(self) -> None:
+        """Close both directions, as `Channel.aclose` does."""
+        await self.raw.aclose()
+
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        """Give up both directions now, as `Channel.abort` does."""
+        self.raw.abort(reason, code=code)
+
+    async def __aenter__(self) -> TypedChannel[ValueT]:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def stats(self) -> ChannelStats:
+        """Return the gauges of the channel."""
+        return self.raw.stats()
+
+
+class Subscription(AsyncIterator[ValueT], Generic[ValueT]):
+    """The updates of a topic, made by `session.subscribe`."""
+
+    __slots__ = ("_guest", "native")
+
+    def __init__(self, guest: Guest, native: runtime.Subscription[ValueT]) -> None:
+        self._guest = guest
+        self.native: runtime.Subscription[ValueT] = native
+        """The object of Trio."""
+
+    @property
+    def position(self) -> str:
+        """Where the subscriber is: give it as `since=` to a later subscription, to go on after the last update."""
+        return self.native.position
+
+    @property
+    def lost(self) -> int:
+        """How many updates were lost so far, because this subscriber was too slow."""
+        return self.native.lost
+
+    async def __anext__(self) -> ValueT:
+        """Wait for the next update. Raises `Lagged` if the policy is to end with it."""
+        return await self._guest.call(self._next)
+
+    async def _next(self) -> ValueT:
+        return await self.native.__anext__()
+
+    async def aclose(self) -> None:
+        """End the subscription."""
+        await self._guest.call(self.native.aclose)
+
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        """End the subscription without waiting."""
+        self.native.abort(reason, code=code)
+
+    async def __aenter__(self) -> Subscription[ValueT]:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class Opening(Generic[OpenedT]):
     """Opens a channel when it is awaited, or when its block is entered.
 
     The block closes the channel when it is left normally, and aborts it when it is left by an error. What was awaited
     has to be closed by the caller.
     """
 
-    __slots__ = ("_guest", "_opening")
+    __slots__ = ("_face", "_guest", "_opening")
 
     if not TYPE_CHECKING:
         __enter__ = runtime.Opening.__enter__
         __exit__ = runtime.Opening.__exit__
         __getattr__ = runtime.Opening.__getattr__
 
-    def __init__(self, guest: Guest, opening: runtime.Opening[runtime.Channel]) -> None:
+    def __init__(self, guest: Guest, opening: runtime.Opening[Any], face: Callable[[Guest, Any], OpenedT]) -> None:
         self._guest = guest
         self._opening = opening
+        self._face = face
 
-    def __await__(self) -> Generator[Any, None, Channel]:
+    def __await__(self) -> Generator[Any, None, OpenedT]:
         return self.__aenter__().__await__()
 
-    async def __aenter__(self) -> Channel:
-        return Channel(self._guest, await self._guest.call(self._opening.__aenter__))
+    async def __aenter__(self) -> OpenedT:
+        return self._face(self._guest, await self._guest.call(self._opening.__aenter__))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -246,13 +388,48 @@ class Session(_Face[runtime.Session]):
 
     __slots__ = ()
 
-    def open(self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None) -> Opening:
+    @overload
+    def open(self, name: str = "", *, payload: bytes = b"", headers: Headers | None = None) -> Opening[Channel]: ...
+    @overload
+    def open(
+        self, name: str = "", *, codec: Codec[ValueT], payload: bytes = b"", headers: Headers | None = None
+    ) -> Opening[TypedChannel[ValueT]]: ...
+    def open(
+        self,
+        name: str = "",
+        *,
+        codec: Codec[ValueT] | None = None,
+        payload: bytes = b"",
+        headers: Headers | None = None,
+    ) -> Opening[Channel] | Opening[TypedChannel[ValueT]]:
         """Open a channel to the peer: `async with session.open()` or `channel = await session.open()`.
 
         Leaving the block normally finishes the channel, leaving it by an error aborts it. The peer reads the arguments
-        as `channel.name`, `channel.opening` and `channel.headers`.
+        as `channel.name`, `channel.opening` and `channel.headers`. With a codec, such as `muxkit.Json(Price)`, the
+        channel is a `TypedChannel`, which sends and receives values.
         """
-        return Opening(self._guest, self.native.open(name, payload=payload, headers=headers))
+        if codec is None:
+            return Opening(self._guest, self.native.open(name, payload=payload, headers=headers), Channel)
+        opening = self.native.open(name, codec=codec, payload=payload, headers=headers)
+        return Opening(self._guest, opening, _typed)
+
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        codec: Codec[ValueT],
+        since: int | str | None = None,
+        on_lag: OnLag = "end",
+        member: str | None = None,
+        headers: Headers | None = None,
+    ) -> Opening[Subscription[ValueT]]:
+        """Subscribe to a topic of the peer, as `muxkit.Session.subscribe` does.
+
+        async with session.subscribe("prices", codec=muxkit.Json(Price)) as prices:
+            async for price in prices: ...
+        """
+        opening = self.native.subscribe(topic, codec=codec, since=since, on_lag=on_lag, member=member, headers=headers)
+        return Opening(self._guest, opening, Subscription)
 
     def incoming(self) -> AsyncIterator[Channel]:
         """Iterate over the channels that the peer opens, until it hangs up in an orderly way."""
@@ -297,6 +474,10 @@ class Session(_Face[runtime.Session]):
     def stats(self) -> SessionStats:
         """What the session has sent, received and holds."""
         return self.native.stats()
+
+
+def _typed(guest: Guest, native: runtime.TypedChannel[ValueT]) -> TypedChannel[ValueT]:
+    return TypedChannel(Channel(guest, native.raw), native.codec)
 
 
 class Server(_Face[TrioServer]):

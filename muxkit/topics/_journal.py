@@ -27,7 +27,7 @@ class Standing(Protocol):
 
 
 class Journal(Protocol):
-    """A store of restream, such as `restream.SqliteStore`, which keeps the updates of a topic as one session."""
+    """A store of restream, opened by `restream.open_store`, which keeps the updates of a topic as one session."""
 
     async def register(self, uuid: str, state: Any, *, attached: bool, keep: float) -> Standing: ...  # noqa: ANN401
     async def status(self, uuid: str) -> Standing: ...

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Final, Generic, TypeVar, cast
 
 import attrs
@@ -48,8 +49,9 @@ class Topic(Generic[ValueT]):
         keep: How many updates are kept for subscribers that are slow, or come back.
         keep_bytes: How many bytes they may have together.
         allow_wait: Let subscribers use the policy "wait", with which a slow one makes `publish` wait.
-        journal: A store of restream that keeps the updates, so that `since=` works after a restart. The codec must be
-            JSON.
+        journal: A store of restream that keeps the updates, so that `since=` works after a restart. Pass one that
+            `restream.open_store` has opened, or its place, such as "sqlite:prices.db", which the topic opens and closes
+            with its block. The codec must be JSON.
         name: The name of the topic in the journal.
 
     Raises:
@@ -63,7 +65,7 @@ class Topic(Generic[ValueT]):
         keep: int = KEEP,
         keep_bytes: int = KEEP_BYTES,
         allow_wait: bool = False,
-        journal: Journal | None = None,
+        journal: Journal | str | None = None,
         name: str = "",
     ) -> None:
         given: object = values
@@ -73,7 +75,9 @@ class Topic(Generic[ValueT]):
             raise ValueError("journal=…: expected a name= for the topic and JSON as its codec")
         self._ring = Ring(keep, keep_bytes)
         self._allow_wait = allow_wait
-        self._journal = journal
+        self._journal = None if isinstance(journal, str) else journal
+        self._place = journal if isinstance(journal, str) else None  # of a journal that the topic opens
+        self._store = AsyncExitStack()
         self._name = name
         self._served_as = ""  # the name by which the first subscriber found the topic
         self._run = secrets.token_hex(8)
@@ -89,6 +93,19 @@ class Topic(Generic[ValueT]):
 
     async def __aenter__(self) -> Topic[ValueT]:
         """Open the topic. Only one with a journal has to be opened, to read where it ended."""
+        if self._place is not None:
+            from muxkit.protocols.restream import open_store  # most topics have no journal
+
+            self._journal = await self._store.enter_async_context(open_store(self._place))
+        try:
+            await self._read_journal()
+        except BaseException:
+            await self._store.aclose()
+            raise
+        return self
+
+    async def _read_journal(self) -> None:
+        """Begin with the number after the last update in the journal."""
         if self._journal is not None:
             try:
                 status = await self._journal.register(self._name, None, attached=False, keep=math.inf)
@@ -98,11 +115,11 @@ class Topic(Generic[ValueT]):
                 status = await self._journal.status(self._name)  # it exists
             self._run = status.incarnation
             self._ring.start_after(status.head)
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         """End all subscriptions."""
         self.close()
+        await self._store.aclose()
 
     def close(self) -> None:
         """End all subscriptions, after what was published. Later subscriptions end immediately."""
@@ -215,6 +232,8 @@ class Topic(Generic[ValueT]):
     def _check_open(self) -> None:
         if self._is_closed:
             raise trio.ClosedResourceError("this topic was closed")
+        if self._place is not None and self._journal is None:
+            raise RuntimeError("this topic has a journal that isn't open: expected 'async with topic:' around its use")
 
     def _add(self, message: bytes, number: int | None = None) -> int:
         if number is not None and number != self._ring.head + 1:  # another process published as well

@@ -248,3 +248,19 @@ def test_a_journal_needs_a_name_and_json() -> None:
     store: Any = object()
     with pytest.raises(ValueError, match="journal"):
         muxkit.Topic(Price, journal=store)
+
+
+async def test_a_topic_opens_the_journal_whose_place_it_is_given(tmp_path: Path) -> None:
+    place = f"sqlite:{tmp_path / 'prices.db'}"
+    for run in range(2):
+        topic = muxkit.Topic(Price, journal=place, name="prices")
+        with pytest.raises(RuntimeError, match="a journal that isn't open"):
+            await topic.publish(price(0))
+        async with topic:
+            assert await topic.publish(price(run)) == run + 1
+            async with muxkit.open_server(muxkit.by_name({"prices": topic}), "bpmux+mem://place") as server:
+                async with (
+                    muxkit.connect(server.url) as session,
+                    session.subscribe("prices", codec=JSON, since=0) as updates,
+                ):
+                    assert await cents(updates, run + 1) == [*range(run + 1)]
