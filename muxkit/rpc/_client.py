@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import count
 from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
@@ -318,11 +318,20 @@ def bound(method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
 
 
 async def _send_items(channel: Channel, codec: Codec[Any], items: Stream[Any]) -> None:
-    with suppress(ChannelStopped, trio.ClosedResourceError):  # the server needs no more; its answer says why
-        async with items as opened:
-            async for item in opened:
-                await channel.send(ITEM + codec.encode(item))
-        await channel.send(END)
+    async with items as opened:
+        async for item in opened:
+            if not await _was_sent(channel, ITEM + codec.encode(item)):
+                return
+    await _was_sent(channel, END)
+
+
+async def _was_sent(channel: Channel, message: bytes) -> bool:
+    """Send a message; False means that the server takes no more. The task that receives its answer learns why."""
+    try:
+        await channel.send(message)
+    except (ChannelStopped, LinkLost, trio.ClosedResourceError):
+        return False
+    return True
 
 
 @attrs.define(eq=False)

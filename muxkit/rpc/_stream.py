@@ -143,10 +143,11 @@ async def _iterating(source: AsyncIterable[ItemT] | Iterable[ItemT]) -> AsyncIte
         else:
             yield items
     else:
-        yield _slowly(source)
+        async with aclosing(_slowly(source)) as items:
+            yield items
 
 
-async def _slowly(source: Iterable[ItemT]) -> AsyncIterator[ItemT]:
+async def _slowly(source: Iterable[ItemT]) -> AsyncGenerator[ItemT, None]:
     for item in source:
         yield item
         if trio.lowlevel.in_trio_task():  # asyncio iterates over streams as well

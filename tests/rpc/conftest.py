@@ -21,7 +21,7 @@ class Shop(NamedTuple):
     url: str
 
 
-@pytest.fixture(params=["bpmux", "relink", "aqueduct", "e3x"])
+@pytest.fixture(params=["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
     service = OrdersService()
     async with muxkit.open_server(rpc.serve(service), f"{request.param}+mem://orders") as server:

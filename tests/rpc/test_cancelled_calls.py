@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,11 +17,11 @@ from muxkit.testing import cancel_sweep
 from tests.rpc.orders import Order, Orders, OrdersService
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from trio.testing import MockClock
 
-ALL = pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+ALL = pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 OPEN = muxkit.Limits(resets_per_second=1_000_000, resets_burst=1_000_000)
 
 
@@ -103,6 +104,23 @@ async def test_a_server_that_is_cancelled_ends_the_calls_of_its_clients(
             while not failed:  # noqa: ASYNC110 - of virtual time
                 await trio.sleep(1)
     assert len(failed) == 1
+
+
+@pytest.mark.requirement("R-71")
+async def test_a_list_that_is_passed_as_a_stream_is_left_in_order_when_the_call_is_cancelled() -> None:
+    """The generator that iterates over the list was never closed, so Python warned about it."""
+    async with muxkit.open_server(rpc.serve(OrdersService()), "bpmux+mem://list") as server:
+        async with muxkit.connect(server.url) as session:
+            with trio.CancelScope() as scope:
+
+                def rows() -> Iterator[Order]:
+                    yield Order(1)
+                    scope.cancel()
+                    yield Order(2)
+
+                await rpc.client(Orders, session).upload(rpc.Stream(rows()))
+            assert scope.cancelled_caught
+            gc.collect()
 
 
 @ALL

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from muxkit.topics import OnLag
 
-ALL = pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+ALL = pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 SMALL = muxkit.Limits(channel_bytes=8192, channel_first=4096, channel_floor=2048, outbox=8192)
 
 
