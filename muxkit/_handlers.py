@@ -275,6 +275,7 @@ class _Handlers:
                 # log: Your handler raised an error, and the line says where. The session and its other channels
                 # continue.
                 log_failure("the handler of a channel failed, the channel was aborted", error, _fields(channel))
+            del error  # or it and this frame would hold each other, and all that the handler held
         else:
             await channel.aclose()
         finally:

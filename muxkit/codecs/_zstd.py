@@ -47,6 +47,7 @@ class Zstd(Generic[ValueT]):
         except self._zstd.ZstdError as error:
             raise InvalidMessage("it isn't compressed by zstd, or it is damaged") from error
         if len(expanded) > self.max_size:
+            del expanded  # the frames of an error may live longer than the error is needed
             raise InvalidMessage(
                 f"it expands to more than the {self.max_size:,} bytes that the codec {self.name!r} takes; "
                 "raise max_size= of the codec on the receiving side if the peer is right"

@@ -180,16 +180,25 @@ class _Calls:
                 return ErrorRecord(Code.DEADLINE_EXCEEDED.value, took)
             return None
         except BaseException as raised:
-            error = meaning_of(raised)
-            if not isinstance(error, Exception) or isinstance(error, LOSSES):
+            # The error isn't a variable here: it and this frame would hold each other, and all that the handler held.
+            record = self._record_of(meaning_of(raised), channel, method, ids)
+            if record is None:
                 raise
-            if isinstance(error, Error):
-                return to_record(error)
-            if isinstance(error, method.options.raises):
-                return to_declared_record(error)
-            if isinstance(error, Refused):
-                return ErrorRecord(Code.PERMISSION_DENIED.value, error.reason)
-            return self._internal(error, channel, method, ids)
+            return record
+
+    def _record_of(
+        self, error: BaseException, channel: Channel, method: Method, ids: dict[str, str]
+    ) -> ErrorRecord | None:
+        """Return the record with which an error of a handler is answered, None if there is nobody to answer."""
+        if not isinstance(error, Exception) or isinstance(error, LOSSES):
+            return None
+        if isinstance(error, Error):
+            return to_record(error)
+        if isinstance(error, method.options.raises):
+            return to_declared_record(error)
+        if isinstance(error, Refused):
+            return ErrorRecord(Code.PERMISSION_DENIED.value, error.reason)
+        return self._internal(error, channel, method, ids)
 
     def _internal(self, error: Exception, channel: Channel, method: Method, ids: dict[str, str]) -> ErrorRecord:
         id = secrets.token_hex(4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from typing import TYPE_CHECKING
 
@@ -77,3 +78,31 @@ async def test_a_topic_keeps_no_more_for_subscribers_that_never_read(autojump_cl
                 tracemalloc.stop()
             for subscription in subscriptions:
                 subscription.abort()
+
+
+@pytest.mark.requirement("R-71")
+async def test_what_a_bomb_expanded_to_is_freed_without_the_garbage_collector(autojump_clock: MockClock) -> None:
+    """The error of a handler and its frames held each other, so each bomb kept its megabytes until a collection."""
+    bomb = muxkit.Zstd(muxkit.Json(str)).encode("x" * 8_000_000)
+    arguments = muxkit.Zstd(muxkit.Json(dict)).encode({})
+    gc.collect()
+    gc.disable()
+    try:
+        async with muxkit.open_server(Hostile().handle, "bpmux+mem://bombs") as server:
+            async with muxkit.connect(server.url) as session:
+                for number in range(6):
+                    if number == 2:
+                        tracemalloc.start()
+                    async with session.open("orders", headers={"codec": "json+zstd"}) as channel:
+                        await channel.send(bomb)
+                        with pytest.raises(muxkit.ChannelCancelled):
+                            await channel.receive()
+                    name, headers = "rpc:Orders.upload", {"codec": "json+zstd"}
+                    async with session.open(name, payload=arguments, headers=headers) as channel:
+                        await channel.send(b"\0" + bomb)
+                        assert (await channel.receive())[:1] == b"\1"
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                assert tracemalloc.get_traced_memory()[0] < 2_000_000
+    finally:
+        tracemalloc.stop()
+        gc.enable()
