@@ -376,7 +376,7 @@ class Session(ABC):
         [session.listener("http")])`. That works on the client's side, too, so a program without a port of its own can
         be served behind NAT. It takes all channels of the session, so use it instead of `incoming`.
         """
-        return ChannelListener(self.incoming(), name)
+        return ChannelListener(self, self.incoming(), name)
 
     async def request(self, payload: bytes) -> bytes:
         """Send a request and wait for its response. A cancellation cancels the request.
