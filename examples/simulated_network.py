@@ -18,13 +18,14 @@ LAST = 99
 async def follow(url: str) -> list[int]:
     """The program: collect numbers, and go on behind the last one whenever the connection is lost."""
     numbers: list[int] = []
-    async for session in muxkit.reconnecting(url):
-        with suppress(muxkit.LinkLost):
-            async with session.open(str(len(numbers))) as channel:
-                async for message in channel:
-                    number = int(message)
-                    numbers.append(number)
-            break
+    async with muxkit.reconnecting(url) as sessions:
+        async for session in sessions:
+            with suppress(muxkit.LinkLost):
+                async with session.open(str(len(numbers))) as channel:
+                    async for message in channel:
+                        number = int(message)
+                        numbers.append(number)
+                break
     return numbers
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextvars
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, Unpack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, Unpack, cast
 
 import trio
 
@@ -17,25 +18,40 @@ from muxkit._plugins import PROTOCOLS, SUFFIX, PluginError, load
 from muxkit._racing import SessionAttempt
 from muxkit._redirect import RedirectPolicy, check_hosts, redirected_by
 from muxkit.core import printable, without_secrets
-from muxkit.runtime import Backoff, LinkLost, OutageLog, Session, can_heal, protect_package, protected_manager
+from muxkit.runtime import (
+    Backoff,
+    LinkLost,
+    OutageLog,
+    Session,
+    background,
+    can_heal,
+    protect_package,
+    protected_manager,
+)
+
+SessionT = TypeVar("SessionT", bound=Session, covariant=True)
 
 _log = logging.getLogger("muxkit")
 
 MAX_MOVES = 5  # redirects in a row that are followed without a pause, so that two servers can't keep a client busy
 
 
-def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> AsyncIterator[Session]:
+def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> Sessions[Session]:
     """Iterate over sessions with the server at `url`. When one has ended, the loop opens the next.
 
-        async for session in muxkit.reconnecting(url):
-            try:
-                ...
-            except muxkit.LinkLost:
-                continue
+        async with muxkit.reconnecting(url) as sessions:
+            async for session in sessions:
+                try:
+                    ...
+                except muxkit.LinkLost:
+                    continue
 
     The first attempt after a session that worked is immediate. After failed attempts the loop pauses. Any error that
-    the body doesn't catch ends the loop, `LinkLost` included. If you leave the loop, its session is closed in the
-    background.
+    the body doesn't catch ends the loop, `LinkLost` included.
+
+    The sessions belong to the block: their tasks run in it, leaving it closes the present session as leaving `connect`
+    does, and cancelling it cuts the session. Without the block, `async for session in muxkit.reconnecting(url)` keeps
+    each session in a system task of Trio, and a session that is left with the loop is cut in the background.
 
     By default, the first failure and each doubling of the outage log a WARNING. A protocol that reconnects on its own,
     such as Relink, gets `backoff`, `patience` and `on_failed` too. With `patience`, the loop waits for its first
@@ -65,7 +81,7 @@ def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) 
             theirs |= getattr(load(PROTOCOLS, each.partition("+")[0]), "options", frozenset[str]())
     given |= {name: value for name, value in ours.items() if value is not None and name in theirs}
     opener = _Opener(tuple(urls), given, RedirectPolicy(tuple(urls), redirects))
-    return _Sessions(opener, options)
+    return Sessions(opener, options)
 
 
 class _Opener:
@@ -135,8 +151,11 @@ async def _answered_session(url: str, options: Mapping[str, Any]) -> AsyncGenera
         yield session
 
 
-class _Sessions(AsyncIterator[Session]):
-    """The iterator; no generator, since one that is left early needs a block around it to be cleaned up."""
+class Sessions(AsyncIterator[SessionT], Generic[SessionT]):
+    """The sessions of `reconnecting`: a block, and an iterator within it.
+
+    It isn't a generator, because a generator that is left early needs another block around it to be cleaned up.
+    """
 
     def __init__(self, opener: _Opener, options: ReconnectOptions) -> None:
         self._opener = opener
@@ -152,12 +171,34 @@ class _Sessions(AsyncIterator[Session]):
         self._lost_at = trio.current_time()
         self._began = 0.0
         self._kept: _Kept | None = None
+        self._block: AbstractAsyncContextManager[trio.Nursery] | None = None
+        self._nursery: trio.Nursery | None = None  # of the block, if there is one
+
+    async def __aenter__(self) -> Self:
+        if self._block is not None:
+            raise RuntimeError("this block was entered before; call reconnecting() again")
+        self._block = background()
+        self._nursery = await self._block.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """Close the present session in order, or cut it if the block is left by an error."""
+        assert self._block is not None  # it was entered
+        kept, self._kept = self._kept, None
+        if error is not None or kept is None:
+            return await self._block.__aexit__(kind, error, traceback)
+        async with AsyncExitStack() as stack:
+            stack.push_async_exit(self._block.__aexit__)  # it also ends the block if this is cancelled
+            await kept.end()
+        return None
 
     def __del__(self) -> None:
         if self._kept is not None:
             self._kept.let_go()
 
-    async def __anext__(self) -> Session:
+    async def __anext__(self) -> SessionT:
         policy = self._policy
         failure: Exception | None = None
         if self._kept is not None:
@@ -178,7 +219,7 @@ class _Sessions(AsyncIterator[Session]):
         while True:
             if failure is None:
                 kept = _Kept(self._url, self._opener.open, connected=self._patience is not None)
-                await kept.begin()
+                await kept.begin(self._nursery)
                 failure = kept.failure
                 if failure is None:
                     self._kept = kept
@@ -188,7 +229,7 @@ class _Sessions(AsyncIterator[Session]):
                         info = kept.session.info
                         tell(self._observer, "reconnected", self._began - self._lost_at, info.protocol, info.transport)
                     self._is_first = False
-                    return kept.session
+                    return cast("SessionT", kept.session)  # made by the protocol of the URL
                 if self._opener.follow(failure) and self._moves < MAX_MOVES:
                     self._moves += 1
                     failure = None
@@ -226,9 +267,13 @@ class _Kept:
         self.lost: LinkLost | None = None
         """Why the session was lost, if leaving it told."""
 
-    async def begin(self) -> None:
-        """Wait until there is a session, or why there is none."""
-        trio.lowlevel.spawn_system_task(self._run, name=f"session with {self._url}", context=contextvars.copy_context())
+    async def begin(self, nursery: trio.Nursery | None) -> None:
+        """Wait until there is a session in a task of this nursery, or why there is none."""
+        name = f"session with {self._url}"
+        if nursery is None:
+            trio.lowlevel.spawn_system_task(self._run, name=name, context=contextvars.copy_context())
+        else:
+            nursery.start_soon(self._run, name=name)
         try:
             await self._began.wait()
         except BaseException:

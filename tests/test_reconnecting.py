@@ -220,6 +220,67 @@ async def test_a_cancelled_loop_closes_its_session(autojump_clock: trio.testing.
         assert server.sessions() == []
 
 
+def system_tasks() -> int:
+    """Return how many tasks no nursery of the program owns, Trio's own included."""
+    root = trio.lowlevel.current_root_task()
+    assert root is not None  # while Trio runs
+    return sum(len(nursery.child_tasks) for nursery in root.child_nurseries)
+
+
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
+async def test_the_sessions_of_a_block_run_in_it_and_not_in_system_tasks(protocol: str) -> None:
+    async with muxkit.open_server(echo, f"{protocol}+mem://block") as server:
+        before = system_tasks()
+        async with muxkit.reconnecting(server.url) as sessions:
+            async for session in sessions:
+                assert await call(session, b"x") == b"x"
+                assert system_tasks() <= before
+                break
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.sessions() == [] or protocol == "relink"  # which waits for its client
+
+
+async def test_leaving_the_block_closes_the_session_in_order(autojump_clock: trio.testing.MockClock) -> None:
+    got: list[bytes] = []
+
+    async def keep(channel: muxkit.Channel) -> None:
+        async for message in channel:
+            await trio.sleep(1)
+            got.append(message)
+
+    async with muxkit.open_server(keep, MEM) as server:
+        async with muxkit.reconnecting(server.url) as sessions:
+            async for session in sessions:
+                async with session.open() as channel:
+                    for number in range(3):
+                        await channel.send(b"%d" % number)
+                break
+        await trio.sleep(10)  # the handler goes on with what the peer has
+        assert got == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("seconds", [0, 2])
+async def test_leaving_the_block_by_an_error_or_a_cancellation_cuts_the_session(
+    seconds: float, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with muxkit.open_server(echo, MEM) as server:
+        with trio.move_on_after(3), suppress(ZeroDivisionError):
+            async with muxkit.reconnecting(server.url) as sessions:
+                async for session in sessions:
+                    assert await call(session, b"x") == b"x"
+                    await trio.sleep(2 * seconds)
+                    raise ZeroDivisionError
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.sessions() == []
+
+
+async def test_a_block_is_entered_once() -> None:
+    sessions = muxkit.reconnecting(MEM)
+    async with sessions:
+        with pytest.raises(RuntimeError, match="entered before"):
+            await sessions.__aenter__()
+
+
 async def test_a_server_that_hangs_up_on_everybody_is_not_dialled_without_a_pause(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -199,7 +199,7 @@ async def line(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) ->
     options["backoff"] = options.get("backoff") or Backoff(most=LONGEST_PAUSE)
     options["on_failed"] = kept.failed
     sessions = reconnecting(url, **options)
-    async with background() as nursery:
+    async with sessions, background() as nursery:
         nursery.start_soon(kept.run, sessions)
         yield kept
 

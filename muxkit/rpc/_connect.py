@@ -62,15 +62,16 @@ class _Reconnecting:
 
     async def run(self, url: str | Sequence[str], options: ReconnectOptions) -> None:
         """Connect again and again; raises the error that no other attempt would change."""
-        async for session in reconnecting(url, **options):
-            self._session = session
-            self._changed.set()
-            try:
-                async for channel in session.incoming():  # ends, or raises, with the session
-                    channel.abort("this client takes no channels", code=NOT_TAKEN)
-            except LinkLost:
-                pass
-            self._session, self._changed = None, trio.Event()
+        async with reconnecting(url, **options) as sessions:
+            async for session in sessions:
+                self._session = session
+                self._changed.set()
+                try:
+                    async for channel in session.incoming():  # ends, or raises, with the session
+                        channel.abort("this client takes no channels", code=NOT_TAKEN)
+                except LinkLost:
+                    pass
+                self._session, self._changed = None, trio.Event()
 
     async def get(self) -> Session:
         """Return the session of now; wait for the next one if there is none."""

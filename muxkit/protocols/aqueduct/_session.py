@@ -218,7 +218,7 @@ def open_server(
     return open_server_typed("aqueduct", handler, url, options)
 
 
-def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> AsyncIterator[Session]:
+def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> Sessions[Session]:
     """Iterate over sessions of Aqueduct with the server at `url`, one after the other, as `muxkit.reconnecting` does.
 
     Args:

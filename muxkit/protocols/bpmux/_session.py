@@ -184,7 +184,7 @@ def open_server(
     return open_server_typed("bpmux", handler, url, options)
 
 
-def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> AsyncIterator[Session]:
+def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> Sessions[Session]:
     """Iterate over sessions of bpmux with the server at `url`, one after the other, as `muxkit.reconnecting` does.
 
     Args:

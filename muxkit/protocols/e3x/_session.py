@@ -187,7 +187,7 @@ def open_server(
     return open_server_typed("e3x", handler, url, options)
 
 
-def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> AsyncIterator[Session]:
+def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> Sessions[Session]:
     """Iterate over sessions of e3x with the server at `url`, one after the other, as `muxkit.reconnecting` does.
 
     Args:

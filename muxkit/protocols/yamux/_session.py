@@ -147,7 +147,7 @@ def open_server(
     return open_server_typed("yamux", handler, url, options)
 
 
-def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> AsyncIterator[Session]:
+def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> Sessions[Session]:
     """Iterate over sessions of yamux with the server at `url`, one after the other, as `muxkit.reconnecting` does.
 
     Args:

@@ -450,7 +450,7 @@ def open_server(
     return open_server_typed("relink", handler, url, options)
 
 
-def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> AsyncIterator[Link]:
+def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> Sessions[Link]:
     """Iterate over links with the server at `url`, one after the other, as `muxkit.reconnecting` does.
 
     Args:
