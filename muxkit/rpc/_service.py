@@ -137,10 +137,13 @@ class Method:
 
     def show(self) -> str:
         """Return the method as it is written in Python: `Orders.get(id: int) -> Order`."""
-        parameters = [
-            str(each.replace(annotation=_shown(each.annotation))) for each in [*self.signature.parameters.values()][1:]
-        ]
-        return f"{self.full_name}({', '.join(parameters)}) -> {_shown(self.signature.return_annotation)}"
+        shown = self.signature.replace(
+            parameters=[
+                each.replace(annotation=_shown(each.annotation)) for each in [*self.signature.parameters.values()][1:]
+            ],
+            return_annotation=_shown(self.signature.return_annotation),
+        )
+        return f"{self.full_name}{shown}"
 
 
 _known: WeakKeyDictionary[type, dict[str, Method]] = WeakKeyDictionary()

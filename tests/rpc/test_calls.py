@@ -422,6 +422,8 @@ async def test_reflection_describes_every_method(shop: Shop) -> None:
     assert get.result == {"$ref": "#/$defs/Order"}
     assert description.types["Order"]["properties"]["item"] == {"type": "string", "default": "tea"}
     assert by_name["Orders.double"].signature == "Orders.double(rows: AsyncIterable[Order]) -> Stream[Order]"
+    add = "Orders.add(item: str, *, amount: int = 1, notes: list[str] | None = None) -> list[Order]"
+    assert by_name["Orders.add"].signature == add
     assert by_name["Orders.double"].takes_stream
     assert by_name["Orders.double"].returns_stream
     assert "muxkit.Reflection.describe" in by_name
