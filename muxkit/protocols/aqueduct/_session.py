@@ -6,7 +6,7 @@ entrypoint, or with the two-way channels of every protocol, which need the entry
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Unpack, overload
 
@@ -15,6 +15,7 @@ import trio
 from muxkit import _options, _server
 from muxkit._limits import Limits
 from muxkit._observer import Observer
+from muxkit._reconnecting import Sessions
 from muxkit._typed import Handler, connect_typed, open_server_typed, reconnecting_typed
 from muxkit.protocols.aqueduct._channels import AqueductSendHalf, Channel, OpeningHalf, Receiver, Sender
 from muxkit.protocols.aqueduct._connection import Connection

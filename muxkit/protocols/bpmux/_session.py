@@ -13,6 +13,7 @@ import trio
 from muxkit import _options
 from muxkit._limits import Limits
 from muxkit._observer import Observer
+from muxkit._reconnecting import Sessions
 from muxkit._server import Server
 from muxkit._typed import Handler, connect_typed, open_server_typed, reconnecting_typed
 from muxkit.protocols.bpmux._channels import Duplex, IncomingRequest, Request, Sink, Source

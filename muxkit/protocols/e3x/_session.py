@@ -6,7 +6,7 @@ call `session`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Literal, Unpack, overload
@@ -16,6 +16,7 @@ import trio
 from muxkit import _options, _spans
 from muxkit._limits import Limits
 from muxkit._observer import Observer
+from muxkit._reconnecting import Sessions
 from muxkit._server import Server
 from muxkit._typed import Handler, connect_typed, open_server_typed, reconnecting_typed
 from muxkit.codecs import Codec, announced

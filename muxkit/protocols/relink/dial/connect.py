@@ -5,7 +5,7 @@ The module also has the protocol plugin for `muxkit.connect` and `muxkit.serve`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Final, Literal, Unpack
@@ -18,6 +18,7 @@ from muxkit._errors import Refused as NotLetIn
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, frames_of
+from muxkit._reconnecting import Sessions
 from muxkit._server import Server
 from muxkit._typed import Handler, connect_typed, open_server_typed, reconnecting_typed
 from muxkit.core import Reason, without_secrets
