@@ -115,6 +115,8 @@ def test_the_command_makes_the_page_about_a_folder_of_captures(tmp_path: Path) -
     page = tmp_path / "captures" / "report.html"
     assert "to the echo" in page.read_text(encoding="utf-8")
     assert "out-sink 1" in page.read_text(encoding="utf-8")
+    asked = run(python(program(CAPTURES, 2)), tmp_path)
+    assert re.search(r"out .* payload .* 1000 .* 1000000", asked.stdout), asked.stderr
     for report in ("muxkit capture report captures", "muxkit capture report captures --raw bpmux"):
         page.unlink()
         done = run(command(CAPTURES, report), tmp_path)
