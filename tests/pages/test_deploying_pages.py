@@ -38,12 +38,32 @@ def test_certificates_are_made_and_let_a_client_in(tmp_path: Path) -> None:
 
 @pytest.mark.extras
 @pytest.mark.skipif(sys.platform == "win32", reason="it is ended by a signal")
+def test_the_first_server_of_the_page_serves_until_it_is_asked_to_stop(tmp_path: Path) -> None:
+    with ports(7000) as free:
+        (tmp_path / "server.py").write_text(free_ports(program(DEPLOY_PAGE, 1), free))
+        with running([*python("")[:-2], "server.py"], tmp_path, "log") as process:
+
+            async def talk() -> bytes:
+                with trio.fail_after(300):
+                    async for session in muxkit.reconnecting(f"bpmux+tcp://127.0.0.1:{free[7000]}"):
+                        async with session.open() as channel:
+                            await channel.send(b"tea")
+                            return await channel.receive()
+                raise AssertionError
+
+            assert trio.run(talk) == b"tea"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(300) == 0
+
+
+@pytest.mark.extras
+@pytest.mark.skipif(sys.platform == "win32", reason="it is ended by a signal")
 def test_the_server_of_the_page_says_when_it_is_ready_and_drains(tmp_path: Path) -> None:
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     manager.bind(str(tmp_path / "notify"))
     manager.settimeout(300)
     with manager, ports(7000) as free:
-        (tmp_path / "server.py").write_text(free_ports(program(DEPLOY_PAGE, 1), free))
+        (tmp_path / "server.py").write_text(free_ports(program(DEPLOY_PAGE, 2), free))
         words = ["env", f"NOTIFY_SOCKET={tmp_path / 'notify'}", *python("")[:-2], "server.py"]
         with running(words, tmp_path, "log") as process:
             assert manager.recv(64) == b"READY=1"
@@ -65,7 +85,7 @@ def test_the_server_of_the_page_says_when_it_is_ready_and_drains(tmp_path: Path)
 
 
 def test_the_unit_and_the_container_run_the_program_and_let_it_drain() -> None:
-    grace = re.search(r"grace=(\d+)", program(DEPLOY_PAGE, 1))
+    grace = re.search(r"grace=(\d+)", program(DEPLOY_PAGE, 2))
     stop = re.search(r"^TimeoutStopSec=(\d+)$", DEPLOY, re.MULTILINE)
     start = re.search(r"^ExecStart=(.*)$", DEPLOY, re.MULTILINE)
     starts = re.search(r"^CMD (\[.*\])$", DEPLOY, re.MULTILINE)
