@@ -101,7 +101,7 @@ def test_a_thousand_seeds_are_run_and_one_is_run_again(tmp_path: Path) -> None:
 def test_a_simulation_of_ones_own_runs_in_a_fleet(tmp_path: Path) -> None:
     package = tmp_path / "yourpackage"
     package.mkdir()
-    (package / "simulations.py").write_text(program(FLEET, 2))
+    (package / "simulations.py").write_text(program(FLEET, 1))
     done = run(command(FLEET, "muxkit fleet run yourpackage"), tmp_path, path=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert re.match(r"1,000 seeds in .*: 0 failed", done.stdout), done.stdout

@@ -147,7 +147,7 @@ def test_the_programs_that_are_given_a_frame_run_one_after_another(tmp_path: Pat
             sink = [free_ports(program("docs/how-to/spark-sink.md", number), free) for number in (2, 3)]
             parts = [
                 [RECORD, program("docs/how-to/captures.md", 3), "assert frames.count() > 0"],
-                [program("docs/how-to/fleet.md", 1)],
+                [program("docs/how-to/fleet.md", 2)],
                 [SESSION + program("docs/reference/spark.md", 1), "assert frame.isStreaming"],
                 [
                     program("docs/reference/spark.md", 2),
