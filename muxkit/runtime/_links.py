@@ -1,4 +1,22 @@
-"""The kinds of link that carry a connection, and what transports and protocols offer to `muxkit.connect`."""
+"""The interfaces between muxkit, its transports and its protocols.
+
+`muxkit.connect("bpmux+tls://host:7000")` combines a *transport* (`tls`) with a *protocol* (`bpmux`). The transport
+opens a *link*, which carries bytes or packets to one peer. The protocol runs a session over the link. Neither imports
+the other: both are entry points, and this module defines what each must provide.
+
+- `ByteLink`, `PacketLink` and `MultistreamLink` are the kinds of link: an ordered byte stream, packets that may be
+  lost, and QUIC's streams and datagrams.
+- `NowaitLink`, `WaitableLink`, `NowaitPackets`, `Described`, `Explaining` and `Parting` are optional abilities of a
+  link. The *pump*, which moves bytes between a link and a protocol's engine, looks for each of them with `isinstance`,
+  and works without it too. A transport implements an ability by having its methods, and doesn't have to import it.
+- `Transport` and `Choosing` are the interface of a transport; `ProtocolPlugin` and `ResumingPlugin` that of a protocol.
+- `Listening` serves the connections that a server's transport accepts.
+- `check_options` and `OneAtATime` are helpers for the authors of transports.
+
+Unless a method says otherwise, all links follow Trio's rules for streams. Only one task at a time may send, and only
+one may receive. `trio.BrokenResourceError` means that the connection was lost, and `trio.ClosedResourceError` that this
+side has closed it.
+"""
 
 from __future__ import annotations
 
@@ -18,134 +36,160 @@ from muxkit.core import QuickCheck, Reason, StreamId
 from muxkit.runtime._session import Session
 
 LinkKind = Literal["stream", "packets", "multistream"]
-"""One of three: an ordered byte stream, packets that may be lost, streams and datagrams side by side."""
+"""The kind of a link: a `ByteLink`, a `PacketLink` or a `MultistreamLink`."""
 
 ByteLink = trio.abc.Stream
+"""An ordered, reliable byte stream, such as `trio.SocketStream`."""
 
 PacketLink = trio.abc.Channel[bytes]
-"""Packets with one peer, each of which may be lost, repeated or late; `trio.DTLSChannel` is one."""
+"""Packets to and from one peer. Each may be lost, duplicated or delayed. `trio.DTLSChannel` is an example."""
 
 
 @runtime_checkable
 class NowaitLink(Protocol, metaclass=QuickCheck):
-    """A byte stream that can also write at once, without a checkpoint.
+    """A byte stream that can write without waiting.
 
-    The pump uses it when nothing is queued, and hands what the kernel did not take to its writer. It is never
-    called while `send_all` runs.
+    A pump with nothing queued writes with `send_nowait` in the task that sends a message, which saves a switch to the
+    writer task. The writer task later sends the bytes that the kernel didn't accept.
     """
 
     def send_nowait(self, buffers: Sequence[bytes | memoryview]) -> int:
-        """Write what fits now, in order; return the number of bytes taken (0 when the kernel is full).
+        """Write as many bytes as the kernel accepts now, in order, without a checkpoint.
 
-        The next write begins with what was not taken: a link that encrypts may have it on its way already. Raises
-        `trio.BrokenResourceError` when the connection is gone, `trio.ClosedResourceError` when it was closed on our
-        side.
+        Must not be called while `send_all` or `send_buffers` runs. If not all bytes were accepted, the caller must
+        begin its next write with the remaining ones, because an encrypting link may have encrypted them already.
+
+        Returns:
+            The number of bytes accepted, which is 0 if the kernel's buffer is full.
+
+        Raises:
+            trio.BrokenResourceError: If the connection was lost.
+            trio.ClosedResourceError: If this side has closed the link.
         """
 
     async def send_buffers(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """`send_all` for several buffers, without joining them first."""
+        """Send several buffers as `send_all` would send their concatenation, without joining them first."""
 
 
 @runtime_checkable
 class WaitableLink(Protocol, metaclass=QuickCheck):
-    """A byte stream on which a task can wait for bytes before it takes them.
+    """A byte stream that separates waiting for bytes from reading them.
 
-    A receiver that waits for a message can then read in the place of the pump's own task, and has the message one
-    task switch earlier. `receive_some` is not called beside it.
+    The pump needs this to let a task that is blocked in `receive()` read from the link itself, as the module
+    `muxkit.runtime.pumps.reading` explains. That task then has its message one task switch earlier. `receive_some` is
+    never called at the same time as these methods.
     """
 
     async def wait_readable(self) -> None:
-        """Sleep until there may be something to receive: bytes, the end or an error.
+        """Wait until `receive_nowait` may have something to return or raise. May return too early.
 
-        Always a checkpoint, also when something is there. `receive_nowait` reports a connection that is gone or closed.
+        This is a checkpoint, even if the stream is readable already.
         """
 
     def receive_nowait(self, max_bytes: int) -> bytes | None:
-        """Return what has come, b"" at the end of the stream, None while there is nothing.
+        """Return up to `max_bytes` bytes that have arrived.
 
-        Raises `trio.BrokenResourceError` when the connection is gone, `trio.ClosedResourceError` when it was
-        closed on our side.
+        Returns:
+            The bytes, b"" at the end of the stream, or None if no bytes have arrived yet.
+
+        Raises:
+            trio.BrokenResourceError: If the connection was lost.
+            trio.ClosedResourceError: If this side has closed the link.
         """
 
     def stop_waiting(self) -> None:
-        """Let `wait_readable` return now; harmless when no task waits."""
+        """Make a pending `wait_readable` return now. Does nothing if no task is waiting."""
 
 
 @runtime_checkable
 class Described(Protocol, metaclass=QuickCheck):
-    """A link that can name its ends; the text goes into errors and `session.info`."""
+    """A link that knows the address of its peer."""
 
     @property
     def peer(self) -> str:
-        """The other end, as text: `tcp 127.0.0.1:7000`."""
+        """The peer's address for error messages and `session.info`, such as `tcp 127.0.0.1:7000`."""
 
 
 @runtime_checkable
 class Explaining(Protocol, metaclass=QuickCheck):
-    """A link whose end can carry a reason, as the close frame of a WebSocket does.
+    """A link that can transmit a reason for closing it, as a WebSocket does in its close frame.
 
-    `peer_reason` may also be had without `close_with`, by a link that can only read reasons.
+    A link that only receives reasons may have `peer_reason` without `close_with`.
     """
 
     @property
     def peer_reason(self) -> Reason | None:
-        """Why the peer ended the link; None before that, or if it did not say."""
+        """The peer's reason for closing the link, or None if it gave none or hasn't closed the link."""
 
     async def close_with(self, reason: Reason) -> None:
-        """Close, and tell the peer why."""
+        """Close the link like `aclose`, and send `reason` to the peer."""
 
 
 @runtime_checkable
 class Parting(Protocol, metaclass=QuickCheck):
-    """A byte stream that has no half-open state, and yet can end so that what was sent last arrives."""
+    """A byte stream that can't be half-closed, but can be shut down without losing the last bytes sent.
+
+    If a socket is closed while bytes from the peer are unread, TCP sends a reset, and the peer may discard bytes that
+    it has already received. The pump avoids that with `send_eof` on a `trio.abc.HalfCloseableStream`, and with `part`
+    on streams that have no `send_eof`, such as TLS.
+    """
 
     async def part(self) -> None:
-        """Say that nothing more follows, then read on until the peer has closed; the caller bounds the time.
+        """Notify the peer that no more bytes follow, then read and discard until the peer closes the stream.
 
-        It is the last call before the stream is closed. Raises `trio.BrokenResourceError` if the connection is gone.
+        The caller must limit the time, and may only close the stream afterwards.
+
+        Raises:
+            trio.BrokenResourceError: If the connection was lost.
         """
 
 
 def may_answer_after_end(link: object) -> bool:
     """Return True if the peer may still read after it has ended its own direction of this byte stream.
 
-    That holds for links with half-close. A link without it may say so in an attribute `may_answer_after_end`, as TLS
-    does, where close_notify ends one direction. A WebSocket has no such state: nobody reads after a close frame.
+    The engine then still sends the answers that it hasn't sent yet. This is so for every stream with half-close. Other
+    links can have a bool attribute `may_answer_after_end`: it is True for TLS 1.3, where close_notify ends one
+    direction only. A WebSocket doesn't have it, because nobody reads after a close frame.
     """
     return isinstance(link, trio.abc.HalfCloseableStream) or bool(getattr(link, "may_answer_after_end", False))
 
 
 def peer_of(link: object) -> str:
-    """Return the name of a link's other end, "" if it has none."""
+    """Return the address of a link's peer as text, or "" if the link doesn't know it."""
     return link.peer if isinstance(link, Described) else ""
 
 
 @runtime_checkable
 class NowaitPackets(Protocol, metaclass=QuickCheck):
-    """A packet link that knows its largest packet, and can send and receive several at once without a checkpoint.
+    """A packet link that can send and receive several packets per call, without waiting.
 
-    A pump uses it to move a burst with few system calls. Neither call may be made while the link's own `send` or
-    `receive` runs in the same direction.
+    The pump uses this to move bursts of packets with few system calls. `send_nowait` must not be called while `send`
+    runs, nor `receive_nowait` while `receive` runs.
     """
 
     @property
     def packet_limit(self) -> int:
-        """The largest packet that can be sent now, in bytes; it may change with the path."""
+        """The size of the largest packet that can be sent now, in bytes. It can change with the network path."""
 
     def send_nowait(self, packets: Sequence[bytes]) -> int:
-        """Send what the kernel takes now, in order; return the number of packets taken.
+        """Send as many packets as the kernel accepts now, in order.
 
-        Raises `trio.BrokenResourceError` when the link is gone, `trio.ClosedResourceError` when it was closed on
-        our side, ValueError for a packet above `packet_limit`.
+        Returns:
+            The number of packets accepted.
+
+        Raises:
+            trio.BrokenResourceError: If the link was lost.
+            trio.ClosedResourceError: If this side has closed the link.
+            ValueError: If a packet is larger than `packet_limit`.
         """
 
     def receive_nowait(self, limit: int) -> list[bytes]:
-        """Return what has come already, at most `limit` packets; an empty list if nothing has."""
+        """Return up to `limit` packets that have already arrived. The list is empty if there are none."""
 
 
 @attrs.define
 class StreamData:
-    """The next bytes of a stream that the peer writes."""
+    """The next bytes of a stream on which the peer sends."""
 
     stream: StreamId
     data: bytes
@@ -154,21 +198,21 @@ class StreamData:
 
 @attrs.define
 class StreamReset:
-    """The peer gave up a stream that it writes."""
+    """The peer has reset a stream on which it sends (RESET_STREAM in QUIC)."""
 
     stream: StreamId
 
 
 @attrs.define
 class StreamStopped:
-    """The peer wants no more of a stream that we write."""
+    """The peer won't read more from a stream on which we send (STOP_SENDING in QUIC)."""
 
     stream: StreamId
 
 
 @attrs.define
 class Datagram:
-    """One packet beside the streams; others may have been lost."""
+    """A datagram, which belongs to no stream. Datagrams can get lost."""
 
     data: bytes
 
@@ -177,128 +221,150 @@ Arrival = StreamData | StreamReset | StreamStopped | Datagram
 
 
 class MultistreamLink(trio.abc.AsyncResource):
-    """Unidirectional streams and datagrams with one peer: QUIC.
+    """The unidirectional streams and the datagrams of one QUIC connection.
 
-    Streams are numbered as QUIC numbers unidirectional ones (2, 6, 10, … of a client, 3, 7, 11, … of a server). The
-    peer may send on each stream what was granted; a grant follows `consumed`, never arrival. Writing never waits:
-    `room` says how much a stream takes now, and `wait_writable` sleeps until some stream has more. What was written
-    goes out by itself, one packet train for all that was written without a checkpoint in between.
+    Stream numbers are those of QUIC's unidirectional streams: 2, 6, 10, … if the client sends on the stream, and 3, 7,
+    11, … if the server does.
+
+    Flow control works as in QUIC. Each side may only send as many bytes on a stream as the other side has granted,
+    which is its *credit*. This side grants more when the application has consumed bytes (`consumed`), not when they
+    arrive.
+
+    Writing never waits. `room` returns how many bytes a stream accepts now, and `wait_writable` waits until a stream
+    accepts more. The link sends written bytes automatically, and combines the bytes of all writes without a checkpoint
+    between them.
     """
 
     @property
     @abstractmethod
     def role(self) -> Literal["client", "server"]:
-        """Which side of the connection this is; it decides who numbers which streams."""
+        """The side of the connection that this is."""
 
     @property
     @abstractmethod
     def peer(self) -> str:
-        """The other end, as text: `quic 127.0.0.1:7000`."""
+        """The peer's address as text, such as `quic 127.0.0.1:7000`."""
 
     @property
     @abstractmethod
     def round_trip(self) -> float | None:
-        """Seconds, smoothed; None before the first measurement."""
+        """The smoothed round-trip time in seconds, or None before the first measurement."""
 
     @abstractmethod
     async def receive(self) -> Sequence[Arrival]:
-        """Wait for at least one arrival, then return all there are; an empty sequence is the orderly end.
+        """Wait until something arrives, and return everything that has arrived.
 
-        Raises `trio.BrokenResourceError` when the connection is lost or was closed with an error, and
-        `trio.ClosedResourceError` when it was closed on our side.
+        Returns:
+            The arrivals in order, or an empty sequence if the peer has closed the connection without an error.
+
+        Raises:
+            trio.BrokenResourceError: If the connection was lost, or closed with an error.
+            trio.ClosedResourceError: If this side has closed the link.
         """
 
     @abstractmethod
     def may_open(self) -> bool:
-        """Return True if the peer would take one more stream of ours now."""
+        """Return True if the peer allows this side to open one more stream now."""
 
     @abstractmethod
     def open(self) -> StreamId:
-        """Open the next stream of ours; only when `may_open()`."""
+        """Open a stream and return its number. Call this only if `may_open()` is True."""
 
     @abstractmethod
     def room(self, stream: StreamId) -> int:
-        """Return how many bytes `write` takes on it now: the peer's credit and our high-water mark together."""
+        """Return how many bytes `write` accepts now. Both the peer's credit and the link's buffer limit this number."""
 
     @abstractmethod
     def write(self, stream: StreamId, data: bytes, is_last: bool) -> None:
-        """Queue at most `room(stream)` bytes; the first write of a stream opens it for the peer."""
+        """Queue at most `room(stream)` bytes. The peer learns of a stream from the first write."""
 
     @abstractmethod
     async def wait_writable(self) -> Sequence[StreamId]:
-        """Sleep until streams that had no room have some, or a stream may be opened; return the former.
+        """Wait until a stream for which `room` returned 0 has room again, or until another stream may be opened.
 
-        They come in the order in which they were found without `room`. One task at a time. Raises as `receive` does.
+        Only one task may call this at a time. Raises the same errors as `receive`.
+
+        Returns:
+            The streams that have room again, in the order in which `room` first returned 0 for them. The sequence is
+            empty if only a stream may be opened, or a datagram may be sent.
         """
 
     @abstractmethod
     def reset(self, stream: StreamId) -> None:
-        """Give up a stream that we write."""
+        """Abandon a stream on which this side sends. The peer gets a `StreamReset`."""
 
     @abstractmethod
     def stop(self, stream: StreamId) -> None:
-        """Ask the peer to give up a stream that it writes."""
+        """Ask the peer to abandon a stream on which it sends. The peer gets a `StreamStopped`."""
 
     @abstractmethod
     def consumed(self, stream: StreamId, amount: int) -> None:
-        """Renew so many bytes of credit for a stream that the peer writes: they were consumed."""
+        """Grant `amount` bytes of new credit for a stream, because the application has consumed as many."""
 
     def credit(self, stream: StreamId) -> int:
-        """Return how many bytes the peer may still send on a stream, beyond those that `receive` has returned.
+        """Return how many bytes the peer may still send on a stream, in addition to those that `receive` has returned.
 
-        A link that doesn't know returns 0, and then lends more than is lacking.
+        A link that doesn't know this number returns 0. The pump then lends more credit than necessary.
         """
         return 0
 
     @abstractmethod
     def lend(self, stream: StreamId, amount: int) -> None:
-        """Let the peer send so many bytes beyond the window; what is consumed of the stream repays them first."""
+        """Grant `amount` bytes of credit in advance, for a message that doesn't fit into the stream's window.
+
+        The bytes that `consumed` reports next repay the loan first, and so grant no new credit.
+        """
 
     @property
     @abstractmethod
     def datagram_limit(self) -> int:
-        """The largest datagram that can be sent now, in bytes; 0 if the peer takes none."""
+        """The size of the largest datagram that can be sent now, in bytes. It is 0 if the peer accepts no datagrams."""
 
     @abstractmethod
     def send_datagram(self, data: bytes) -> bool:
-        """Queue one datagram of at most `datagram_limit` bytes; False if the queue is full, and then it is not sent."""
+        """Queue a datagram of at most `datagram_limit` bytes. If the queue is full, drop it and return False."""
 
     def may_send_datagram(self) -> bool:
-        """Return True if the queue of datagrams has room for one more; `wait_writable` wakes when that becomes so."""
+        """Return True if the queue has room for a datagram. If it has none, `wait_writable` returns once it has."""
         return True
 
     async def wait_delivered(self) -> None:
-        """Sleep until the peer has confirmed all that was written; a link that cannot know returns when it is sent.
+        """Wait until the peer has acknowledged everything that was written.
 
-        Raises as `receive` does.
+        A link without acknowledgements returns when the data has been sent. Raises the same errors as `receive`.
         """
         await trio.lowlevel.checkpoint()
 
     @abstractmethod
     def close(self, *, error: str = "", code: int | None = None) -> None:
-        """Close now: orderly, or with `error` and `code` as the reason. `aclose` waits until it has been sent."""
+        """Close the connection without waiting. `aclose` also waits until the close frame has been sent.
+
+        Args:
+            error: The reason that the peer gets. "" closes without an error.
+            code: The error code that the peer gets. By default it depends on `error`.
+        """
 
 
 Link = ByteLink | PacketLink | MultistreamLink
 
 
 class Transport(Protocol):
-    """What an adapter offers to `muxkit.connect` and `muxkit.serve`, as an entry point of `muxkit.transports`.
+    """A transport: it opens links and listens for them. Transports are entry points of the group `muxkit.transports`.
 
-    An address is what stands behind `://` in a URL. Options are the adapter's own keywords, which each adapter types.
-    A method would have to name them all, so the shapes stand here as attributes:
+    A transport has these members. An address is the part of a URL after `://`. The options are keyword arguments that
+    each transport defines, which is why this class can't declare `connect` and `serve` as methods:
 
-        link: LinkKind  # what its connections are; "stream" if it has no such attribute
+        link: LinkKind  # the kind of its links; "stream" if the attribute is missing
         def connect(self, address: str, **options) -> AbstractAsyncContextManager[Link]
-            # and of "multistream" links: limits: Limits
+            # for "multistream" links with another keyword argument, limits: Limits
         async def serve(self, handler: Callable[[Link], Awaitable[None]], address: str, *,
                         limits: Limits, task_status: trio.TaskStatus[list[str]], **options) -> None
 
-    A transport with connections of several kinds has a method `for_links(links: frozenset[LinkKind]) -> Transport`,
-    which returns the one for a protocol that speaks over these kinds.
+    `connect` opens a link and closes it when the block ends. `serve` runs `handler` for each link that it accepts,
+    until it is cancelled. Once it listens, it calls `task_status.started` with the addresses that clients can use.
 
-    `connect` opens one connection, closed with its block. `serve` listens until it is cancelled, and starts with
-    the addresses that clients can use.
+    A transport with links of several kinds has a method `for_links(links: frozenset[LinkKind]) -> Transport`. It
+    returns the transport to use for a protocol that supports those kinds.
     """
 
     @property
@@ -310,28 +376,39 @@ class Transport(Protocol):
 
 @attrs.frozen
 class Candidate:
-    """One of the addresses that the address of a URL stands for."""
+    """One of the addresses to which a name in a URL resolves."""
 
     address: str
     """An address for `Transport.connect`."""
     options: Mapping[str, Any] = attrs.field(factory=dict)
-    """Options for `Transport.connect` that the caller hasn't given, such as the name in the certificate."""
+    """Default options for `Transport.connect`, such as the expected name in the certificate."""
 
 
 @runtime_checkable
 class Choosing(Protocol, metaclass=QuickCheck):
-    """A transport of clients whose address may stand for several, which `muxkit.connect` then races.
+    """A transport that resolves a name to several addresses, among which `muxkit.connect` uses the first that answers.
 
-    A byte stream over TCP needs this only for SRV records, because TCP itself can race the addresses of a name: whoever
-    completes the handshake is there. With UDP only the protocol above it notices whether anybody answers.
+    A transport over TCP needs this only for SRV records. It can race the addresses of a host itself, since a completed
+    TCP handshake proves that somebody answers. Over UDP, only the protocol notices if somebody does.
     """
 
     async def candidates(
         self, address: str, *, protocol: str, options: Mapping[str, Any]
     ) -> Sequence[Sequence[Candidate]]:
-        """Look the address up, and return the candidates as `first_of` takes them: by priority, preferred ones first.
+        """Resolve an address.
 
-        Raises OSError if there are none, ValueError for an address of another form.
+        Args:
+            address: The part of the URL after `://`.
+            protocol: The name of the protocol, which is part of the name of an SRV record.
+            options: The options that the caller has given to the transport.
+
+        Returns:
+            Groups of candidates, the preferred group first. `muxkit.connect` tries the candidates of a group only after
+            all candidates of the groups before it have failed.
+
+        Raises:
+            OSError: If the name has no addresses.
+            ValueError: If the address is invalid.
         """
 
 
@@ -365,18 +442,18 @@ def check_options(
 
 
 class ProtocolPlugin(Protocol):
-    """What a protocol offers to `muxkit.connect` and `muxkit.serve`, as an entry point of `muxkit.protocols`.
+    """A protocol, which runs sessions over links. Protocols are entry points of the group `muxkit.protocols`.
 
-    It may have `links: frozenset[LinkKind]`, the kinds of link that it speaks over; `{"stream"}` if it has not. And
-    if its sessions outlive their connections, it is a `ResumingPlugin` too.
+    A protocol may have an attribute `links: frozenset[LinkKind]`, the kinds of link that it supports. The default is
+    `{"stream"}`. A protocol whose sessions can outlive a connection also implements `ResumingPlugin`.
     """
 
     options: frozenset[str]
-    """The keyword options that are the protocol's; all others go to the transport."""
+    """The names of the protocol's own keyword options. `muxkit.connect` passes all other options to the transport."""
 
     def session(
         self,
-        link: Any,  # noqa: ANN401 - of one of the kinds in `links`, and each plugin names its own
+        link: Any,  # noqa: ANN401 - each plugin declares the kinds of link that it supports
         /,
         *,
         role: Literal["client", "server"],
@@ -386,18 +463,18 @@ class ProtocolPlugin(Protocol):
         linger: float,
         **options: Any,
     ) -> AbstractAsyncContextManager[Session]:
-        """Run a session over a new connection, which it closes at its end."""
+        """Run a session over a new link while the returned block runs, and close the link when the block ends."""
 
 
 class Listening(Protocol):
-    """What a server does with the connections that its transport accepts."""
+    """A server's side of a protocol: it serves the links that the server's transport accepts."""
 
     @property
     def sessions(self) -> Collection[Session]:
-        """The sessions whose handlers run now."""
+        """The sessions whose handlers are running."""
 
     async def handle(self, link: Any, /, *, refused: Refused | None = None) -> None:  # noqa: ANN401 - as in `ProtocolPlugin.session`
-        """Serve one connection until it ends; one that is `refused` is only told why."""
+        """Serve one link until it ends. If `refused` is given, only send the peer that reason and close the link."""
 
     async def shutdown(self, *, grace: float, redirect: Reason | None = None) -> None:
         """Accept no new sessions and channels, and wait up to `grace` seconds for the live ones to end.
@@ -408,13 +485,13 @@ class Listening(Protocol):
 
 @runtime_checkable
 class ResumingPlugin(Protocol, metaclass=QuickCheck):
-    """A protocol whose sessions outlive their connections, and which therefore dials by itself."""
+    """A protocol whose sessions can outlive a connection, and which therefore opens its connections itself."""
 
     def split(self, transport: str, address: str) -> tuple[str, str | None]:
-        """Split an address into what the transport needs and the name of the service, if it has one."""
+        """Split an address into the transport's part, and the name of the service or None if it contains none."""
 
     def join(self, transport: str, address: str, endpoint: str | None) -> str:
-        """Put an address together again."""
+        """Combine a transport's address and the name of a service into one address. This is the inverse of `split`."""
 
     def link(
         self,
@@ -426,7 +503,7 @@ class ResumingPlugin(Protocol, metaclass=QuickCheck):
         linger: float,
         **options: Any,
     ) -> AbstractAsyncContextManager[Session]:
-        """Run one session over as many connections as it takes."""
+        """Run one session while the returned block runs. Call `dial` for each connection that the session needs."""
 
     def listener(
         self,
@@ -438,11 +515,18 @@ class ResumingPlugin(Protocol, metaclass=QuickCheck):
         linger: float,
         **options: Any,
     ) -> AbstractAsyncContextManager[Listening]:
-        """Listen: find the session of each connection, and call `handler` with each new session."""
+        """Serve connections while the returned block runs.
+
+        The listener assigns each accepted connection to its session, and calls `handler` with each new session.
+        """
 
 
 class OneAtATime:
-    """Raises BusyResourceError when a second task makes the same call of a link; calls are never queued."""
+    """Detects that two tasks use a link in the same direction at the same time, which is a bug in the program.
+
+    Use an instance as a `with` block around the body of a method. If another task is inside the block, entering it
+    raises `trio.BusyResourceError`, as Trio's own streams do. `what` completes the text "another task is already …".
+    """
 
     __slots__ = ("_what", "is_busy")
 
@@ -451,12 +535,12 @@ class OneAtATime:
         self.is_busy: bool = False
 
     def check(self) -> None:
-        """Raise if a task is inside; for calls that do not wait."""
+        """Raise `trio.BusyResourceError` if a task is inside the block. For methods that never wait."""
         if self.is_busy:
             raise trio.BusyResourceError(f"another task is already {self._what}")
 
     def begin(self) -> None:
-        """Enter without a `with` block, which costs two more calls; the caller resets `is_busy`."""
+        """Enter like the `with` block, but without its cost of two more calls. The caller must reset `is_busy`."""
         self.check()
         self.is_busy = True
 

@@ -1,4 +1,19 @@
-"""Read the handshake of each new connection, within limits, and give back what was read behind it."""
+"""Reads the handshake of a new connection with limits for its time and its size.
+
+Some connections begin with a few bytes that must be read before any session exists. In Relink, a client names the
+session that it starts or resumes. With `authorize`, a client sends a token before any protocol begins. Until such a
+handshake is complete, no session limits what the peer sends. `HandshakeQueue` does that instead:
+
+- `Limits.handshake` limits the time, and the queue's `most` the number of bytes.
+- A server limits how many connections have an unfinished handshake. Such a connection is *half-open*. In the listener's
+  `Admission`, each connection has a `Place`, which records whether the connection is half-open and when it last made
+  progress. When too many are half-open, `Admission` closes one that has made no progress for some time, which the
+  module `muxkit.runtime.admission` calls giving way.
+- The caller parses the bytes, with an object that has the methods of `HandshakeReader`.
+
+The last read of a handshake may also return the first bytes after it. `prefixed` returns a stream that delivers these
+bytes first, so that the session can read the connection from there.
+"""
 
 from __future__ import annotations
 
@@ -21,35 +36,40 @@ from muxkit.runtime.admission import Admission, Place, current_place
 LearntT = TypeVar("LearntT")
 LearntT_co = TypeVar("LearntT_co", covariant=True)
 
-READ_BYTES = 4096  # to ask for at once
-LARGEST_HANDSHAKE = 16 * 1024  # bytes
+READ_BYTES = 4096  # size of a read; the last one returns at most that much data of the session
+LARGEST_HANDSHAKE = 16 * 1024  # default limit for the size of a handshake in bytes
 
 
 class HandshakeReader(Protocol[LearntT_co]):
-    """A small engine for the handshake of one connection: its first bytes."""
+    """The parser for the handshake of one connection. It does no I/O."""
 
     def receive_bytes(self, data: bytes, /) -> LearntT_co | None:
-        """Take bytes; return what was learnt once they are enough, None before.
+        """Parse the next bytes from the peer.
 
-        Raises `RemoteProtocolError` for bytes that are no handshake.
+        Returns:
+            The result of the handshake once it is complete, and None while bytes are missing.
+
+        Raises:
+            RemoteProtocolError: If the bytes aren't a valid handshake.
         """
 
     def bytes_to_send(self) -> bytes:
-        """Return what must be sent before the peer goes on, b"" if nothing.
-
-        Asked at the start and after each `receive_bytes`.
-        """
+        """Return the bytes to send to the peer now, or b"". Called first, and again after each `receive_bytes`."""
 
     def leftover(self) -> bytes:
-        """Return what came behind the handshake, once that is complete."""
+        """Return the bytes that followed the complete handshake in the last call of `receive_bytes`."""
 
 
 class HandshakeQueue:
-    """Reads handshakes: each within `Limits.handshake` seconds and `most` bytes.
+    """Reads the handshakes of all connections of one server or client.
 
-    On a connection whose listener has places, the connection counts as half-open during its handshake, and gives way as
-    `muxkit.runtime.admission` says. For servers without places the queue has places of its own: with more than
-    `Limits.half_open` handshakes under way the next one waits until another is finished, or gives way.
+    A task that serves a connection of one of muxkit's listeners uses the `Place` that the connection has there. For all
+    other connections, such as those of a program's own listener, the queue has an `Admission` itself: while
+    `Limits.half_open` handshakes are unfinished, the next one waits until one of them finishes or gives way.
+
+    Args:
+        limits: `handshake` and `half_open` are used.
+        most: How many bytes a handshake may have.
     """
 
     def __init__(self, limits: Limits | None = None, *, most: int = LARGEST_HANDSHAKE) -> None:
@@ -59,17 +79,22 @@ class HandshakeQueue:
         self._under_way = 0
 
     def __len__(self) -> int:
-        """Return how many handshakes are under way, without those that wait for a place."""
+        """Return the number of handshakes that are being read. Those that wait for another to finish don't count."""
         return self._under_way
 
     async def read_handshake(
         self, stream: trio.abc.Stream, reader: HandshakeReader[LearntT]
     ) -> tuple[LearntT, trio.abc.Stream]:
-        """Return what the handshake says, and the stream, which first gives what was read after it.
+        """Read the handshake of a connection, and send the answers that `reader` makes.
 
-        Raises `RemoteProtocolError` if the peer sent something wrong, too much, or not enough in time; `LinkLost` if
-        it hung up, or had to give way to a newer connection. The caller has to close the stream, and may still answer
-        on it after a `RemoteProtocolError`.
+        This never closes the stream. After a `RemoteProtocolError`, the caller can still send the peer a reason.
+
+        Returns:
+            The result of `reader`, and a stream on which the session can read everything after the handshake.
+
+        Raises:
+            RemoteProtocolError: If the handshake is invalid or too large, or if it takes too long.
+            LinkLost: If the peer hung up, the connection broke, or it had to give way to a newer connection.
         """
         handshake = _Handshake(stream, reader, self._most)
         within = self._limits.handshake
@@ -79,7 +104,7 @@ class HandshakeQueue:
                     return await handshake.read(place)
             await self._own.wait_for_place()
             place = self._own.admit()
-            assert place is not None  # only an address has a bound of its own
+            assert place is not None  # `admit` refuses only known addresses with too many connections; we pass none
             with self._counted(), place.held():
                 return await handshake.read(place)
             if place.gave_way:
@@ -102,7 +127,7 @@ class HandshakeQueue:
 
 @attrs.define(eq=False)
 class _Handshake(Generic[LearntT]):
-    """The handshake of one connection."""
+    """Reads the handshake of one connection, without a time limit."""
 
     _stream: trio.abc.Stream
     _reader: HandshakeReader[LearntT]
@@ -111,8 +136,9 @@ class _Handshake(Generic[LearntT]):
     received: int = attrs.field(default=0, init=False)
 
     async def read(self, place: Place) -> tuple[LearntT, trio.abc.Stream]:
+        """Read the handshake. Bytes that let us send an answer count as progress, which protects from giving way."""
         try:
-            await self._send_owed()
+            await self._send_answers()
             while True:
                 if self.received >= self._most:
                     raise RemoteProtocolError(f"{self.received} bytes came and the handshake is not complete")
@@ -121,7 +147,7 @@ class _Handshake(Generic[LearntT]):
                     raise self.lost(f"the peer hung up after {self.received} bytes of its handshake", by="peer")
                 self.received += len(data)
                 learnt = self._reader.receive_bytes(bytes(data))
-                if await self._send_owed():
+                if await self._send_answers():
                     place.progressed()
                 if learnt is not None:
                     return learnt, prefixed(self._stream, self._reader.leftover())
@@ -130,26 +156,34 @@ class _Handshake(Generic[LearntT]):
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise self.lost("the connection broke during its handshake", by="network") from error
 
-    async def _send_owed(self) -> bool:
-        """Send the answers that the handshake needs; return True if there were any."""
+    async def _send_answers(self) -> bool:
+        """Send the answers that the reader has made. Return True if there were any."""
         data = self._reader.bytes_to_send()
         if data:
             await self._stream.send_all(data)
         return bool(data)
 
     def lost(self, reason: str, *, by: Side) -> LinkLost:
+        """Return the error for a connection that ended during its handshake."""
         return LinkLost(reason, by=by, peer=peer_of(self._stream), after=trio.current_time() - self._began)
 
 
 def prefixed(stream: trio.abc.Stream, data: bytes) -> trio.abc.Stream:
-    """Return the stream with `data` before what it has yet to receive; half-closeable, nowait and waitable if it is."""
+    """Return a stream that first delivers `data`, and then the bytes of `stream`.
+
+    The result has those optional abilities of `muxkit.runtime._links` that `stream` has, and `send_eof` if `stream`
+    has it. Closing the result closes `stream`. If `data` is empty, `stream` itself is returned.
+    """
     if not data:
         return stream
     return _HalfCloseable(stream, data) if isinstance(stream, trio.abc.HalfCloseableStream) else _Prefixed(stream, data)
 
 
 class _Prefixed(trio.abc.Stream):
-    # Only there when the stream below has them: that is how a pump finds out.
+    """A stream that delivers bytes which were read before, and then those of another stream."""
+
+    # An instance has these attributes only if the other stream has them, because a pump looks for them with
+    # `isinstance`.
     send_nowait: Callable[[Sequence[bytes | memoryview]], int]
     send_buffers: Callable[[Sequence[bytes | memoryview]], Awaitable[None]]
     wait_readable: Callable[[], Awaitable[None]]
@@ -198,7 +232,7 @@ class _Prefixed(trio.abc.Stream):
         if max_bytes is not None and operator.index(max_bytes) < 1:
             raise ValueError(f"max_bytes={max_bytes}: must be at least 1")
         await trio.lowlevel.checkpoint()
-        if not self._rest:  # closed, or taken by another task
+        if not self._rest:  # the stream was closed, or another task has taken the bytes, during the checkpoint
             return await self._stream.receive_some(max_bytes)
         return self._take(len(self._rest) if max_bytes is None else max_bytes)
 
