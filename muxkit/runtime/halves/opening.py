@@ -1,9 +1,24 @@
-"""Opening channels in both directions.
+"""Helpers for opening channels and for accepting those that the peer opens.
 
-- `Opening` and `ChannelOpening` open a channel when they are awaited or entered as an `async with` block.
-- `SlotQueue` lets tasks wait until a limit allows another channel.
-- `Backlog` contains the channels that the peer has opened and the application hasn't taken.
-- `Unclaimed` declines channels that the application never takes.
+The sessions of all protocols use them. A channel is a stream in the sense of HTTP/2, and several channels share one
+connection.
+
+On the side that opens a channel:
+
+- `session.open()` returns an `Opening`. It opens the channel when it is awaited or entered with `async with`. An
+  `Opening` of a channel whose end can carry a reason is a `ChannelOpening`.
+- The peer limits how many channels may be open. `SlotQueue` lets tasks wait, first come first served, until the limit
+  allows another channel. Servers also use it to limit how many handlers run.
+
+On the side that accepts channels:
+
+- `Backlog` contains the channels that the peer has opened and the application hasn't taken yet. The application takes
+  them with `async for channel in session.channels()`.
+- An application may never do that, and then the peer would wait forever. `Unclaimed` declines channels that have been
+  in a backlog for some time while no task iterates over the backlog.
+
+A protocol may have several kinds of channels, such as bpmux's requests and one-way channels. Each kind has a backlog of
+its own. The text below calls all of them items.
 """
 
 from __future__ import annotations
@@ -32,7 +47,9 @@ NOT_OPEN: Final = (
     "the channel is not open yet: expected 'async with session.open() as channel:' or "
     "'channel = await session.open()', got {}"
 )
-YIELD_ITEMS: Final = 16  # an iterator yields after this many items, because a task is usually started for each item
+# A `Backlog` runs other tasks after the application has taken this many items without waiting. The application usually
+# starts a task for each item, and these tasks must get a chance to run.
+YIELD_ITEMS: Final = 16
 
 _log = logging.getLogger("muxkit")
 
@@ -57,18 +74,23 @@ ItemT = TypeVar("ItemT", bound=Hashable)
 
 
 class Opening(Generic[OpenedT]):
-    """Opens a channel when it is awaited, or when its block is entered.
+    """The result of `session.open()`, which opens the channel when it is awaited or entered.
 
-    The block closes the channel when it is left normally, and aborts the channel when it is left because of an
-    exception. If an opening is awaited, the caller has to close the channel.
+        async with session.open() as channel:  # closes the channel, or aborts it after an exception
+            ...
+        channel = await session.open()  # the caller must close the channel
 
-    This class doesn't derive from `AbstractAsyncContextManager`, whose instances have a `__dict__`, because an opening
-    stays in memory as long as its channel.
+    An `Opening` opens only one channel. Using it again raises `RuntimeError`.
+
+    An `Opening` stays in memory as long as its block runs, so it must be small. That is why this class doesn't derive
+    from `AbstractAsyncContextManager`: instances would have a `__dict__`.
     """
 
     __slots__ = ("_open", "_opened")
 
-    if not TYPE_CHECKING:  # without these methods, type checkers report the mistakes themselves
+    # These methods only raise errors that explain how to use an opening. We hide them from type checkers, which would
+    # accept the mistakes if they saw the methods.
+    if not TYPE_CHECKING:
 
         def __enter__(self) -> NoReturn:
             raise TypeError(NOT_OPEN.format("'with'"))
@@ -95,7 +117,7 @@ class Opening(Generic[OpenedT]):
     def _take(self) -> Callable[[], Awaitable[OpenedT]]:
         if self._open is None:
             raise RuntimeError("this channel was opened before; open another one")
-        open, self._open = self._open, None  # free the objects that the function refers to
+        open, self._open = self._open, None  # an opening that is never used again needn't keep the function alive
         return open
 
     async def __aexit__(
@@ -108,12 +130,17 @@ class Opening(Generic[OpenedT]):
         else:
             self._abort(self._opened, error)
 
-    def _abort(self, opened: Any, error: BaseException) -> None:  # noqa: ANN401 - an argument cannot be covariant
+    def _abort(self, opened: Any, error: BaseException) -> None:  # noqa: ANN401 - OpenedT is covariant
         opened.abort()
 
 
 class ChannelOpening(Opening[ChannelT]):
-    """Opens a channel. If the block raises an exception, the peer is notified, but doesn't get the exception's text."""
+    """An opening that also gives the peer a reason if an exception leaves the block.
+
+    The reason says only that there was an error. It doesn't contain the exception's text, which may be confidential.
+    There is no reason if the block is cancelled, or if the exception is a `trio.BrokenResourceError` or
+    `trio.EndOfChannel`, which say that the channel or the connection has ended.
+    """
 
     __slots__ = ()
 
@@ -128,10 +155,14 @@ class ChannelOpening(Opening[ChannelT]):
 
 
 class SlotQueue:
-    """A first-in, first-out queue of tasks that wait for a free slot. The owner of the queue counts the slots.
+    """A first-in, first-out queue of tasks that wait for a slot, which is the right to open one more channel.
 
-    The function `free` returns the current number of free slots. If there will never be a free slot again, it returns a
-    huge number, so that all waiting tasks wake up and notice that.
+    The queue's owner counts the open channels, and calls `wake_waiters` when a slot may have become free.
+
+    Args:
+        free: Returns the number of free slots. If no channel can be opened any more, for example because the session
+            has ended, it must return a huge number. All waiting tasks then wake up, and their attempts to open a
+            channel fail.
     """
 
     __slots__ = ("_free", "_line", "_numbers", "_thread", "_woken")
@@ -177,22 +208,22 @@ class SlotQueue:
 
 
 class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
-    """The channels or requests that the peer has opened and the application hasn't taken. Iterating takes them.
+    """A queue of the items that the peer has opened and the application hasn't taken. Iterating takes them.
 
-    The protocol limits the number of items. A backlog is *claimed* once the application iterates over it. `Unclaimed`
-    declines items that wait in a backlog that isn't claimed.
+    A backlog has no limit of its own, because the protocol limits how many channels the peer may open. A backlog is
+    *claimed* once the application iterates over it. `Unclaimed` declines the items of a backlog that isn't claimed.
 
-    Iterating ends when the backlog has been ended and is empty, or raises the error that was passed to `ended`. Each
-    item checks for cancellation. The iterator yields to other tasks after 16 items at the latest. It doesn't yield
-    after each item, so that the first answers to channels that arrived together are written together. But if the peer
-    has cancelled channels recently, the iterator yields after each item, because the peer may cancel further channels
-    in the meantime, and their handlers then don't have to start.
+    The iteration ends once the owner has called `ended` and no items are left, or raises the error that was passed to
+    `ended`. Taking an item is a checkpoint for cancellation, but other tasks run only after every 16 items. So if many
+    channels arrive together, their handlers start together, and their first answers are written together. If the peer
+    has cancelled channels recently, other tasks run before each item. The peer's next cancellation can then arrive
+    before we start a handler for nothing.
 
     Args:
         taken: This function is called with each item that the application takes.
         pace: Limits how fast items are taken from a peer that keeps cancelling the channels it opens. Items that are
             left when the backlog is ended are taken without a pause.
-        kind: The users' name for the items, such as "requests".
+        kind: The name of the items in log lines, such as "requests".
     """
 
     __slots__ = (
@@ -221,8 +252,8 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
         self._taken = taken
         self._pace = pace
         self._items: OrderedDict[object, ItemT] = OrderedDict()
-        self._lot = trio.lowlevel.ParkingLot()
-        self._paused = trio.lowlevel.ParkingLot()
+        self._lot = trio.lowlevel.ParkingLot()  # tasks that wait for an item
+        self._paused = trio.lowlevel.ParkingLot()  # tasks that `pace` delays; they wake up when the backlog is ended
         self._is_over = False
         self._since_yield = 0  # number of items since the iterator last yielded to other tasks
         self._error: ErrorMaker | None = None
@@ -294,21 +325,29 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
 
 
 class Unclaimed:
-    """Declines items that the application never takes, so that the peer doesn't wait forever.
+    """Declines items that the application doesn't take, so that the peer doesn't wait for an answer forever.
 
-    Each connection has one `Unclaimed` object, which knows all backlogs of the connection. The connection calls
-    `arrived` when it has put an item into a backlog that isn't claimed. `decline` is called for each declined item.
-    There are three cases:
+    Nobody can know whether the application will take an item later. So an item waits, and we decline it when its
+    backlog still isn't claimed after some time:
 
-    - A server whose handler takes only some kinds of items calls `take_only`. All other kinds are declined as soon as
-      they arrive.
-    - The application iterates over some backlogs but not over this one. It may still do so later, or in another task,
-      so items wait for `GRACE_SECONDS`.
-    - The application doesn't iterate over any backlog, as in most clients. It may still be busy with something else, so
-      items wait for `UNDECIDED_SECONDS`.
+    - A server whose handler takes only some kinds of items calls `take_only`. Items of all other kinds are declined as
+      soon as they arrive.
+    - If the application iterates over another backlog of the connection, it has probably started all the tasks that it
+      will start. Items wait for `GRACE_SECONDS`.
+    - If the application doesn't iterate over any backlog, as in most clients, it may still be busy with something else.
+      Items wait for `UNDECIDED_SECONDS`.
 
-    When the application iterates over a backlog later, that backlog accepts items again. A background task, started in
-    `nursery`, runs only while an unclaimed backlog contains items.
+    After that, further items of the same backlog are declined as soon as they arrive. If the application iterates over
+    the backlog later nevertheless, the backlog accepts items again.
+
+    Each connection has one `Unclaimed` object for all of its backlogs. The connection calls `arrived` when it has put
+    an item into a backlog that isn't claimed. This starts a background task in `nursery`, which waits for the time
+    above and then declines the items that are left.
+
+    Args:
+        backlogs: All backlogs of the connection.
+        decline: This function is called with each item to decline, and with the reason for the peer.
+        peer: The name of the peer in log lines.
     """
 
     GRACE_SECONDS: Final = 10.0
@@ -333,7 +372,10 @@ class Unclaimed:
                 self._refuse(backlog)
 
     def refusal(self, backlog: Backlog[Any]) -> Reason | None:
-        """Return the reason for declining an item that has just arrived, or None if the backlog accepts it."""
+        """Return the reason for declining an item that has just arrived, or None if the backlog accepts it.
+
+        The connection calls this before it puts an item into a backlog that isn't claimed.
+        """
         if backlog.refusal is not None:
             self._log(backlog)
         return backlog.refusal
