@@ -1,4 +1,8 @@
-"""bpmux/rel: sinks, streams, duplexes and requests over one ordered byte stream, with byte credit for each."""
+"""The protocol bpmux/rel: channels in one or both directions, and requests, over one ordered byte stream.
+
+Applications use `connect`, `open_server` and `session`. `Engine` implements the protocol without I/O, for tests and
+other programs that have the bytes themselves. The module `state` explains how it works.
+"""
 
 from __future__ import annotations
 

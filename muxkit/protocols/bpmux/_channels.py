@@ -1,4 +1,8 @@
-"""What applications hold of a bpmux session: duplexes, sinks, sources, and the requests of both sides."""
+"""The channels and requests of a bpmux session, as the application uses them.
+
+These classes are thin layers over the entities of the engine. Most of their methods come from `muxkit.runtime.channel`,
+which all protocols share. This module adds requests, and credit that the application grants.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from muxkit.runtime.halves.send import SendHalf
 
 
 class Sink(common.Sink):
-    """A channel to send on."""
+    """A channel on which this side sends."""
 
     __slots__ = ()
 
@@ -28,9 +32,9 @@ class Sink(common.Sink):
         return _entity_of(self.half.sender)
 
     def give_credit(self, amount: int) -> None:
-        """Let the peer send an end payload of so many bytes when it stops this half.
+        """Let the peer send a reason of up to `amount` bytes if it stops receiving.
 
-        Harmless once either side has ended the channel.
+        Without it, the peer can't give a reason. Does nothing if either side has ended the channel.
         """
         self._connection.budget.thread.check()
         if self.half.state is Sending.OPEN:
@@ -39,7 +43,7 @@ class Sink(common.Sink):
 
 
 class Source(common.Source):
-    """A channel to receive from."""
+    """A channel on which the peer sends."""
 
     __slots__ = ()
 
@@ -48,9 +52,9 @@ class Source(common.Source):
         return _entity_of(self.half.receiver)
 
     def give_credit(self, amount: int) -> None:
-        """Grant the peer so many bytes beside the automatic grants.
+        """Let the peer send `amount` bytes, in addition to those that the session grants automatically.
 
-        Harmless once either side has ended the channel.
+        Does nothing if either side has ended the channel.
         """
         self._connection.budget.thread.check()
         if self.half.state is Receiving.OPEN:
@@ -59,23 +63,23 @@ class Source(common.Source):
 
 
 class Duplex(common.MuxChannel):
-    """A two-way channel: a sink and a source with one id."""
+    """A two-way channel. It consists of a sink and a source."""
 
     __slots__ = ()
 
     @property
     def sink(self) -> Sink:
-        """Its sending half, as a channel to send on."""
+        """The sending direction of this channel."""
         return Sink(self._connection, self.sending)
 
     @property
     def source(self) -> Source:
-        """Its receiving half, as a channel to receive from."""
+        """The receiving direction of this channel."""
         return Source(self._connection, self.receiving)
 
 
 class Request:
-    """A request of this side, which the peer answers with one response."""
+    """A request that this side has sent, and that the peer answers with one response."""
 
     __slots__ = ("_connection", "_entity", "_error", "_over", "_response")
 
@@ -88,10 +92,14 @@ class Request:
         entity.owner = self
 
     async def response(self) -> bytes:
-        """Wait for the response; every call returns the same one.
+        """Wait for the response and return it. Every call returns the same response.
 
-        Raises `ChannelStopped` when the peer declined, `LinkLost` when the connection is gone,
-        `trio.ClosedResourceError` after `abort`.
+        Cancelling this doesn't cancel the request.
+
+        Raises:
+            ChannelStopped: If the peer declined to answer.
+            LinkLost: If the connection was lost.
+            trio.ClosedResourceError: If this side has called `abort`.
         """
         self._connection.budget.thread.check()
         await self._over.wait()
@@ -100,7 +108,7 @@ class Request:
         return self._response
 
     def abort(self) -> None:
-        """Tell the peer that no response is needed; harmless after the response has arrived."""
+        """Cancel the request. Does nothing if the response has arrived."""
         self._connection.budget.thread.check()
         if not self._over.is_set():
             self._over.set()
@@ -109,35 +117,35 @@ class Request:
                 self._connection.request_write()
 
     async def aclose(self) -> None:
-        """`abort`, with a checkpoint."""
+        """Cancel the request like `abort`, and execute a checkpoint."""
         self.abort()
         await trio.lowlevel.checkpoint()
 
     async def ping(self) -> float:
-        """Wait for one round trip about this request; return its seconds."""
+        """Send a ping about this request, wait for the answer, and return the round-trip time in seconds."""
         return await self._connection.ping_about(self._entity)
 
-    # --- for the connection
+    # --- called by the connection
 
     def responded(self, payload: bytes) -> None:
-        """The response has arrived."""
+        """Store the response, which has arrived."""
         self._response = payload
         self._over.set()
         self._entity.consumed((), len(payload))
 
     def declined(self, payload: bytes) -> None:
-        """The peer gives no response."""
+        """Let `response` raise `ChannelStopped`, because the peer has declined to answer."""
         self.failed(lambda: ChannelStopped("the peer declined to answer this request", payload=payload))
 
     def failed(self, error: ErrorMaker) -> None:
-        """No response will arrive."""
+        """Let `response` raise an error, because no response can arrive any more."""
         if not self._over.is_set():
             self._error = error
             self._over.set()
 
 
 class AnswerHalf(SendHalf):
-    """The sending half of a request of the peer: one message, which is also its end."""
+    """The half on which the response to a request of the peer is sent. It notices if the peer cancels the request."""
 
     __slots__ = ("on_cancelled",)
 
@@ -159,7 +167,10 @@ class AnswerHalf(SendHalf):
 
 
 class IncomingRequest(CommonRequest):
-    """A request of the peer; leaving an `async with` block around it declines it if it has no response."""
+    """A request that the peer has sent.
+
+    It can be used as an `async with` block. A request that has no response at the end of the block is declined.
+    """
 
     __slots__ = ("_answer", "_connection", "_entity", "_payload")
 
@@ -192,7 +203,7 @@ class IncomingRequest(CommonRequest):
         await self._answer.on_cancelled.wait()
 
     async def ping(self) -> float:
-        """Wait for one round trip about this request; return its seconds."""
+        """Send a ping about this request, wait for the answer, and return the round-trip time in seconds."""
         return await common.ping_half(self._connection, self._answer)
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
@@ -208,6 +219,6 @@ class IncomingRequest(CommonRequest):
 
 
 def _entity_of(half: object) -> Entity:
-    """Return the engine's half as what it is; sessions of bpmux have no others."""
+    """Return an engine's half with its real type. In bpmux, every half is an `Entity`."""
     assert isinstance(half, Entity)
     return half

@@ -1,8 +1,10 @@
-"""The connection below a bpmux session: what bpmux adds to the machinery that all protocols share.
+"""Connects a bpmux engine to Trio: it runs the pump, handles the engine's events, and opens channels.
 
-bpmux adds channels in one direction, requests, a top level with messages of its own, and a peer that may end its
-direction of the stream while this side still owes it something. Everything else is
-`muxkit.runtime.connection.MuxConnection`.
+A `Session` (`_session`) is the application's view of a connection, and all work is done here. `MuxConnection` has
+everything that the protocols share. This module adds what only bpmux has: channels in one direction, requests, messages
+of the top level, and a peer that ends its direction of the byte stream while it waits for answers.
+
+The module `state` explains the top level, and why the payload of an opening uses its credit.
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ from muxkit.runtime.halves.send import SendHalf
 
 MadeT = TypeVar("MadeT", Duplex, Sink, Source, Request)
 
-# In this order halves are closed: those to send on, those to receive from, requests.
+# The order in which entities are closed at the end of a session: those that we send on come first.
 CLOSING_ORDER = (Kind.REQUEST_IN, Kind.SINK_OUT, Kind.SINK_IN, Kind.STREAM_OUT, Kind.STREAM_IN, Kind.REQUEST_OUT)
-QUEUES = (Kind.SINK_OUT, Kind.SINK_IN, Kind.REQUEST_OUT, Kind.REQUEST_IN)  # entities whose queues hold payload
+# The entities whose queues can contain messages or the payloads of openings.
+QUEUES = (Kind.SINK_OUT, Kind.SINK_IN, Kind.REQUEST_OUT, Kind.REQUEST_IN)
 
 
 class Connection(MuxConnection[Engine, Duplex]):
@@ -47,7 +50,8 @@ class Connection(MuxConnection[Engine, Duplex]):
         engine = Engine(config, limits=limits, observer=frames_of(observer))
         super().__init__(engine, stream, "bpmux", engine.limits, observer, outbox=engine.waiting)
         self.pump: StreamPump[Any] = StreamPump(stream, engine, self, outbox=engine.waiting)
-        # A backlog has the peer's word for its items, since the peer reads it in a refusal: its sinks are our sources.
+        # A backlog is named with the peer's word for its items, because the peer reads the name in a refusal. A channel
+        # that the peer opens as a sink is a source for us.
         self.sources: Backlog[tuple[Source, bytes]] = self.new_backlog("sinks")
         self.sinks: Backlog[tuple[Sink, bytes]] = self.new_backlog("sources")
         self.requests: Backlog[IncomingRequest] = self.new_backlog("requests")
@@ -62,23 +66,23 @@ class Connection(MuxConnection[Engine, Duplex]):
         return await self.open_duplex(opening, None)
 
     async def open_duplex(self, payload: bytes, credit: int | None) -> Duplex:
-        """Open a two-way channel once there is a place for it."""
+        """Wait until a channel may be opened, and open a duplex."""
         return await self._open(
             payload, lambda: self.new_channel(Halves(*self.engine.open_duplex(payload, credit=credit)), payload)
         )
 
     async def open_sink(self, payload: bytes) -> Sink:
-        """Open a channel to send on once there is a place for it."""
+        """Wait until a channel may be opened, and open a sink."""
         return await self._open(payload, lambda: Sink(self, SendHalf(self, self.engine.open_sink(payload))))
 
     async def open_source(self, payload: bytes, credit: int | None) -> Source:
-        """Open a channel to receive from once there is a place for it."""
+        """Wait until a channel may be opened, and open a source."""
         return await self._open(
             payload, lambda: Source(self, ReceiveHalf(self, self.engine.open_stream(payload, credit=credit)))
         )
 
     async def open_request(self, payload: bytes, credit: int | None) -> Request:
-        """Send a request once there is a place for it."""
+        """Wait until a channel may be opened, and send a request, which counts as a channel."""
         return await self._open(payload, lambda: Request(self, self.engine.open_request(payload, credit=credit)))
 
     async def _open(self, payload: bytes, make: Callable[[], MadeT]) -> MadeT:
@@ -94,14 +98,17 @@ class Connection(MuxConnection[Engine, Duplex]):
             self.openers.wake_waiters()
 
     async def _wait_to_open(self, payload: bytes) -> None:
-        """Wait until a channel may be opened; the caller must open it before its next checkpoint."""
-        # Opening payloads use top-level credit, so they wait in line with the top-level messages.
+        """Wait until a channel may be opened, and until there is credit for its payload.
+
+        The caller must open the channel before its next checkpoint.
+        """
+        # The payload uses top-level credit, so it takes turns with top-level messages.
         waits_for_credit = bool(payload) and not self.engine.config.letter
         while True:
             await self.wait_to_open()
             if not waits_for_credit or self.top.may_send(len(payload)):
                 return
-            self.openers.wake_waiters()  # the next openers in line may need no credit
+            self.openers.wake_waiters()  # a task that opens a channel without payload doesn't have to wait for credit
             try:
                 await self.top.wait_turn(len(payload))
             except ChannelStopped:
@@ -111,7 +118,10 @@ class Connection(MuxConnection[Engine, Duplex]):
             self.top.end_turn()
 
     def closed(self) -> Exception | None:
-        """Return why no channel can be opened any more, or None: the top level decides, whatever else is draining."""
+        """Return the error for opening a channel if none can be opened any more, otherwise None.
+
+        A channel can be opened until either side has ended the top level, even while the session is shutting down.
+        """
         if (loss := self.loss) is not None:
             return loss()
         top = self.engine.top_sink
@@ -139,30 +149,34 @@ class Connection(MuxConnection[Engine, Duplex]):
             self.offer(self.requests, IncomingRequest(self, event.request, event.payload), event.request)
 
     def _is_declined(self, backlog: Backlog[Any], channel: Halves, opening: bytes) -> bool:
-        """Decline what the peer has just opened if this side takes it no more; return whether it was declined."""
-        # Only duplexes have headers; in another opening, any payload is the application's business.
+        """Decline a channel or request that the peer has just opened, if this side doesn't accept it.
+
+        Returns True if it was declined.
+        """
+        # Only the openings of duplexes contain a name and headers. Other payloads belong to the application.
         reason = self.refusal_of(backlog, opening if backlog is self.incoming else b"")
         if reason is None:
             return False
         self.engine.consumed_opening(len(opening))
         if self.is_draining and not self.engine.top_stream.gone:
-            # The peer cannot know yet that this side accepts no channels, so this does not count as refused.
+            # The peer can't know yet that this side accepts no channels, so this doesn't count against it.
             self.engine.decline(channel, reason)
         else:
             self.engine.refuse(channel, reason)
         return True
 
     def full_limit(self) -> str | None:
-        # Messages that the application has not taken stay in memory after their channel, so such channels count, too.
+        # Messages that the application hasn't taken stay in memory after the channel has ended. Otherwise, a peer could
+        # fill the memory with short channels.
         return super().full_limit() or ("channels" if self.engine.unread >= self.limits.channels else None)
 
     def took(self, item: Duplex | tuple[Source | Sink, bytes] | IncomingRequest) -> None:
-        """Renew the top-level credit of an opening payload."""
+        """Renew the top-level credit that the payload of an opening has used."""
         self.engine.consumed_opening(len(_opening_of(item)))
         self.request_write()
 
     def decline(self, item: Duplex | tuple[Source | Sink, bytes] | IncomingRequest, reason: Reason) -> None:
-        """End something that the peer opened and the application hasn't taken, with a reason where there is credit."""
+        """Decline an item of a backlog. The peer gets the reason if it has granted credit for it."""
         self.took(item)
         match item:
             case Duplex() | IncomingRequest():
@@ -187,7 +201,11 @@ class Connection(MuxConnection[Engine, Duplex]):
             sender.blame()
 
     def stop_opening(self, error: ErrorMaker | None) -> None:
-        """A peer that hung up cleanly has ended in order, unless it sent this side away, with 401 for example."""
+        """End the iteration over new channels.
+
+        It ends without an error if the peer hung up cleanly, unless the peer has refused this side (with the code 401,
+        for example).
+        """
         is_orderly = self.engine.hung_up_cleanly and not self.pump.is_refusal
         super().stop_opening(None if is_orderly else error)
 
@@ -232,7 +250,10 @@ class Connection(MuxConnection[Engine, Duplex]):
             super().handle_refused(end)
 
     def _on_top_ended(self, payload: bytes) -> None:
-        """The peer opens nothing more; an end with a payload is the reason why the connection ends."""
+        """Handle the end of the peer's top-level sink, after which the peer opens no channels.
+
+        If the end has a payload, it is the reason for which the peer ends the whole connection.
+        """
         if payload:
             told = Reason.decode(payload)
             self.messages.reason = payload[:MAX_REASON]
@@ -248,12 +269,12 @@ class Connection(MuxConnection[Engine, Duplex]):
         return LinkLost("the peer ends the connection", by="peer", peer=self.pump.peer, peer_reason=reason, code=code)
 
     def _on_half_closed(self) -> None:
-        """End everything that needs the peer to send; what is owed to it goes on."""
+        """End all channels and requests except those on which the peer can still receive answers."""
         loss = self._half_lost
         with turns().spreading():
             for entity in self._live_entities():
                 half = entity.owner
-                if not self.engine.owes(entity) or (isinstance(half, SendHalf) and half.starves):
+                if not self.engine.expects_answer(entity) or (isinstance(half, SendHalf) and half.starves):
                     _fail(half, loss)
         self.pings.ended(loss)
         self.stop_opening(loss)
@@ -289,7 +310,10 @@ class Connection(MuxConnection[Engine, Duplex]):
         return [request for entity in requests if isinstance(request := entity.owner, Request)]
 
     def abandon(self) -> None:
-        """End the connection without a reason, and tell the peer that it owes this side nothing."""
+        """End the connection because of an exception in the session's block.
+
+        The last bytes cancel our requests and channels, so that the peer doesn't go on to answer.
+        """
         if not self.engine.over and (last := self.engine.cancellations()):
             self.pump.write_last(last)
         self.pump.lose("the session was left by an error", by="local")
@@ -300,7 +324,7 @@ class Connection(MuxConnection[Engine, Duplex]):
             request.abort()
 
     def abort_all(self) -> None:
-        """Abort every live channel and request; the top level stays."""
+        """Abort all channels and requests, but not the top level."""
         for half in [*self.live_halves()]:
             if half not in (self.top, self.messages):
                 half.abort() if isinstance(half, SendHalf) else half.close()
@@ -325,13 +349,13 @@ class Connection(MuxConnection[Engine, Duplex]):
         return await super().ping_about(key)
 
     def queued_bytes(self) -> int:
-        """Return the bytes of messages that the engine holds, with those that wait for credit."""
+        """Return the number of bytes of messages that the engine has queued, including those that wait for credit."""
         queues = (entity.outgoing for kind in QUEUES for entity in self.engine.entities(kind).values())
         return sum(queue.queued + queue.opening_left for queue in queues if queue is not None)
 
 
 def _opening_of(item: Duplex | tuple[Source | Sink, bytes] | IncomingRequest) -> bytes:
-    """Return the payload that opened something, as it came."""
+    """Return the payload of the opening of a backlog's item."""
     match item:
         case Duplex():
             return item.sent_with_opening
@@ -342,7 +366,7 @@ def _opening_of(item: Duplex | tuple[Source | Sink, bytes] | IncomingRequest) ->
 
 
 def _fail(owner: object, error: ErrorMaker) -> None:
-    """Let whoever uses a half or waits for a response hear that nothing more will come."""
+    """Raise an error in the tasks that use a half or wait for a response, because the peer sends nothing more."""
     match owner:
         case SendHalf():
             owner.lost(error)

@@ -1,4 +1,14 @@
-"""bpmux sessions: two-way channels, channels in one direction, requests, and messages of the top level."""
+"""bpmux sessions, and the plugin through which `muxkit.connect` and `muxkit.serve` find the protocol.
+
+A session has four kinds of conversations, which all share one connection:
+
+- duplexes: two-way channels, which every protocol of muxkit has
+- sinks and sources: channels in one direction
+- requests, each of which has one response
+- messages of the session itself, which belong to no channel
+
+The part of the session that sends and receives these messages is called the top level.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +34,9 @@ from muxkit.runtime import ChannelOpening, Opening, protect_package
 from muxkit.runtime.mux_session import LINGER, MuxSession, connection_of, running
 from muxkit.trace import traced
 
-ALPN_CREDIT: Final = 4096  # bytes of first credit that both sides announce which agree on this name in TLS (ALPN)
+# If both sides agree on this name in the TLS handshake (ALPN), each announces a first credit of at least this many
+# bytes. The client can then use the credit immediately, before it has received the announcement.
+ALPN_CREDIT: Final = 4096
 ALPN: Final = f"muxkit-bpmux/{ALPN_CREDIT}"
 
 
@@ -36,11 +48,23 @@ def session(
     observer: Observer | None = None,
     linger: float = LINGER,
 ) -> AbstractAsyncContextManager[Session]:
-    """Run a bpmux session on a connected byte stream, which the session owns from now on.
+    """Run a bpmux session on a connected byte stream.
 
-    Leaving the block normally finishes all channels, waits until the peer has confirmed that, and hangs up, all within
-    `linger` seconds. It raises `LinkLost` if the peer may not have received everything. Leaving by an error or a
-    cancellation hangs up at once.
+        async with session(stream) as session:
+            response = await session.request(b"hello")
+
+    When the block ends normally, the session finishes all channels, waits until the peer has confirmed that, and closes
+    the stream. If the block raises an exception or is cancelled, the session closes the stream without waiting.
+
+    Args:
+        stream: The byte stream. The session closes it.
+        config: The settings of the protocol.
+        limits: Limits for memory, time and numbers of channels.
+        observer: Receives notifications about the connection.
+        linger: How many seconds the end of the block may take.
+
+    Raises:
+        LinkLost: At the end of the block, if the peer may not have received everything.
     """
 
     def make() -> Session:
@@ -50,53 +74,78 @@ def session(
 
 
 class Session(MuxSession[Connection, Duplex]):
-    """A bpmux session; made by `session`."""
+    """A bpmux session. Create one with `session`, `connect` or `open_server`.
+
+    All methods raise `LinkLost` if the connection is lost, unless they say otherwise.
+    """
 
     # --- the top level
 
     async def send(self, message: bytes) -> None:
-        """Send a top-level message."""
+        """Send a message that belongs to no channel. Waits until the peer has granted credit for it."""
         await self._connection.top.send(message)
 
     async def receive(self) -> bytes:
-        """Receive the peer's next top-level message."""
+        """Receive the peer's next message that belongs to no channel.
+
+        Raises:
+            trio.EndOfChannel: If the peer has announced that it sends no more.
+        """
         return await self._connection.messages.receive()
 
     async def request(self, payload: bytes) -> bytes:
-        """Send a request and wait for the response; a cancellation cancels the request."""
+        """Send a request, wait for the response and return it. If this is cancelled, the request is cancelled too.
+
+        Raises:
+            ChannelStopped: If the peer declined to answer.
+        """
         async with self.open_request(payload) as request:
             return await request.response()
 
     # --- opening
 
     def open_duplex(self, payload: bytes = b"", *, credit: int | None = None) -> ChannelOpening[Duplex]:
-        """Open a two-way channel, which is announced at once. With `credit` all further grants are made by hand."""
+        """Open a two-way channel. Await the result, or enter it with `async with`.
+
+        Waits while the limit for channels is reached, or while there is no credit for the payload.
+
+        Args:
+            payload: Sent with the opening. The peer gets it together with the channel.
+            credit: How many bytes the peer may send before the application calls `Source.give_credit`. By default, the
+                session grants credit automatically.
+        """
         return ChannelOpening(partial(self._connection.open_duplex, payload, credit))
 
     def open_sink(self, payload: bytes = b"") -> ChannelOpening[Sink]:
-        """Open a channel to send on."""
+        """Open a channel on which this side sends. The arguments are those of `open_duplex`."""
         return ChannelOpening(partial(self._connection.open_sink, payload))
 
     def open_source(self, payload: bytes = b"", *, credit: int | None = None) -> Opening[Source]:
-        """Open a channel to receive from. With `credit` all further grants are made by hand."""
+        """Open a channel on which the peer sends. The arguments are those of `open_duplex`."""
         return Opening(partial(self._connection.open_source, payload, credit))
 
     def open_request(self, payload: bytes = b"", *, credit: int | None = None) -> Opening[Request]:
-        """Send a request. `credit` is the largest response, in bytes; without it that is the usual window."""
+        """Send a request. The response can be awaited with `Request.response`.
+
+        Args:
+            payload: The request.
+            credit: The size of the largest possible response in bytes. By default, the session grants credit
+                automatically.
+        """
         return Opening(partial(self._connection.open_request, payload, credit))
 
-    # --- what the peer opens
+    # --- channels and requests that the peer opens
 
     def sources(self) -> AsyncIterator[tuple[Source, bytes]]:
-        """Iterate over the sinks that the peer opens: a source on this side, and the opening payload."""
+        """Iterate over the channels that the peer opens to send on. Each item is a source and the opening's payload."""
         return self._connection.sources.claim()
 
     def sinks(self) -> AsyncIterator[tuple[Sink, bytes]]:
-        """Iterate over the streams that the peer opens: a sink on this side, and the opening payload."""
+        """Iterate over the channels that the peer opens to receive. Each item is a sink and the opening's payload."""
         return self._connection.sinks.claim()
 
     def requests(self) -> AsyncIterator[IncomingRequest]:
-        """Iterate over the requests of the peer."""
+        """Iterate over the requests that the peer sends."""
         return self._connection.requests.claim()
 
 
@@ -107,11 +156,11 @@ class _Protocol:
     has_requests: bool = True
 
     def tls_offers(self, *, limits: Limits, config: Config | None = None, **_: object) -> Sequence[str]:
-        """Return the names by which both sides of TLS agree on a first credit, before a byte of bpmux was sent."""
+        """Return the ALPN names that a TLS transport offers. They let both sides agree on a first credit early."""
         return (ALPN,) if (config or Config()).first_credit(limits) >= ALPN_CREDIT else ()
 
     def options_of_next(self, session: MuxSession[Any, Any]) -> dict[str, object]:
-        """Return options for the next session with the same server: what it announced, it will announce again."""
+        """Return the options for the next session with the same server, which will announce the same first credit."""
         engine: Engine = connection_of(session).engine
         return {"config": attrs.evolve(engine.config, peer_credit=engine.peer_credit)}
 

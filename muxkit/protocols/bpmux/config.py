@@ -1,4 +1,4 @@
-"""Settings of a bpmux engine beside the limits."""
+"""The settings of bpmux that aren't limits."""
 
 from __future__ import annotations
 
@@ -12,39 +12,49 @@ from muxkit.core import U64_MAX
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """The settings of an engine; times in seconds."""
+    """The settings of a bpmux session. Times are in seconds."""
 
     letter: bool = False
-    """Require empty opening payloads, as the document does; otherwise they use top-level credit."""
+    """Whether the payloads of openings must be empty, as the specification demands. Otherwise they use the credit of
+    the top level."""
     grants: bool = True
-    """Grant credit automatically as the application consumes; otherwise the application makes every grant."""
+    """Whether to grant credit automatically when the application consumes messages. Otherwise the application must
+    grant all credit with `give_credit`."""
     pongs: bool = True
-    """Answer pings automatically."""
+    """Whether to answer pings automatically."""
     keepalive: float | None = attrs.field(default=20.0, validator=ABOVE_ZERO_OR_NONE)
-    """Ping after this long without received bytes; None never pings."""
+    """Send a ping if nothing has been received for this time. None never sends such pings."""
     keepalive_timeout: float = attrs.field(default=20.0, validator=ABOVE_ZERO)
-    """End the connection after this long without received bytes behind such a ping."""
+    """End the connection if nothing has been received for this time after such a ping."""
     first_id: int = attrs.field(default=1, validator=between(1, U64_MAX))
-    """The first id that this engine assigns."""
+    """The first id that this side assigns to a channel or request that it opens."""
     initial_credit: int | None = attrs.field(default=None, validator=optional(between(0, U64_MAX)))
-    """Bytes of credit that each sink and duplex of the peer has from the start, if the peer has this setting as well.
+    """How many bytes the peer may send on each sink and duplex that it opens, before this side grants credit for it.
 
-    Both ends announce theirs in a way that other implementations take for usual grants, and each uses what the other
-    announced. None stands for the largest possible number, the lower of `Limits.channel_floor` and
-    `Limits.channel_first`, or for 0 together with `letter=True` or `grants=False`. With 0 all credit is granted, as in
-    the document, and nothing is announced.
+    This is an extension of the protocol. Each side announces its number, in chunks that other implementations take for
+    ordinary grants. It takes effect only if both sides announce a number.
+
+    None stands for the largest possible number, the lower of `Limits.channel_floor` and `Limits.channel_first`. But
+    with `letter=True` or `grants=False`, it stands for 0. With 0, nothing is announced, and channels begin without
+    credit, as in the specification.
     """
 
     peer_credit: int = attrs.field(default=0, validator=between(0, U64_MAX))
-    """A first credit that the peer is known to announce, to be used before the announcement has come.
+    """The `initial_credit` that the peer is known to announce. This side uses it before the announcement arrives.
 
-    The first message of a connection then waits for nothing, which saves the round trip until a server has spoken. The
-    same number of bytes is used for the payloads of openings. A peer that announces less breaks the connection.
-    `muxkit.reconnecting` sets it from the second session on. 0 waits for the announcement.
+    The first message of a connection can then be sent immediately, which saves a round trip. The payloads of openings
+    may use the same number of bytes. If the peer announces less, the connection ends with an error. 0 waits for the
+    announcement.
+
+    `muxkit.reconnecting` sets this from the second session on.
     """
 
     def first_credit(self, limits: Limits) -> int:
-        """Return the number that `initial_credit` stands for. Raises ValueError if the limits allow only less."""
+        """Return the number that `initial_credit` stands for.
+
+        Raises:
+            ValueError: If `initial_credit` is larger than the limits allow.
+        """
         largest = min(limits.channel_floor, limits.channel_first)
         if self.initial_credit is None:
             return largest if self.grants and not self.letter else 0

@@ -1,4 +1,13 @@
-"""The bpmux/rel engine: received bytes and commands go in, events and bytes to send come out."""
+"""The bpmux engine: one side of a connection, without I/O.
+
+Received bytes and the session's commands go in. Events, such as received messages, and bytes to send come out. The
+session (`_connection`) connects an engine to Trio, and the tests and the decoders of recordings use it directly.
+
+`StreamMuxEngine` has everything that engines over a byte stream share: the timers, the keepalive, the end of the
+connection. This module adds the commands that open entities, the end of the peer's direction, and the last bytes to
+write. The modules `entities`, `send` and `receive` have the commands for a single entity, and the module `state` the
+theory of operation.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +38,21 @@ from muxkit.protocols.bpmux.receive import Receiver
 from muxkit.protocols.bpmux.send import Sender
 from muxkit.protocols.bpmux.state import State
 
-CHANNEL_PRICE: Final = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
-FIRST_PROOF_SECONDS: Final = 0.05  # until the first pong to a half-closed peer; each later pause is twice as long
-PROOF_SECONDS: Final = 20.0  # between pongs to a half-closed peer without `Config.keepalive`: that setting's default
+CHANNEL_PRICE: Final = 5 * 1024  # bytes of memory for a duplex, its session objects and the task of its handler
+# Seconds until the first pong to a peer that has ended its direction of the stream. Each later pause is twice as long,
+# up to `Config.keepalive`, or to PROOF_SECONDS (the default of that setting) if the keepalive is off.
+FIRST_PROOF_SECONDS: Final = 0.05
+PROOF_SECONDS: Final = 20.0
 
 
 class Engine(StreamMuxEngine):
-    """One end of a bpmux/rel connection; a `StreamEngine`.
+    """One side of a bpmux connection. It implements the interface `muxkit.core.StreamEngine`.
 
-    It opens entities, and what is done with one is a method of that `Sender` or `Receiver`. A command either does all
-    of its work, or raises `LocalProtocolError` and changes nothing. Call `Receiver.consumed` for every message that the
-    application has taken, or the peer's credit is never renewed.
+    The engine's own commands open entities and return them as `Sender` and `Receiver` objects, which have all further
+    commands. A command that raises `LocalProtocolError` has changed nothing.
+
+    The caller must call `Receiver.consumed` for every message that the application has taken. Otherwise, the engine
+    grants no new credit, and the peer has to stop sending.
     """
 
     def __init__(
@@ -50,37 +63,39 @@ class Engine(StreamMuxEngine):
         self._state = State(self.config, limits, observer)
         super().__init__(self._state, keepalive=self.config.keepalive, keepalive_timeout=self.config.keepalive_timeout)
         self._reader = ChunkReader(self._state)
-        self._first_bytes: bytes | None = b""  # the peer's first bytes may announce a first credit
-        self._unwritten: tuple[int, int] | None = None  # pongs and bytes that waited when `_prove_peer` looked last
-        self._owed: list[Entity] = []  # of these, `_first_owed` drops those that are owed nothing any more
+        # The peer's first bytes, until we know whether they announce a first credit. Then None.
+        self._first_bytes: bytes | None = b""
+        # How many pongs and bytes were waiting to be written when `_prove_peer` was called last.
+        self._unwritten: tuple[int, int] | None = None
+        self._answerable: list[Entity] = []  # for `_first_answerable`
         self._next_id = self.config.first_id
         self.is_half_closed: bool = False
-        """True once the peer has ended its direction of the stream: no credit, answer or acknowledgement can come."""
+        """True once the peer has ended its direction of the stream, so that nothing can arrive any more."""
         self.top_sink: Sender = self._state.top_sink
-        """The entity for top-level messages to the peer."""
+        """The entity for sending top-level messages."""
         self.top_stream: Receiver = self._state.top_stream
-        """The entity for top-level messages of the peer."""
+        """The entity for receiving top-level messages."""
 
     # --- state
 
     def entities(self, kind: Kind) -> dict[int, Entity]:
-        """One of the six maps of the document, read-only."""
+        """Return all entities of a kind by their ids. The caller must not change the dict."""
         return self._state.maps[kind]
 
     @property
     def channels(self) -> int:
-        """Number of live channels of both sides, with requests and without the top level."""
+        """The number of open channels and requests of both sides, without the top level. A duplex counts as one."""
         return self._state.ours + self._state.theirs
 
     @property
     def places(self) -> int:
-        """Number of channels that this side may still open under its limit."""
+        """The number of channels that this side may still open, according to `Limits.channels`."""
         return self.limits.channels - self._state.ours
 
     @property
     def peer_credit(self) -> int:
-        """The first credit that the peer has announced, 0 if none."""
-        return self._state.promised
+        """The first credit that the peer has announced, or 0 if it has announced none."""
+        return self._state.peer_first_credit
 
     @property
     def peer_takes_no_channels(self) -> bool:
@@ -88,16 +103,16 @@ class Engine(StreamMuxEngine):
 
     @property
     def unread(self) -> int:
-        """Number of channels that the peer opened, that are gone, and whose messages were not all consumed."""
+        """The number of ended channels of the peer with messages that the application hasn't consumed."""
         return len(self._state.unread)
 
     @property
     def live(self) -> int:
-        """Number of live entities, with those of the top level and both halves of duplexes."""
+        """The number of entities, including the top level. A duplex counts as two."""
         return sum(map(len, self._state.maps))
 
     def repeat_announcement(self, credit: int) -> None:
-        """Act as if this engine had announced a first credit, for decoders that repeat what was recorded."""
+        """Act as if this engine had announced a first credit. Only the decoders of recordings call this."""
         self._state.repeat_announcement(credit)
 
     # --- the stream
@@ -127,7 +142,7 @@ class Engine(StreamMuxEngine):
             self._state.events.append(Probed(entity))
 
     def _look_for_announcement(self, first: bytes, data: bytes) -> None:
-        """Look at the first bytes of the connection, which are parsed in the usual way as well."""
+        """Look for an announcement in the first bytes of the connection. They are parsed as ordinary chunks as well."""
         first += data[len(first) - self.data_offset : ANNOUNCEMENT_MOST - self.data_offset]
         credit = find_announcement(first)
         self._first_bytes = first if credit is None else None
@@ -135,54 +150,63 @@ class Engine(StreamMuxEngine):
             self._state.peer_announced(credit)
 
     def receive_half_close(self, now: float, is_writing: bool) -> bool:
-        """Note that the peer sends nothing more; return True if it is still owed something that it may read.
+        """Handle the end of the peer's direction of the stream. Return True if we still have something to send.
 
-        The document knows the end of entities, and not of one direction of the byte stream below them. A client that
-        sends a request and shuts down its side of the socket can be answered within the credit that it gave. The last
-        message may have left the engine already, while the link is still writing it.
+        The specification says nothing about this case. We support clients that send a request, shut down their
+        direction of the socket and read the response. We can answer as far as the credit goes that the peer has granted
+        before.
+
+        Args:
+            now: The current time.
+            is_writing: True if the link is still writing bytes that it has taken from the engine.
         """
         if self._state.over or self.is_mid_frame or not (is_writing or self.owes_peer()):
             return False
         self.is_half_closed = True
         self._stall.stop()
         self._state.deadlines.stop(Vital.ANSWER)
-        # The pump reads no more, so it can't notice a reset by itself. Without a pong now and then, the session of a
-        # peer that has closed its socket would stay for as long as a handler works for it. Most peers that end their
-        # direction have closed it, so the first pongs come quickly.
+        # The pump doesn't read any more, so it wouldn't notice that the peer has closed its socket altogether, and the
+        # handlers would work for nobody. So we write a pong now and then, which fails in that case. The first pongs are
+        # written soon, because most peers that end their direction have closed the socket.
         self._keepalive.interval = FIRST_PROOF_SECONDS
         self._keepalive.start(now)
         self._state.events.append(HalfClosed())
         return True
 
     def owes_peer(self) -> bool:
-        """Return True while messages or ends wait to be written, or an entity is owed something."""
+        """Return True while there is something to write, or the peer expects an answer on some entity.
+
+        The pump asks after each write once the peer has ended its direction of the stream. When this returns False, the
+        connection ends.
+        """
         if self._state.over:
             return False
         if self._state.outbox.used > 0 or self._state.control.ends:
             return True
-        return self._first_owed() is not None
+        return self._first_answerable() is not None
 
-    def _first_owed(self) -> Entity | None:
-        """Return an entity that is owed something.
+    def _first_answerable(self) -> Entity | None:
+        """Return an entity on which the peer expects an answer, or None if there is none.
 
-        The pump asks after each write. Ended entities stay until the peer confirms their ends, which it can't any more,
-        so we keep a list of those that were owed something, and only look at all of them when it is empty.
+        The pump asks after each write, so this must not visit all entities each time. Entities that we have ended
+        remain in the maps, because the peer can't acknowledge the ends any more. So we collect the matching entities
+        once, remove those that don't match any more, and only look at all entities again when none is left.
         """
         while True:
-            while self._owed:
-                if self.owes(self._owed[-1]):
-                    return self._owed[-1]
-                self._owed.pop()
-            self._owed = [*filter(self.owes, self._sending())]
-            if not self._owed:
+            while self._answerable:
+                if self.expects_answer(self._answerable[-1]):
+                    return self._answerable[-1]
+                self._answerable.pop()
+            self._answerable = [*filter(self.expects_answer, self._sending())]
+            if not self._answerable:
                 return None
-            self._owed.reverse()  # the oldest are usually served first
+            self._answerable.reverse()  # we test the last one first, and the oldest entities are usually served first
 
-    def owes(self, entity: Entity) -> bool:
-        """Return True if the peer waits for messages on this entity and needs to send nothing more about it.
+    def expects_answer(self, entity: Entity) -> bool:
+        """Return True if the peer may wait for messages on this entity, although it has ended its direction.
 
-        These are requests without a response, streams that the peer opened, and duplexes that it has finished. One
-        whose next message needs credit is not among them, because no credit can come any more.
+        That is the case for requests without a response, for streams that the peer opened, and for duplexes whose other
+        half it has finished. It isn't the case if the next message needs more credit, because none can arrive.
         """
         if entity.ending or entity.receives or entity.is_top:
             return False
@@ -194,41 +218,42 @@ class Engine(StreamMuxEngine):
         return entity.kind is Kind.REQUEST_IN or (entity.twin is None and not entity.is_rest_of_reset)
 
     def _prove_peer(self, now: float) -> Silent | None:
-        """Send a pong to a peer that can answer nothing: if it has left altogether, writing fails soon after.
+        """Find out whether a peer that has ended its direction still reads, by sending a pong.
 
-        Returns the last event if nothing was written since the last time, because the peer takes no bytes. Without
-        `Config.keepalive` such a peer may take its time, and a reset makes the write fail that waits for it.
+        If the peer has closed its socket altogether, a later write fails. Returns a `Silent` event, which ends the
+        connection, if nothing could be written since the last call. With `Config(keepalive=None)`, the peer may be as
+        slow as it likes.
         """
         control, outbox = self._state.control, self._state.outbox
-        owed = self._first_owed()
+        entity = self._first_answerable()
         usual = PROOF_SECONDS if self.config.keepalive is None else self.config.keepalive
         interval = FIRST_PROOF_SECONDS if self._keepalive.interval is None else self._keepalive.interval
-        if interval < usual:  # too early to judge by what the peer has read
-            if owed is not None and not control.pongs_owed:
-                control.owe(owed, pongs=1)
-            self._unwritten = (control.pongs_owed, outbox.used)
+        if interval < usual:  # a slow peer may not have had enough time to read
+            if entity is not None and not control.pongs_queued:
+                control.queue(entity, pongs=1)
+            self._unwritten = (control.pongs_queued, outbox.used)
             self._keepalive.interval = min(usual, 2 * interval)
             self._keepalive.postpone(now)
             return None
-        unwritten = (control.pongs_owed, outbox.used)
-        if unwritten == self._unwritten and (any(unwritten) or owed is None):
+        unwritten = (control.pongs_queued, outbox.used)
+        if unwritten == self._unwritten and (any(unwritten) or entity is None):
             if self.config.keepalive is not None:
                 return Silent(self._keepalive.silence(now))
             self._keepalive.postpone(now)
             return None
-        if owed is not None and not control.pongs_owed:
-            control.owe(owed, pongs=1)
-        self._unwritten = (control.pongs_owed, outbox.used)
+        if entity is not None and not control.pongs_queued:
+            control.queue(entity, pongs=1)
+        self._unwritten = (control.pongs_queued, outbox.used)
         self._keepalive.postpone(now)
         return None
 
     def _sending(self) -> Iterator[Entity]:
-        """Iterate over the live entities that this side sends on, with the peer's requests."""
+        """Iterate over the entities that this side sends on, including the peer's requests."""
         senders = (Kind.REQUEST_IN, Kind.SINK_IN, Kind.SINK_OUT)
         return chain.from_iterable(self._state.maps[kind].values() for kind in senders)
 
     def has_output(self) -> bool:
-        """Whether there is something to write."""
+        """Return True if there is something to write."""
         control = self._state.control
         return not self._state.over and bool(
             self._state.scheduler.line or control.dirty or control.acks or control.ends or control.bare_openings
@@ -255,27 +280,46 @@ class Engine(StreamMuxEngine):
         if entity is None:
             self._keepalive.postpone(now)
         else:
-            self._state.control.owe(entity, pings=1)
+            self._state.control.queue(entity, pings=1)
             self._state.events.append(Probed(entity))
             self._keepalive.asked(now)
         return None
 
     def _pingable_entity(self) -> Entity | None:
-        """Return an entity to send a ping about: the top level while there is one."""
+        """Return an entity to send a ping about, or None if there is none. The top level is preferred."""
         entities = chain((self.top_stream, self.top_sink), *[entities.values() for entities in self._state.maps])
         return next((one for one in entities if one.life is not UNANNOUNCED and not one.ending), None)
 
     # --- opening
 
     def open_sink(self, payload: bytes = b"", *, id: int | None = None) -> Sender:
-        """Open an entity that this side sends messages on. The opening is queued at once."""
+        """Open a sink, on which this side sends messages.
+
+        Args:
+            payload: Sent with the opening.
+            id: The id of the entity. By default, the engine chooses one.
+
+        Raises:
+            LocalProtocolError: If the top level was ended, the limit for channels is reached, or the payload is too
+                large or not covered by credit of the top level.
+        """
         self._check_opening(payload, None)
         sink = self._add_sink(self._take_id(id, Kind.SINK_OUT))
         self._announce(sink, Type.OUT_SINK, payload)
         return sink
 
     def open_stream(self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None) -> Receiver:
-        """Open an entity that the peer sends messages on. With `credit` all further grants are made by hand."""
+        """Open a stream, on which the peer sends messages.
+
+        Args:
+            payload: Sent with the opening.
+            id: The id of the entity. By default, the engine chooses one.
+            credit: The first grant. If it is given, the engine makes no grants automatically, and the application must
+                grant all further credit.
+
+        Raises:
+            LocalProtocolError: As for `open_sink`.
+        """
         self._check_opening(payload, credit)
         stream = self._add_receiving(Kind.STREAM_OUT, self._take_id(id, Kind.STREAM_OUT), credit)
         self._announce(stream, Type.OUT_STREAM, payload)
@@ -284,7 +328,7 @@ class Engine(StreamMuxEngine):
     def open_duplex(
         self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None
     ) -> tuple[Sender, Receiver]:
-        """Open a sink and a stream with one id."""
+        """Open a duplex, which is a sink and a stream with the same id. The arguments are those of `open_stream`."""
         self._check_opening(payload, credit)
         id = self._take_id(id, Kind.SINK_OUT, Kind.STREAM_OUT)
         sink = self._add_sink(id)
@@ -297,7 +341,10 @@ class Engine(StreamMuxEngine):
         return Halves(*self.open_duplex(opening))
 
     def open_request(self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None) -> Receiver:
-        """Send a request that the peer answers once. `credit` is the largest response, in bytes."""
+        """Send a request, which the peer answers with one message.
+
+        The arguments are those of `open_stream`, except that `credit` is the size of the largest possible response.
+        """
         self._check_opening(payload, credit)
         request = self._add_receiving(Kind.REQUEST_OUT, self._take_id(id, Kind.REQUEST_OUT, lowest=0), credit)
         self._announce(request, Type.OUT_REQUEST, payload)
@@ -338,7 +385,7 @@ class Engine(StreamMuxEngine):
 
     def _add_sink(self, id: int) -> Sender:
         sink = self._state.add_sender(Kind.SINK_OUT, id)
-        sink.credit.available = self._state.got
+        sink.credit.available = self._state.first_credit_out
         return sink
 
     def _add_receiving(self, kind: Kind, id: int, credit: int | None) -> Receiver:
@@ -347,7 +394,7 @@ class Engine(StreamMuxEngine):
             credit = entity.window.start(self._state.now)
         else:
             entity.window.grant(credit)
-        entity.life = UNANNOUNCED  # so the grant is written with the opening
+        entity.life = UNANNOUNCED  # so that the grant is written in the same chunk as the opening
         self._state.grant(entity, credit)
         return entity
 
@@ -363,10 +410,10 @@ class Engine(StreamMuxEngine):
     # --- refusing
 
     def refuse(self, channel: Halves, reason: Reason = NO_REASON) -> None:
-        """End both halves of a channel that the peer has just opened; too many of these end the connection.
+        """End both halves of a channel that the peer has just opened.
 
-        The peer reads the reason if it gave credit for one with the opening. Harmless when the channel, or the
-        connection, is over already.
+        The peer gets the reason if it has granted credit with the opening. If this is called too often, the connection
+        ends, because the peer ignores the limit for channels. Does nothing if the channel or the connection has ended.
         """
         if self._state.over:
             return
@@ -376,10 +423,10 @@ class Engine(StreamMuxEngine):
         self.decline(channel, reason)
 
     def decline(self, channel: Halves, reason: Reason = NO_REASON) -> None:
-        """`refuse` for an opening that is no fault of the peer, so it is not counted."""
+        """Like `refuse`, but don't count the refusal, because the peer couldn't know better."""
         sender, receiver = channel.sender, channel.receiver
         if isinstance(sender, Sender) and not (self._state.over or sender.ending):
-            # An abort would wait for credit, and what was refused must not stay.
+            # Without credit, an abort would wait for it, and a peer could make us keep any number of refused channels.
             if reason and sender.credit_out > 0:
                 sender.abort(reason)
             else:
@@ -392,7 +439,7 @@ class Engine(StreamMuxEngine):
     def farewell(self, reason: Reason) -> bytes:
         """Return the last bytes to write on a connection that ends early: the end of the top level, with the reason.
 
-        Nothing if the end was queued before, or if the peer gave no credit for it.
+        The result is b"" if an end was queued before, or if the peer hasn't granted credit for the reason.
         """
         sink, outgoing = self.top_sink, self.top_sink.outgoing
         if sink.ending or sink.life is UNANNOUNCED or (outgoing is not None and outgoing.is_mid_message):
@@ -401,10 +448,10 @@ class Engine(StreamMuxEngine):
         return encode_chunk(Chunk(sink.type, sink.id, end=told)) if told else b""
 
     def cancellations(self) -> bytes:
-        """Return the last bytes to write on a connection that is given up without a reason.
+        """Return the last bytes to write on a connection that ends because of an exception in the session's block.
 
-        They cancel what the peer could otherwise go on with after the end of this direction, see `owes`: responses,
-        and messages on streams that this side opened and on duplexes that it has finished.
+        After the end of our direction, the peer may go on to answer (see `expects_answer`). These bytes prevent that:
+        they cancel our requests, the streams that we have opened, and the duplexes whose other half we have finished.
         """
         receivers = (Kind.REQUEST_OUT, Kind.STREAM_OUT, Kind.STREAM_IN)
         entities = chain.from_iterable(self._state.maps[kind].values() for kind in receivers)
@@ -418,17 +465,24 @@ class Engine(StreamMuxEngine):
     # --- the common form
 
     def consumed_opening(self, size: int) -> None:
-        """Count an opening payload as taken by the application."""
+        """Count the payload of an opening as consumed by the application."""
         self._state.consume(self.top_stream, size)
 
     def ping(self, key: object) -> None:
-        """Send a ping about an entity, or about the top level while there is one."""
+        """Send a ping about the entity `key`. If `key` is None, the engine chooses an entity.
+
+        Raises:
+            LocalProtocolError: If there is no such entity, or it has ended.
+        """
         entity = self._pingable_entity() if key is None else key
         if not isinstance(entity, Entity):
             raise LocalProtocolError("nothing is open that a ping could be about")
         entity.ping()
 
     def go_away(self, reason: Reason) -> None:
-        """Take no new channels: end the stream of the top level, which tells the peer so."""
+        """Accept no new channels from now on. This ends the top-level stream, which the peer understands that way.
+
+        The reason isn't sent.
+        """
         if not self.top_stream.ending:
             self.top_stream.end()

@@ -1,8 +1,14 @@
-"""The entities of a connection: what the document calls sinks, streams and requests, and what may be done with any.
+"""The entities of a bpmux connection: the sinks, streams and requests of the specification.
 
-An entity is one half of a channel, or a request. Its payload goes in one direction: on some entities we send
-(`Sender`), on the others the peer does (`Receiver`). Everything else goes in both directions, and is here: credit,
-because an end may carry a payload against the direction of the messages; pings and pongs; and the end.
+An entity is a request, or one direction of a channel. Its messages go in one direction. `Sender` is the class of
+entities that we send messages on, and `Receiver` the class of those that the peer sends messages on. Their common base
+`Entity`, in this module, has everything that goes in both directions:
+
+- credit, because the side that receives messages may also send a payload, in the chunk that ends the entity
+- pings and pongs
+- the end
+
+The module `state` explains the terms and the states of an entity. "The specification" always means bpmux/rel.
 """
 
 from __future__ import annotations
@@ -19,15 +25,17 @@ if TYPE_CHECKING:
     from muxkit.protocols.bpmux.state import State
 
 NO_REASON = Reason()
-ABORTED = b"\x01"  # end payload of an abort: any payload but an empty one means that messages are missing
+# The payload of an abort without a reason. By muxkit's convention, any end payload that isn't empty means that messages
+# are missing.
+ABORTED = b"\x01"
 
 
 class Kind(IntEnum):
-    """The six maps of the document; the number is the type of the chunks that this side sends about such an entity.
+    """The kinds of entities, one for each of the six maps in the specification.
 
-    `OUT` is what this side opened, `IN` what the peer opened. "Sink" and "stream" say what this side does: it sends on
-    a sink and receives from a stream. The peer does the opposite, so what it opens as a sink is a `STREAM_IN` here (see
-    `ADDRESSED`).
+    The number of a kind is also the type of the chunks that we send about its entities. `OUT` means that this side has
+    opened the entity, `IN` that the peer has. We send messages on a sink and receive them from a stream. Since the peer
+    does the opposite, an entity that the peer opens as a sink is a `STREAM_IN` here.
 
         kind          opened by    messages go     the application holds
         REQUEST_OUT   this side    to this side    a `Request`, for whose response it waits
@@ -47,22 +55,23 @@ class Kind(IntEnum):
 
 
 class Life(IntEnum):
-    """How far the life of an entity has come; `NEXT` has the steps, and the module `state` the picture."""
+    """The state of an entity. The module `state` explains the states, and `NEXT` has the steps between them."""
 
     HALF_OPENED = 0
-    """The peer is opening it, with a payload in parts of which some are missing. The application doesn't know it."""
+    """The peer is opening the entity with a message in parts, and some parts are missing."""
     UNANNOUNCED = 1
-    """This side is opening it, and the opening isn't written completely."""
+    """This side is opening the entity, and the opening isn't written completely."""
     OPEN = 2
+    """The entity is open, and our end isn't written."""
     END_DUE = 3
-    """This side has ended it by a chunk without payload, which waits for nothing but its turn to be written."""
+    """This side has ended the entity with a control chunk, which isn't written yet."""
     ENDED = 4
-    """The end of this side was written, and the peer hasn't acknowledged it."""
+    """Our end was written, and the peer hasn't acknowledged it."""
     GONE = 5
-    """It was removed: nothing is written or received about it any more."""
+    """The entity was removed."""
 
 
-# The same without a look-up in the class, because some are asked for with every message.
+# Module constants are faster than attributes of the class, and some of these are used for every message.
 HALF_OPENED, UNANNOUNCED, OPEN, END_DUE, ENDED, GONE = Life
 
 NEXT = (
@@ -75,7 +84,8 @@ NEXT = (
 )
 
 
-# The table under "Receiving Chunks": the map that a received chunk type addresses.
+# The table in the specification's section "Receiving Chunks": the kind of entity that a received chunk is about, by the
+# type of the chunk. The peer names the type from its point of view, so "Out" and "Sink" become "IN" and "STREAM".
 ADDRESSED = (
     Kind.REQUEST_IN,  # Out-Request
     Kind.REQUEST_OUT,  # In-Request
@@ -86,31 +96,33 @@ ADDRESSED = (
     Kind.SINK_IN,  # Duplex: this map and STREAM_IN
 )
 
-RECEIVERS = frozenset({Kind.REQUEST_OUT, Kind.STREAM_OUT, Kind.STREAM_IN})  # the peer sends the payload
-OURS = frozenset({Kind.REQUEST_OUT, Kind.SINK_OUT, Kind.STREAM_OUT})  # opened by this side
-TOP = frozenset({Kind.SINK_OUT, Kind.STREAM_OUT})  # the maps whose id 0 is the top level
+RECEIVERS = frozenset({Kind.REQUEST_OUT, Kind.STREAM_OUT, Kind.STREAM_IN})  # the peer sends messages on these
+OURS = frozenset({Kind.REQUEST_OUT, Kind.SINK_OUT, Kind.STREAM_OUT})  # this side opened these
+TOP = frozenset({Kind.SINK_OUT, Kind.STREAM_OUT})  # id 0 of these kinds is the top level
+# The types of the chunks that we send, by kind: about the top level, and about all other entities.
 OF_OTHERS = tuple(Type(kind) for kind in Kind)
 OF_TOP = tuple(Type(kind + 1) if kind in TOP else Type(kind) for kind in Kind)
 
-# Shared by all entities that need no credit, or no window, against their direction; these two never change.
+# Placeholders that save memory. Most entities never send a payload against the direction of their messages, so they
+# need either no credit or no window. These two objects must never change.
 NO_CREDIT = Credit()
 NO_WINDOW = ReceiveWindow()
 
 
 class Parts:
-    """A message that arrives in parts."""
+    """A message of which some parts have arrived."""
 
     __slots__ = ("is_end", "left", "pieces", "pinged")
 
     def __init__(self, total: int, *, is_wanted: bool) -> None:
-        self.left: int = total
-        self.pieces: Pieces | None = Pieces() if is_wanted else None  # None: the parts are discarded
-        self.is_end: bool | None = None  # whether these are parts of an end payload; None before the first part
-        self.pinged: list[Entity] = []  # pings to report when the opening is complete
+        self.left: int = total  # number of missing bytes
+        self.pieces: Pieces | None = Pieces() if is_wanted else None  # None if the parts are discarded
+        self.is_end: bool | None = None  # True if these are parts of an end payload; None before the first part
+        self.pinged: list[Entity] = []  # entities for which to report a `Pinged` event when the opening is complete
 
 
 class Entity:
-    """One half of a channel, or a request: payload in one direction, credit and ends in both."""
+    """A request, or one direction of a channel. The base class of `Sender` and `Receiver`."""
 
     __slots__ = (
         "credit",
@@ -138,41 +150,46 @@ class Entity:
         self.state: State = state
         self.kind: Kind = kind
         self.id: int = id
-        # The state that the document names: credit_out, credit_in and the end flags.
-        self.credit: Credit = NO_CREDIT if kind in RECEIVERS else Credit()
-        self.window: ReceiveWindow = window or NO_WINDOW
-        self.end_in: bool = False
+        # The specification calls these credit_out, credit_in and end_in.
+        self.credit: Credit = NO_CREDIT if kind in RECEIVERS else Credit()  # bytes that we may send
+        self.window: ReceiveWindow = window or NO_WINDOW  # bytes that the peer may send
+        self.end_in: bool = False  # True if the peer has ended the entity
         # Receiving.
-        self.is_wanted: bool = True  # the application receives what arrives; otherwise it is discarded
-        self.direct: bool = True  # payloads need no check beside credit: wanted, and nothing in parts on its window
-        self.parts: Parts | None = None
+        self.is_wanted: bool = True  # False if payloads are discarded, because this side has ended the entity
+        self.direct: bool = True  # True if the reader may deliver payloads without other checks than that for credit
+        self.parts: Parts | None = None  # the message that is arriving in parts
         # Sending.
-        self.outgoing: Outgoing | None = None
-        # Control chunks to write, merged: a grant in bytes, and numbers of pings and pongs.
+        self.outgoing: Outgoing | None = None  # the queue of messages to send; see `State.outgoing`
+        # Control chunks to write: a grant in bytes, and numbers of pings and pongs.
         self.grant: int = 0
         self.pings: int = 0
         self.pongs: int = 0
-        # Life.
-        self.owner: object | None = None  # the session's object for it; the engine does not use it
+        # State.
+        self.owner: object | None = None  # the session's object for this entity, which the engine doesn't use
         self.life: Life = OPEN
         self.orderly: bool = False  # the peer ended the other half of this duplex without an error
         self.is_rest_of_reset: bool = False  # the peer cancelled the other half of this duplex
-        self.late: bool = False  # the peer opened it after it had closed its top level
-        self.twin: Entity | None = None  # the other half of a duplex, while both are alive
+        self.late: bool = False  # the peer opened this entity after it had ended its top level
+        self.twin: Entity | None = None  # the other half of a duplex, while both halves exist
 
     def step(self, life: Life) -> None:
-        """Go on to another part of its life."""
+        """Change the state. A step that isn't in `NEXT` is a bug in muxkit and raises `AssertionError`."""
         if life not in NEXT[self.life]:
             raise AssertionError(f"{self.label}: there is no step from {self.life.name} to {life.name}")
         self.life = life
 
-    # --- commands for entities of both directions: each does all of its work, or raises and changes nothing
+    # --- commands for entities of both directions: a command that raises changes nothing
 
     def end(self, payload: bytes = b"") -> None:
-        """End it: close one that this side sends on, or cancel one that the peer sends on.
+        """End the entity: finish it if this side sends messages on it, and cancel it if the peer does.
 
-        A payload uses the entity's credit. Messages queued before are sent first, and before the end of the top level
-        all openings.
+        Queued messages are sent before the end. The end of the top-level sink also waits for all queued openings.
+
+        Args:
+            payload: Sent with the end. It uses the entity's credit.
+
+        Raises:
+            LocalProtocolError: If the entity has ended, or the payload is too large or not covered by credit.
         """
         state = self.state
         self.check_open("end")
@@ -187,11 +204,16 @@ class Entity:
             state.end_queued(self)
 
     def abort(self, reason: Reason = NO_REASON) -> None:
-        """Drop the messages of which nothing was written, then end it; harmless once the end was written.
+        """End the entity, and drop queued messages unless a part of them was written already.
 
-        On a sink, and for a request without a response, the end has a payload, which by convention means an error: as
-        much of the reason as credit covers. It may wait for a byte of credit, because without it the peer would take
-        the messages for complete.
+        If we send messages on the entity, the end has a payload. By muxkit's convention, that means that messages are
+        missing. The payload contains the reason, or as much of it as credit covers. Without any credit, the end waits
+        until the peer grants some, because the peer would take an end without payload for a normal one.
+
+        Does nothing if the end was written already.
+
+        Raises:
+            LocalProtocolError: If the entity was removed, or the connection has ended.
         """
         state = self.state
         state.check_alive()
@@ -204,7 +226,7 @@ class Entity:
         outgoing = state.outgoing(self)
         outgoing.drop_unbegun()
         if not self.ending:
-            # The end of a request cannot be taken for a response, so it need not wait for credit.
+            # The end of a request can't be taken for a response, so it doesn't have to wait for credit.
             can_explain = self.kind is not Kind.REQUEST_IN or self.credit_out > 0
             told = reason.encode(max(1, self.credit_out - outgoing.queued)) or ABORTED
             outgoing.close(b"" if self.receives or not can_explain else told)
@@ -212,72 +234,82 @@ class Entity:
         state.end_queued(self)
 
     def give_credit(self, amount: int) -> None:
-        """Grant credit beside the automatic grants."""
+        """Grant the peer credit in addition to the automatic grants.
+
+        Raises:
+            LocalProtocolError: If the entity has ended.
+        """
         self.check_open("give credit for")
         self.own_window().grant(amount)
         self.state.grant(self, amount)
         self.state.lend_shortfall(self)
 
     def ping(self) -> None:
-        """Send a ping about it; the answer is a `Pong`."""
+        """Send a ping about the entity. A `Pong` event reports the peer's answer."""
         self.check_open("ping")
-        self.state.control.owe(self, pings=1)
+        self.state.control.queue(self, pings=1)
 
     def pong(self) -> None:
-        """Send a pong, for `Config(pongs=False)`."""
+        """Answer a ping. Only needed with `Config(pongs=False)`, because the engine answers pings otherwise."""
         self.check_open("pong")
-        self.state.control.owe(self, pongs=1)
+        self.state.control.queue(self, pongs=1)
 
     def blame(self) -> None:
-        """Count a failure of local work on it, as if the peer had cancelled it, if the peer opened it."""
+        """Count a failure of this side's handler as if the peer had cancelled the entity, if the peer opened it.
+
+        A peer that keeps causing failures is slowed down like a peer that keeps cancelling (`StartPace`).
+        """
         if self.kind not in OURS:
             self.state.starts.broken_off(self.state.now)
 
     def check_open(self, what: str) -> None:
-        """Raise `LocalProtocolError` if this side can't `what` it, because it has ended."""
+        """Raise `LocalProtocolError` if the entity has ended. `what` names the command in the error message."""
         self.state.check_alive()
         if self.gone:
             raise LocalProtocolError(f"{self.label}: cannot {what} an entity that is gone")
         if self.ending:
             raise LocalProtocolError(f"{self.label}: cannot {what} it, it was ended")
 
-    # --- what it is
+    # --- properties
 
     def admits(self, size: int) -> bool:
-        """Return True if `size` bytes of payload may be queued now.
+        """Return True if a payload of `size` bytes may be queued now.
 
-        They may if credit covers them beside what is queued, or if nothing is queued and there is some credit: then
-        the engine keeps the rest and writes it in parts as credit arrives.
+        That is the case if credit covers it in addition to the queued payloads. It is also the case if nothing is
+        queued and there is any credit at all: the engine then writes the payload in parts, as credit arrives.
         """
         if self.outgoing is None:
             return self.credit.available > 0 or size == 0
         return self.outgoing.admits(size)
 
     def own_credit(self) -> Credit:
-        """Return credit that may be changed; a receiving entity uses some only for an end payload."""
+        """Return the credit to change it. This replaces the placeholder `NO_CREDIT` first."""
         if self.credit is NO_CREDIT:
             self.credit = Credit()
         return self.credit
 
     def own_window(self) -> ReceiveWindow:
-        """Return a window that may be changed; a sending entity uses one only for the peer's end payload."""
+        """Return the window to change it. This replaces the placeholder `NO_WINDOW` first."""
         if self.window is NO_WINDOW:
             self.window = ReceiveWindow()
         return self.window
 
     @property
     def receiving(self) -> Entity | None:
-        """The half of its channel that the peer sends payload on."""
+        """The half of this channel on which the peer sends messages, or None if there is none."""
         return self if self.receives else self.twin
 
     @property
     def type(self) -> Type:
-        """The type of chunks about it. Both sides have the top level as an out-entity and address it as the peer's."""
+        """The type of the chunks that we send about the entity.
+
+        The top level is special: on both sides it belongs to the `OUT` maps, so its chunks have an `IN` type.
+        """
         return OF_TOP[self.kind] if self.id == 0 else OF_OTHERS[self.kind]
 
     @property
     def receives(self) -> bool:
-        """Whether the peer sends its payload."""
+        """True if the peer sends messages on the entity."""
         return self.kind in RECEIVERS
 
     @property
@@ -290,12 +322,12 @@ class Entity:
 
     @property
     def partial(self) -> int:
-        """Bytes missing of a message in parts."""
+        """The number of missing bytes of the message that is arriving in parts, or 0."""
         return 0 if self.parts is None else self.parts.left
 
     @property
     def ending(self) -> bool:
-        """Whether this side has ended it, so that the end was written or is queued, or it is gone."""
+        """True if this side's end is queued or written, or the entity was removed."""
         return self.life >= END_DUE or (self.outgoing is not None and self.outgoing.closing)
 
     @property
@@ -304,12 +336,12 @@ class Entity:
 
     @property
     def end_out(self) -> bool:
-        """The flag of the document: our end was written, and the peer hasn't acknowledged it."""
+        """The specification's flag end_out: our end was written, and the peer hasn't acknowledged it."""
         return self.life is ENDED
 
     @property
     def is_ours(self) -> bool:
-        """Whether this side opened it."""
+        """True if this side opened the entity."""
         return self.kind in OURS
 
     @property
@@ -318,7 +350,7 @@ class Entity:
 
     @property
     def label(self) -> str:
-        """Its name in logs and errors, as this side addresses it: `out-sink 7`."""
+        """The name for logs and errors, from this side's point of view, such as `out-sink 7`."""
         return label(self.type, self.id)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a bpmux engine reports: the events that all protocols have (`muxkit.core.events`), and these."""
+"""The events that only a bpmux engine reports. `muxkit.core.events` has the events that all protocols share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from muxkit.protocols.bpmux.send import Sender
 
 @attrs.define(eq=False)
 class Requested:
-    """The peer sent a request, which is answered by one message on `request`, or by its end."""
+    """The peer has sent a request. The session answers it with one message on `request`, or declines by ending it."""
 
     request: Sender
     payload: bytes
@@ -36,7 +36,7 @@ class Requested:
 
 @attrs.define(eq=False)
 class Responded:
-    """The response to a request of ours came; the request is over."""
+    """The response to our request has arrived, and the request has ended."""
 
     request: Receiver
     payload: bytes
@@ -44,14 +44,17 @@ class Responded:
 
 @attrs.define(eq=False)
 class Pinged:
-    """The peer sent a ping, which is answered unless `Config.pongs` is off."""
+    """The peer has sent a ping about an entity. The engine has answered it unless `Config.pongs` is False."""
 
     entity: Entity
 
 
 @attrs.define(eq=False)
 class HalfClosed:
-    """The peer closed its direction of the stream, and `Engine.owes` entities something. `HungUp` follows."""
+    """The peer has ended its direction of the stream, but may still read answers (`Engine.expects_answer`).
+
+    `HungUp` follows when there is nothing more to send.
+    """
 
 
 Event: TypeAlias = """(

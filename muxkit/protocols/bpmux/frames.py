@@ -1,4 +1,12 @@
-"""Parse, serialise and trace the chunks of bpmux/rel; legality in a state is not checked here."""
+"""Parses, encodes and traces the chunks of bpmux.
+
+A chunk consists of a tag, the id of an entity, and the fields that the flags in the tag announce. The tag has the type
+of the entity in its three high bits and the flags in the others. Numbers are encoded as VarU64: one byte for numbers
+below 248, and otherwise one byte for the length followed by the number, which must not be longer than necessary.
+
+This module only knows the form of a chunk. Whether a chunk is allowed in the current state is checked by a subclass of
+`Checks`, which `parse_chunk` calls for each field.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +25,11 @@ PING = 0x04
 END = 0x02
 ACK_END = 0x01
 
-CANONICAL = "bpmux-G12"  # the rule that a number in a longer form than needed breaks
+CANONICAL = "bpmux-G12"  # the rule against encodings that are longer than necessary
 
 
 class Type(IntEnum):
-    """The three high bits of a tag: the kind of entity, from the view of the chunk's sender."""
+    """The type of a chunk: the kind of entity that it is about, from the point of view of the chunk's sender."""
 
     OUT_REQUEST = 0
     IN_REQUEST = 1
@@ -40,13 +48,13 @@ class Type(IntEnum):
 TYPES = tuple(Type)
 LABELS = tuple(type.name.replace("_", "-").lower() for type in Type)
 TAGS = tuple(bytes((tag,)) for tag in range(256))
-NO_GRANT = bytes((Type.IN_STREAM << 5 | CREDIT, 0, 0))  # no bytes of top-level credit
-ANNOUNCEMENT_MOST = 2 * len(NO_GRANT) + 2 + 9  # bytes
+NO_GRANT = bytes((Type.IN_STREAM << 5 | CREDIT, 0, 0))  # a chunk that grants 0 bytes of top-level credit
+ANNOUNCEMENT_MOST = 2 * len(NO_GRANT) + 2 + 9  # size of the longest announcement of a first credit, in bytes
 
 
 @attrs.define
 class Chunk:
-    """One regular chunk; `payload`, `credit` and `end` are None where the flag is not set."""
+    """A chunk of any type except Partial. `payload`, `credit` and `end` are None if the chunk doesn't have the flag."""
 
     type: Type
     id: int
@@ -58,22 +66,23 @@ class Chunk:
 
     @property
     def is_pong(self) -> bool:
-        """Whether no flag is set."""
+        """True if the chunk has no flags. The specification uses such chunks as pongs."""
         return not (self.ping or self.ack_end) and (self.payload, self.credit, self.end) == (None, None, None)
 
 
 @attrs.define
 class Partial:
-    """Announces that the next chunk begins a message of `total_size` bytes in parts."""
+    """A Partial chunk. It announces that the payload of the next chunk is the first part of a larger message."""
 
     total_size: int
 
 
 class Checks:
-    """Checks each field of a chunk while it is parsed, before the bytes that a length announces are required.
+    """The checks that `parse_chunk` makes for each field. This class accepts everything; `ChunkRules` is stricter.
 
-    A method of a subclass raises `RemoteProtocolError` when the chunk is illegal. None changes any state, because an
-    incomplete chunk is parsed again from its start. This class accepts every chunk that can be parsed.
+    A subclass raises `RemoteProtocolError` in the method for a field that isn't allowed. The size of a payload is
+    checked before its bytes are read, so a peer can't make us keep a payload that is too large. The methods must not
+    change the state of the connection, because an incomplete chunk is parsed again from its start.
     """
 
     def partial(self, total_size: int) -> None: ...
@@ -87,7 +96,12 @@ NO_CHECKS = Checks()
 
 
 def parse_chunk(cursor: Cursor, checks: Checks = NO_CHECKS) -> Chunk | Partial:
-    """Parse the next chunk; raises `NeedMore` while it is incomplete, `RemoteProtocolError` when it is malformed."""
+    """Parse the next chunk.
+
+    Raises:
+        NeedMore: If the chunk is incomplete.
+        RemoteProtocolError: If the chunk is malformed, or if `checks` doesn't allow it.
+    """
     tag = cursor.byte()
     if tag >= Type.PARTIAL << 5:
         total_size = _parse_total_size(cursor, (tag & 7) + 1)
@@ -145,7 +159,7 @@ def encode_chunk(chunk: Chunk) -> bytes:
 
 
 def encode_partial(total_size: int) -> bytes:
-    """Return the announcement of a message in parts as bytes."""
+    """Return a Partial chunk, which announces a message of `total_size` bytes in parts."""
     if not 0 < total_size < 2**64:
         raise LocalProtocolError(f"a message in parts has 1 to 2^64-1 bytes, not {total_size}")
     length = (total_size.bit_length() + 7) // 8
@@ -158,15 +172,19 @@ def head(type: Type, id: int, flags: int) -> bytes:
 
 
 def encode_announcement(credit: int) -> bytes:
-    """Return the chunks that announce the first credit of channels: a top-level grant of it between two grants of 0.
+    """Return the chunks that announce a first credit: a grant of `credit` for the top level between two grants of 0.
 
-    A peer that does not know of announcements takes it for what it is by the document, so much top-level credit.
+    Another implementation takes these chunks for three ordinary grants of top-level credit. muxkit doesn't write grants
+    of 0 for any other purpose, so it recognizes the announcement.
     """
     return b"".join((NO_GRANT, head(Type.IN_STREAM, 0, CREDIT), encode_varu64(credit), NO_GRANT))
 
 
 def find_announcement(data: bytes) -> int | None:
-    """Return the credit that the first bytes of a connection announce, 0 if none; None while more has to come."""
+    """Return the first credit that the first bytes of a connection announce.
+
+    The result is 0 if the bytes aren't an announcement, and None if more bytes are needed to decide that.
+    """
     if not NO_GRANT.startswith(data[: len(NO_GRANT)]):
         return 0
     cursor = Cursor(data, len(NO_GRANT))
@@ -177,12 +195,15 @@ def find_announcement(data: bytes) -> int | None:
         return credit if cursor.exact(len(NO_GRANT)) == NO_GRANT else 0
     except NeedMore:
         return None
-    except RemoteProtocolError:  # parsing the chunk reports it
+    except RemoteProtocolError:  # `parse_chunk` raises the same error later
         return 0
 
 
 def label(type: Type, id: int) -> str:
-    """Name the entity of a chunk, as in `out-sink 7`; only the top level has In-Sink and In-Stream chunks with id 0."""
+    """Return a name for the entity of a chunk, such as `out-sink 7`.
+
+    The specification reserves In-Sink and In-Stream chunks with id 0 for the top level.
+    """
     is_top = id == 0 and type in (Type.IN_SINK, Type.IN_STREAM)
     return f"top-level {type.label}" if is_top else f"{type.label} {id}"
 
@@ -191,7 +212,7 @@ def label(type: Type, id: int) -> str:
 
 
 def observe_chunk(observer: Observer, direction: Direction, channel: str, chunk: Chunk, *, in_parts: bool) -> None:
-    """Report the parts of a chunk; `in_parts` if a Partial chunk preceded it."""
+    """Report each field of a chunk to the observer. `in_parts` is True if a Partial chunk preceded it."""
     fields = (
         ("partial", 0 if in_parts else None),
         ("payload", None if chunk.payload is None else len(chunk.payload)),
@@ -207,7 +228,10 @@ def observe_chunk(observer: Observer, direction: Direction, channel: str, chunk:
 
 
 def observe_written(observer: Observer, buffers: Sequence[Buffer]) -> None:
-    """Report chunks that leave the engine; they are parsed again, so that writing costs nothing without an observer."""
+    """Report chunks that the engine has written.
+
+    This parses the bytes again. Writing therefore needs no code for observers, and costs nothing without one.
+    """
     cursor = Cursor(b"".join(buffers))
     in_parts = False
     while cursor.remaining:

@@ -1,12 +1,15 @@
-"""The reader: splits received bytes into chunks, and applies the usual ones the quick way.
+"""Parses the bytes that the peer has sent, and applies the chunks in them.
 
-A chunk that is not one of the two usual kinds, or comes in pieces, goes through `ChunkRules`, which knows all of them.
-The quick ways make no check twice and no object for a chunk; they leave everything else alone, so that there is one
-place for each rule.
+There are three ways to parse a chunk:
 
-    parse_payloads     messages on known entities, with small numbers and enough credit
-    _apply_control     credit, an empty end or its confirmation, about known entities
-    parse_chunk        anything, with `ChunkRules` as its checks; then `ChunkRules.apply`
+- `ChunkReader.parse_payloads` is the fast path for messages. The entity must exist, numbers must be small, and credit
+  must cover the message.
+- `ChunkReader._apply_control` is the fast path for grants, ends without payload, and acknowledgements. The entity must
+  exist, and there must be no observer.
+- `parse_chunk` parses any chunk. `ChunkRules` checks it while it is parsed, and `ChunkRules.apply` applies it.
+
+The fast paths create no object for a chunk. A chunk for which they would have to report an error, or that is unusual in
+any other way, is left to the third way. So each error is raised in one place only, in `parse_chunk` or `ChunkRules`.
 """
 
 from __future__ import annotations
@@ -20,47 +23,56 @@ from muxkit.protocols.bpmux.receive import Receiver
 from muxkit.protocols.bpmux.rules import ChunkRules, confirmation_of
 from muxkit.protocols.bpmux.state import State
 
-EVENT_FRAMES = 4  # frames that an event counts as, because acting on an opening or an end takes that much longer
-HEAD_MOST = 16  # bytes; the head of a usual payload chunk is shorter
-ON_PEERS_SINK = Type.OUT_SINK << 5 | PAYLOAD  # a message on a sink that the peer opened: our STREAM_IN
-ON_OUR_STREAM = Type.IN_SINK << 5 | PAYLOAD  # a message on a stream that we opened: our STREAM_OUT
-DUPLEX = Type.DUPLEX << 5  # such chunks open entities, and those with a higher tag announce parts
-SHORT_CONTROL = frozenset({CREDIT, END, ACK_END})  # flags
-LEAST = (0, 248, 1 << 8, 1 << 16, 1 << 24)  # the least number whose VarU64 has so many bytes behind the first
+# A chunk that causes an event, such as an opening, counts as this many additional frames in the limit for frames that
+# are parsed at once, because the session needs longer to handle it.
+EVENT_FRAMES = 4
+HEAD_MOST = 16  # an upper bound for the bytes of a message's chunk before the payload, on the fast path
+ON_PEERS_SINK = Type.OUT_SINK << 5 | PAYLOAD  # tag of a message on a sink that the peer opened, which is our STREAM_IN
+ON_OUR_STREAM = Type.IN_SINK << 5 | PAYLOAD  # tag of a message on a stream that we opened, which is our STREAM_OUT
+DUPLEX = Type.DUPLEX << 5  # the lowest tag of the chunks that open duplexes or announce a message in parts
+SHORT_CONTROL = frozenset({CREDIT, END, ACK_END})  # the flags for which `_apply_control` has a fast path
+# The smallest number that needs 0, 1, 2, 3 or 4 bytes after the first byte of its encoding (VarU64).
+LEAST = (0, 248, 1 << 8, 1 << 16, 1 << 24)
 
 
 class ChunkReader:
-    """Splits received bytes into chunks, checks them and applies them.
+    """Parses and applies chunks. It keeps the beginning of an incomplete chunk until the rest arrives.
 
-    It holds the beginning of an incomplete chunk, never more than the credit that covers it.
+    It never keeps more payload than credit covers, because the size of a payload is checked before its bytes.
     """
 
     def __init__(self, state: State) -> None:
         self._state = state
         self.rules: ChunkRules = ChunkRules(state)
-        self.held: Pieces = Pieces()  # the beginning of a chunk
-        self._wanted = 0  # bytes to hold before parsing is tried again
-        self.receiver: Receiver | None = None  # the entity of an incomplete payload whose chunk head was parsed
-        self._missing = 0  # bytes missing of that payload
-        self._pieces = Pieces()  # the beginning of that payload
-        self.left: int = 0  # frames that may still be parsed; events count as several
+        # An incomplete chunk is kept in one of two ways: as its bytes, which are parsed again from the start, or as an
+        # incomplete payload, of which `parse_payloads` has parsed the head.
+        self.held: Pieces = Pieces()  # the bytes
+        self._wanted = 0  # how many bytes there must be before we parse them again
+        self.receiver: Receiver | None = None  # the entity of the incomplete payload
+        self._missing = 0  # number of bytes missing of the payload
+        self._pieces = Pieces()  # the beginning of the payload
+        self.left: int = 0  # how many frames may still be parsed before other tasks run
 
     def resume(self, data: bytes, position: int, base: int) -> int:
-        """Add to the incomplete chunk; return the position in `data` behind it. `base` is the offset of `data`."""
+        """Continue an incomplete chunk with the bytes in `data` from `position` on.
+
+        `base` is the offset of `data` in everything that was received, for error messages. Returns the position after
+        the chunk, or `len(data)` if the chunk is still incomplete.
+        """
         while self.held.size:
             missing = self._wanted - self.held.size
             self.held.append(data[position : position + missing])
             position += missing
             if self.held.size < self._wanted:
                 return len(data)
-            held = self.held.join()  # one chunk; it stays held while it is incomplete
+            held = self.held.join()  # if the chunk is still incomplete, `parse` puts it back into `held`
             self.parse(held, 0, base + position - len(held))
         if self.receiver is not None and position < len(data):
             position = self._continue_payload(self.receiver, data, position)
         return position
 
     def _continue_payload(self, receiver: Receiver, data: bytes, position: int) -> int:
-        """Add to the incomplete payload of an entity; return the position in `data` behind it."""
+        """Continue an incomplete payload. Return the position in `data` after it."""
         pieces, missing = self._pieces, self._missing
         if len(data) - position < missing:
             pieces.append(data[position:])
@@ -75,7 +87,7 @@ class ChunkReader:
             self._state.events.append(Received(receiver, [payload]))
             if self._state.observer is not None:
                 self._state.observer.frame("in", receiver.label, "payload", len(payload))
-        else:  # the entity has changed since the head was parsed
+        else:  # the entity has changed since the head was parsed, for example because this side has ended it
             type = Type.OUT_SINK if receiver.kind is Kind.STREAM_IN else Type.IN_SINK
             self.rules.header(type, receiver.id, PAYLOAD)
             self.rules.payload(len(payload))
@@ -84,9 +96,10 @@ class ChunkReader:
         return position + missing
 
     def parse(self, data: bytes, position: int, base: int) -> int:
-        """Parse and apply chunks in `data` from `position` on; hold an incomplete one. `base` is the offset of `data`.
+        """Parse and apply the chunks in `data` from `position` on, and keep the last one if it is incomplete.
 
-        Returns the position behind the last: the end, unless this call may parse no more frames.
+        `base` is the offset of `data` in everything that was received, for error messages. Returns `len(data)`, or the
+        position of the next chunk if `left` frames have been parsed.
         """
         size = len(data)
         while position < size and self.left > 0:
@@ -114,9 +127,10 @@ class ChunkReader:
         return position
 
     def _apply_control(self, data: bytes, position: int) -> int:
-        """Apply one usual chunk without payload fast: credit, an empty end or its confirmation, about a known entity.
+        """Apply a grant, an end without payload or an acknowledgement, if it is complete and needs no other checks.
 
-        Returns the position behind it, or 0 without having done anything if it is anything else, or incomplete.
+        Returns the position after the chunk. Returns 0 without having changed anything if `parse_chunk` has to parse
+        the chunk.
         """
         tag = data[position]
         flags = tag & 0x1F
@@ -167,9 +181,9 @@ class ChunkReader:
         return position
 
     def parse_payloads(self, data: bytes, position: int) -> int:
-        """Parse the usual chunks fast: a message on a known entity, with small numbers and enough credit.
+        """Parse messages, if their entities exist, their numbers are small, and credit covers them.
 
-        Returns the position of the first chunk that is anything else; `parse` handles that one with all checks.
+        Returns the position of the first chunk that is anything else. `parse` continues there.
         """
         size = len(data)
         last = size - HEAD_MOST
@@ -208,7 +222,7 @@ class ChunkReader:
             window = entity.window
             credit = window.credit
             payloads: list[bytes] = []
-            while True:  # the chunks about this entity that come one behind the other
+            while True:  # consecutive chunks about the same entity make one event
                 length = data[start]
                 start += 1
                 if length >= 248:
@@ -222,7 +236,7 @@ class ChunkReader:
                 end = start + length
                 if length > credit or length > largest:
                     break
-                if end > size:  # the rest is not here yet
+                if end > size:  # the rest of the payload hasn't arrived
                     self.receiver, self._missing = entity, end - size
                     self._pieces.append(memoryview(data)[start:])
                     position = size

@@ -1,7 +1,8 @@
-"""What the peer sends on one entity: how much it may still send, and what the application hasn't consumed.
+"""Receiving on one entity: the commands of the session.
 
-The window grants credit as the application consumes, half a window at a time (`muxkit.core.ReceiveWindow`). Chunks are
-parsed and applied by the reader, for all entities.
+`Receiver` is an entity on which the peer sends messages. Its window (`muxkit.core.ReceiveWindow`) counts the bytes that
+the peer may send, and decides how much credit to grant when the application has consumed messages. The modules `reader`
+and `rules` process the chunks that arrive for it.
 """
 
 from __future__ import annotations
@@ -12,16 +13,21 @@ from muxkit.core import Reason
 from muxkit.core import halves as core
 from muxkit.protocols.bpmux.entities import Entity
 
-PARTS_OF_WINDOW = 16  # while messages wait, the engine hears of so many parts of a window: it grants half of one
+# The session calls `consumed` once for several messages, after at most 1/16 of the window. That is often enough,
+# because a window grants credit in portions of a half or a quarter.
+PARTS_OF_WINDOW = 16
 
 
 class Receiver(Entity, core.Receiver[bytes]):
-    """An entity that the peer sends messages on: a stream of ours, a sink of the peer's, or the answer to a request."""
+    """An entity on which the peer sends: a stream that we opened, a sink that the peer opened, or a request of ours.
+
+    It implements the interface for receiving halves that the runtime uses with all protocols.
+    """
 
     __slots__ = ()
 
     @property
-    def credit_in(self) -> int:  # here as well, as in `Sender`
+    def credit_in(self) -> int:  # for the same reason as `Sender.credit_out`
         return self.window.credit
 
     @property
@@ -30,12 +36,13 @@ class Receiver(Entity, core.Receiver[bytes]):
 
     @property
     def lag(self) -> int:
-        return 0 if self.window.lent else self.window.target // PARTS_OF_WINDOW  # a loan is repaid with each message
+        # While credit is lent, each message repays a part of the loan, which others may be waiting for.
+        return 0 if self.window.lent else self.window.target // PARTS_OF_WINDOW
 
     def consumed(self, items: Sequence[bytes], size: int) -> bool:
-        """Count `size` bytes as taken by the application; harmless after the entity is gone."""
+        """Count `size` bytes as consumed by the application. This is allowed after the entity was removed."""
         return self.state.consume(self, size)
 
     def stop(self, reason: Reason) -> None:
-        """End it, which needs no payload: a reason would have to be covered by credit that nobody grants for this."""
+        """Cancel the entity, without the reason. It would need credit, which peers don't grant in this direction."""
         self.end()

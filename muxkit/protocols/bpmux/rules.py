@@ -1,4 +1,12 @@
-"""The rules of "Receiving Chunks" and "Partial Mode": the checks of a chunk, and what it changes once it is legal."""
+"""Checks each chunk that the peer has sent, and applies it to the state.
+
+This module implements the sections "Receiving Chunks" and "Partial Mode" of the specification. A chunk that breaks a
+rule raises `RemoteProtocolError`, which ends the connection. The error's `rule` is the number of the rule in
+docs/conformance.md, and its `limit` is the limit of muxkit that was exceeded.
+
+A message in parts is announced by a *Partial* chunk with its total size. The next chunks about the same entity contain
+the parts.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +20,29 @@ from muxkit.protocols.bpmux.receive import Receiver
 from muxkit.protocols.bpmux.send import Sender
 from muxkit.protocols.bpmux.state import State
 
-CREATING = frozenset({Type.OUT_REQUEST, Type.OUT_SINK, Type.OUT_STREAM, Type.DUPLEX})
-PAYLOAD_TYPES = frozenset({Type.IN_REQUEST, Type.IN_SINK, Type.OUT_SINK})
-BREAKABLE = frozenset({Kind.REQUEST_IN, Kind.SINK_IN})  # opened by the peer; this side sends on them
+CREATING = frozenset({Type.OUT_REQUEST, Type.OUT_SINK, Type.OUT_STREAM, Type.DUPLEX})  # these may open an entity
+PAYLOAD_TYPES = frozenset({Type.IN_REQUEST, Type.IN_SINK, Type.OUT_SINK})  # these may have a payload after the opening
+# Entities that the peer opens and that this side sends on. If the peer ends one early, our handler has worked in vain.
+CANCELLABLE = frozenset({Kind.REQUEST_IN, Kind.SINK_IN})
 
 
 class ChunkRules(Checks):
-    """The rules of "Receiving Chunks" and "Partial Mode" for one chunk at a time.
+    """Checks and applies one chunk at a time.
 
-    The checks run while a chunk is parsed; they raise and change nothing but the notes about this chunk. `apply` runs
-    once the chunk is complete and legal.
+    `parse_chunk` calls the checks (`partial`, `header`, `payload`, `credit` and `end`) while it parses a chunk. They
+    change nothing in the state, because an incomplete chunk is parsed again later. The reader then calls `apply` with
+    the complete chunk.
     """
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._maps = state.maps
-        self.announced: int = 0  # total size in the Partial chunk before this one
-        # Notes about the chunk that is being parsed.
-        self._entity: Entity | None = None
-        self._payer: Entity = state.top_stream  # the entity whose credit its payload uses
-        self._left = 0  # bytes missing of its message in parts, before this chunk; 0 if not in parts
-        self._charged = 0  # bytes of the entity's own credit that its payload uses
+        self.announced: int = 0  # the total size in the Partial chunk before the current chunk, or 0
+        # These describe the chunk that is being parsed.
+        self._entity: Entity | None = None  # None if the chunk opens an entity
+        self._payer: Entity = state.top_stream  # the entity whose window the payload uses; see `State.payer`
+        self._left = 0  # missing bytes of the message in parts that the chunk continues, or 0
+        self._charged = 0  # bytes of the entity's own credit that the payload uses
 
     # --- checks
 
@@ -64,9 +74,9 @@ class ChunkRules(Checks):
             raise _broken(type, id, "payload and end payload in one chunk in partial mode", "bpmux-P14")
         if self.announced:
             self._check_loan(self._payer.window, type, id)
-        if flags & PING and self._state.control.pongs_owed >= self._state.limits.pongs:
+        if flags & PING and self._state.control.pongs_queued >= self._state.limits.pongs:
             raise RemoteProtocolError(
-                f"{type.label} {id}: {self._state.control.pongs_owed} pings not answered yet, the peer does not read",
+                f"{type.label} {id}: {self._state.control.pongs_queued} pings not answered yet, the peer does not read",
                 limit="pongs",
             )
 
@@ -117,16 +127,17 @@ class ChunkRules(Checks):
                 raise _broken(type, id, "payload and end payload mixed in partial mode", "bpmux-P14")
 
     def _is_reset(self, entity: Entity) -> bool:
-        """Whether an end cancels work that this side does for the peer; how much such work begins is limited.
+        """Return True if the peer's end cancels work of a handler on this side.
 
-        Ends after the peer closed its top level do not count, nor the end of a duplex whose other half the peer has
-        ended without an error.
+        A peer that opens and cancels channels quickly makes us work in vain (as in HTTP/2's "rapid reset"), so
+        `StartPace` slows such a peer down. We don't count ends after the peer has ended its top level, because it is
+        leaving, nor the end of a duplex whose other half the peer has ended without an error.
         """
         is_goodbye = self._state.top_stream.gone and not entity.late
-        return entity.kind in BREAKABLE and not entity.ending and not entity.orderly and not is_goodbye
+        return entity.kind in CANCELLABLE and not entity.ending and not entity.orderly and not is_goodbye
 
     def _check_loan(self, window: ReceiveWindow, type: Type, id: int) -> None:
-        """Check that a message in parts could ever be lent enough credit; otherwise it would wait for ever."""
+        """Check that we could ever lend enough credit for a message in parts. Otherwise it would wait forever."""
         need, total = window.unfinished + self.announced - window.credit, self._state.limits.reassembly
         if need > total:
             raise RemoteProtocolError(
@@ -149,7 +160,7 @@ class ChunkRules(Checks):
             self._charged = size
 
     def _check_message(self, size: int) -> None:
-        """Check the size of a payload or an end payload."""
+        """Check the size of a payload or an end payload against the message in parts and `Limits.message`."""
         if self._left and size > self._left:
             raise RemoteProtocolError(f"{size} bytes in parts with {self._left} of the total to come", rule="bpmux-P11")
         if size > self._state.limits.message:
@@ -174,13 +185,13 @@ class ChunkRules(Checks):
     # --- actions
 
     def apply(self, chunk: Chunk | Partial) -> None:
-        """Change the state as a complete and legal chunk demands, and report events."""
+        """Apply a complete chunk that has passed the checks. This changes the state and reports events."""
         if isinstance(chunk, Partial):
             self.announced = chunk.total_size
             return
         state = self._state
         entity = self._entity or self._create(chunk)
-        self._entity, self._payer = None, state.top_stream  # they may be the last references to an ended channel
+        self._entity, self._payer = None, state.top_stream  # or we could keep an ended channel in memory
         payer = state.payer(entity)
         if state.observer is not None:
             observe_chunk(state.observer, "in", entity.label, chunk, in_parts=self.announced > 0)
@@ -245,9 +256,9 @@ class ChunkRules(Checks):
         sender, receiver = _halves_of(entity)
         if receiver is not None:
             if state.config.grants:
-                state.grant(receiver, receiver.window.start(state.now) - state.given)
-            else:  # a decoder, which has read in the recording that a first credit was announced
-                receiver.window.grant(state.given)
+                state.grant(receiver, receiver.window.start(state.now) - state.first_credit_in)
+            else:  # the decoder of a recording, which knows the first credit from the recording
+                receiver.window.grant(state.first_credit_in)
         if sender is not None and sender.kind is Kind.REQUEST_IN:
             state.events.append(Requested(sender, payload))
         else:
@@ -266,7 +277,7 @@ class ChunkRules(Checks):
 
     def _take_ping(self, entity: Entity) -> None:
         if self._state.config.pongs and entity.life is not ENDED:
-            self._state.control.owe(entity, pongs=1)
+            self._state.control.queue(entity, pongs=1)
         parts = _opening_of(entity)
         if parts is None:
             self._state.events.append(Pinged(entity))
@@ -305,14 +316,14 @@ def _broken(type: Type, id: int, what: str, rule: str) -> RemoteProtocolError:
 
 
 def _opening_of(entity: Entity) -> Parts | None:
-    """Return the parts of its or its twin's opening while that is incomplete and the application does not know it."""
+    """Return the parts of the opening of this entity or its twin while it is incomplete, otherwise None."""
     if entity.life is HALF_OPENED:
         return entity.parts
     return entity.twin.parts if entity.twin is not None and entity.twin.life is HALF_OPENED else None
 
 
 def _end_of(entity: Entity, payload: bytes, *, breaks_off: bool) -> Event:
-    """Return the event for the end of an entity by the peer; by convention a payload means an error."""
+    """Return the event for the peer's end of an entity. By muxkit's convention, a payload means an error."""
     if entity.kind not in RECEIVERS:
         assert isinstance(entity, Sender)
         return Stopped(entity, payload, breaks_off)
@@ -323,7 +334,7 @@ def _end_of(entity: Entity, payload: bytes, *, breaks_off: bool) -> Event:
 
 
 def confirmation_of(entity: Entity) -> Confirmed:
-    """Return the event for an end of ours that the peer has acknowledged."""
+    """Return the event for an end of this side that the peer has acknowledged."""
     if entity.kind in RECEIVERS:
         assert isinstance(entity, Receiver)
         return Confirmed(entity)
@@ -331,12 +342,12 @@ def confirmation_of(entity: Entity) -> Confirmed:
     return Confirmed(entity)
 
 
-# The class of an entity follows from its kind. Ask for the kind, because `isinstance` costs nothing if the answer is
-# yes, but 1 µs if it is no: both classes derive from a protocol.
+# The class of an entity follows from its kind. We test the kind, because `isinstance` is slow if the answer is no: it
+# takes 1 µs, as both classes derive from a `typing.Protocol`.
 
 
 def _halves_of(entity: Entity) -> tuple[Sender | None, Receiver | None]:
-    """Return both halves of a channel that the peer has just opened, of which a duplex is known by its sender."""
+    """Return the halves of a channel that the peer has just opened. A duplex is given by its sender."""
     if entity.kind in RECEIVERS:
         assert isinstance(entity, Receiver)
         return None, entity

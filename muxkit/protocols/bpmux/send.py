@@ -1,12 +1,17 @@
-"""What we send on one entity: its queue, and the rules by which messages may enter it and leave it.
+"""Sending on one entity: the queue of messages, and the commands of the session.
 
-A message may be queued if the peer's credit covers it, or if the queue is empty and there is some credit. In the second
-case the rest of the message waits here and leaves in parts, as credit arrives. The scheduler calls `Outgoing.write`
-when it is this entity's turn:
+`Sender` is an entity on which we send messages, such as a sink that we have opened. Its queue is an `Outgoing`, which
+contains, in this order:
 
-    the opening     with the first grant; its payload uses the credit of the top level
-    messages        whole, while credit and the turn last; larger ones in parts
-    the end         behind all messages, and on the top level behind all openings
+1. the opening, if we open the entity with a payload. The payload uses the credit of the top level.
+2. the messages
+3. the end. The end of the top-level sink also waits for all openings that are queued in other entities.
+
+A message may be queued if the peer's credit covers it in addition to the messages in the queue. It may also be queued
+if the queue is empty and there is any credit at all. The message is then written in parts, as credit arrives. Otherwise
+a message larger than the peer's window could never be sent.
+
+The scheduler gives each entity with something to write a turn, and calls `Outgoing.write`.
 """
 
 from __future__ import annotations
@@ -23,15 +28,15 @@ from muxkit.protocols.bpmux.frames import CREDIT, END, PAYLOAD, Type, encode_par
 if TYPE_CHECKING:
     from muxkit.protocols.bpmux.state import State
 
-BYTES = tuple(bytes((number,)) for number in range(248))  # the VarU64 of small numbers
-OVERHEAD = 16  # bytes that a queued message counts in the outbox beside its payload
+BYTES = tuple(bytes((number,)) for number in range(248))  # the encodings (VarU64) of small numbers
+OVERHEAD = 16  # bytes that a queued message counts in the outbox in addition to its payload
 
 
 class Outgoing:
-    """The queue of one entity: its opening, its messages and its end, encoded when the scheduler calls `write`.
+    """The queue of one entity: its opening, its messages and its end. They are encoded when they are written.
 
-    A payload larger than a piece, or than the available credit, is written in parts. The state hears of each turn that
-    wrote of an opening or behind an end, and of each turn while a `Writable` event is wanted (`State.written`).
+    `State.written` is called after each `write` that has written a part of an opening or the end, and after each
+    `write` while the session waits for a `Writable` event.
     """
 
     __slots__ = (
@@ -64,60 +69,61 @@ class Outgoing:
         self._head = head(entity.type, entity.id, PAYLOAD)
         self._opening: tuple[Type, bytes] | None = None
         self.queue: deque[bytes] = NO_QUEUE
-        self._begun = 0  # bytes of the first item that were written in parts
-        self.end: bytes | None = None
-        self.accepts: bool = not entity.receives and entity.kind is not Kind.REQUEST_IN  # any number of messages
-        self.has_sent: bool = False  # a message was queued on it, ever
-        self.queued: int = 0  # payload bytes that use the entity's own credit
-        self.claimed: int = 0  # on the top level: bytes of queued openings, which use its credit as well
-        self.openings_before_end: int = 0  # on the top level: openings with a payload that isn't written completely
-        self.counted: int = 0  # bytes that it counts in the connection's outbox
-        self.watched: bool = False  # a `Writable` event was asked for
-        self.wanted: int = 1  # bytes of credit that it needs, 0 for an empty message
-        self.deficit: int = 0
-        self.scheduled: bool = False
+        self._begun = 0  # how many bytes of the first item (opening, message or end) were written, if it isn't complete
+        self.end: bytes | None = None  # the payload of the queued end
+        # True if any number of messages may follow. False for a request, which has one response.
+        self.accepts: bool = not entity.receives and entity.kind is not Kind.REQUEST_IN
+        self.has_sent: bool = False  # True once a message was queued
+        self.queued: int = 0  # number of queued bytes that use the entity's own credit
+        self.claimed: int = 0  # only for the top-level sink: bytes of queued openings, which use its credit as well
+        self.openings_before_end: int = 0  # only for the top-level sink: number of these openings
+        self.counted: int = 0  # number of bytes that this queue counts in the connection's outbox
+        self.watched: bool = False  # True if the session wants a `Writable` event
+        self.wanted: int = 1  # the credit that must be free for the event: 0 for an empty message, otherwise 1
+        self.deficit: int = 0  # for the scheduler
+        self.scheduled: bool = False  # True while the scheduler knows this queue
 
     @property
     def closing(self) -> bool:
-        """Whether the end, or the response, is queued."""
+        """True if the end is queued, or the response to a request, which is its end."""
         return self.end is not None or (self.entity.kind is Kind.REQUEST_IN and bool(self.queue))
 
     @property
     def opening_left(self) -> int:
-        """Bytes of the opening payload that will use top-level credit."""
+        """The number of bytes of the opening's payload that aren't written."""
         return 0 if self._opening is None else len(self._opening[1]) - self._begun
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is queued."""
+        """True if nothing is queued."""
         return not (self.queue or self.closing or self._opening or self._begun)
 
     @property
     def is_mid_message(self) -> bool:
-        """Whether a part of a message was written, and not the rest."""
+        """True if only a part of a message was written."""
         return self._begun > 0
 
     @property
-    def is_untold(self) -> bool:
-        """Whether no part of the opening was written."""
+    def is_opening_unwritten(self) -> bool:
+        """True if there is a queued opening of which nothing was written."""
         return self._opening is not None and not self._begun
 
     @property
     def is_idle(self) -> bool:
-        """Whether it can be replaced by a new queue without losing anything."""
+        """True if this object can be replaced by a new one without losing anything."""
         return self.is_empty and not (self.has_sent or self.watched)
 
     def watch(self, size: int) -> None:
-        """Report `Writable` when a message of this size fits; an empty one needs no credit."""
+        """Report `Writable` when a message of this size may be queued."""
         self.watched = True
-        self.wanted = min(size, 1)
+        self.wanted = min(size, 1)  # any credit is enough for the first part of a message
 
     def open(self, type: Type, payload: bytes) -> None:
-        """Queue the opening."""
+        """Queue the opening, which has a payload."""
         self._opening = (type, payload)
 
     def push(self, message: bytes) -> None:
-        """Queue a message; only the part that credit covers counts in the outbox."""
+        """Queue a message. Only the part that credit covers counts in the outbox."""
         size = len(message)
         covered = self.entity.credit.available - self.queued
         self.ready_queue().append(message)
@@ -125,7 +131,7 @@ class Outgoing:
         self.count(self.counted + OVERHEAD + (size if size <= covered else max(covered, 0)))
 
     def push_covered(self, messages: list[bytes], size: int) -> None:
-        """Queue messages of `size` bytes in all, which credit covers."""
+        """Queue messages of `size` bytes in total. The caller has checked that credit covers all of them."""
         self.ready_queue().extend(messages)
         self.queued += size
         self.count(self.counted + OVERHEAD * len(messages) + size)
@@ -137,24 +143,24 @@ class Outgoing:
         return self.queue
 
     def count(self, counted: int) -> None:
-        """Count so many bytes in the outbox from now on."""
+        """Change the number of bytes that this queue counts in the outbox."""
         self._outbox.used += counted - self.counted
         self.counted = counted
 
     def close(self, payload: bytes) -> None:
-        """Queue the end; no message may follow."""
+        """Queue the end. No message may be queued afterwards."""
         self.accepts = False
         self.end = payload
         self.queued += len(payload)
 
     def waits_for_transport(self) -> int:
-        """Bytes to count in the outbox now: at most what was counted before, and only what credit covers."""
+        """Return how many bytes to count in the outbox now: those that credit covers, but not more than before."""
         if not self.queue or (self.queue[0] and not self.entity.credit.available):
             return 0
         return min(self.counted, min(self.queued, self.entity.credit.available) + OVERHEAD * len(self.queue))
 
     def drop_unbegun(self) -> None:
-        """Drop the messages of which nothing was written; the end behind them is no longer queued then."""
+        """Drop the messages of which nothing was written. If there are any, also drop the end after them."""
         keep = 1 if self.queue and self._begun and self._opening is None else 0
         if len(self.queue) > keep and self.end is not None:
             self.queued -= len(self.end)
@@ -163,13 +169,13 @@ class Outgoing:
             self.queued -= len(self.queue.pop())
 
     def admits(self, size: int) -> bool:
-        """Whether a message of this size may be queued: credit covers it, or it is alone and there is some credit."""
+        """Return True if a message of this size may be queued, by the rule at the top of this module."""
         available = self.entity.credit.available
         waiting = self.queued + self.claimed
         return available - waiting >= size or (waiting == 0 and available > 0)
 
     def is_ready(self) -> bool:
-        """Whether `write` would write anything."""
+        """Return True if `write` would write anything."""
         if self.entity.life is GONE:
             return False
         if self._opening is not None:
@@ -183,7 +189,16 @@ class Outgoing:
         )
 
     def write(self, budget: int, piece: int, out: list[Buffer]) -> int:
-        """Append about `budget` bytes of chunks to `out`, no payload above `piece`; return their size."""
+        """Write what is due, as far as credit allows.
+
+        Args:
+            budget: About how many bytes to write.
+            piece: The size of the largest payload in a chunk. Larger messages are written in parts.
+            out: The encoded chunks are appended to this list.
+
+        Returns:
+            The number of bytes written.
+        """
         entity, written = self.entity, 0
         if entity.life is GONE:
             return 0
@@ -193,7 +208,7 @@ class Outgoing:
         if entity.life is not UNANNOUNCED:
             credit, queue, start, append = entity.credit, self.queue, self._head, out.append
             before = available = credit.available
-            while queue and not self._begun and written < budget:  # messages that need no parts: usually all
+            while queue and not self._begun and written < budget:  # fast path for messages that aren't split
                 message = queue[0]
                 size = len(message)
                 if size > piece or size > available:
@@ -219,7 +234,7 @@ class Outgoing:
         return written
 
     def _write_rest(self, budget: int, piece: int, out: list[Buffer]) -> int:
-        """Write messages that must be split, then the end, as far as budget and credit allow."""
+        """Write messages that must be split, and then the end, as far as the budget and credit allow."""
         queue, entity, written = self.queue, self.entity, 0
         while queue and written < budget:
             written += self._write_payload(self._head, queue[0], entity.credit, budget - written, piece, out)
@@ -230,7 +245,7 @@ class Outgoing:
         if queue:
             return written
         if self.end is None:
-            # A response ends its request in this direction.
+            # The response is the end of a request, so no other end is written.
             if entity.kind is Kind.REQUEST_IN and self.has_sent and entity.life is not ENDED:
                 entity.step(ENDED)
         elif not self.openings_before_end:
@@ -244,7 +259,7 @@ class Outgoing:
     def _write_payload(
         self, start: bytes, payload: bytes, credit: Credit, budget: int, piece: int, out: list[Buffer]
     ) -> int:
-        """Write what is left of a payload, in parts where it must be split, as far as budget and credit allow."""
+        """Write the rest of a payload as far as the budget and credit allow. Split it into parts if necessary."""
         total, written = len(payload), 0
         while not written or (self._begun < total and written < budget):
             size = min(piece, credit.available, total - self._begun)
@@ -261,7 +276,10 @@ class Outgoing:
         return written
 
     def _write_opening(self, type: Type, payload: bytes, budget: int, piece: int, out: list[Buffer]) -> int:
-        """Write the chunk that opens the entity, with the first grant; its payload uses top-level credit."""
+        """Write the opening, or the next parts of it, as far as the budget and top-level credit allow.
+
+        The first chunk also has the first grant of the channel's receiving half.
+        """
         entity, top, total = self.entity, self._top, len(payload)
         start, written = head(type, entity.id, PAYLOAD), 0
         if not self._begun:
@@ -287,11 +305,15 @@ class Outgoing:
 
 
 class Sender(Entity, core.Sender):
-    """An entity that we send messages on: a sink of ours, a stream of the peer's, or a request to answer."""
+    """An entity on which we send: a sink that we opened, a stream that the peer opened, or a request of the peer.
+
+    It implements the interface for sending halves that the runtime uses with all protocols.
+    """
 
     __slots__ = ()
 
-    # `Entity` has the same property, but mypyc takes what a trait declares with a wider type from this class alone.
+    # `Entity` has the same property. mypyc, which compiles this module, doesn't find it there, because `core.Sender` (a
+    # trait) declares it with a wider type.
     @property
     def credit_out(self) -> int:
         return self.credit.available
@@ -302,7 +324,10 @@ class Sender(Entity, core.Sender):
 
     @property
     def has_sent(self) -> bool:
-        """True if this side has opened it or sent on it, so that leaving waits for the peer's confirmation."""
+        """True if this side has opened the entity, sent on it or ended it.
+
+        The end of a session waits until the peer has confirmed the ends of these entities.
+        """
         outgoing = self.outgoing
         return (outgoing is not None and outgoing.has_sent) or (
             not self.is_top and (outgoing is not None or self.ending or self.is_ours)
@@ -310,12 +335,12 @@ class Sender(Entity, core.Sender):
 
     @property
     def is_answered(self) -> bool:
-        """True if it is a request of the peer, and its response was queued."""
+        """True if the entity is a request of the peer and the response was queued."""
         return self.kind is Kind.REQUEST_IN and self.has_sent_messages
 
     @property
     def has_sent_messages(self) -> bool:
-        """True if a message was ever queued on it."""
+        """True if a message was queued on the entity."""
         return self.outgoing is not None and self.outgoing.has_sent
 
     def check_size(self, size: int) -> None:
@@ -327,11 +352,16 @@ class Sender(Entity, core.Sender):
         return self.admits(size)
 
     def notify_when_room(self, size: int) -> None:
-        """Report `Writable` when a message of this size may fit; an empty one needs no credit."""
+        """Report `Writable` once a message of this size may be queued. An empty message needs no credit."""
         self.state.outgoing(self).watch(size)
 
     def send(self, message: bytes, *, end: bytes | None = None) -> None:
-        """Queue a message, and with `end` also the end of the entity; both or nothing."""
+        """Queue a message, and if `end` is given, also the end of the entity with that payload.
+
+        Raises:
+            LocalProtocolError: If the entity has ended, or if the message and the end aren't covered by credit or are
+                too large. Nothing is queued then.
+        """
         state = self.state
         self.check_open("send on")
         answers = self.kind is Kind.REQUEST_IN
@@ -359,9 +389,11 @@ class Sender(Entity, core.Sender):
             state.schedule(self)
 
     def try_send(self, message: bytes) -> bool | None:
-        """Queue a message that credit covers as a whole; otherwise do nothing and return None.
+        """Queue a message if credit covers all of it. This is the fast path of `send`.
 
-        Returns True if the entity was not in line for writing before.
+        Returns:
+            None if the message wasn't queued. Otherwise, True if the session has to request a write now. False if it
+            has requested one before, or if the entity's opening isn't written yet.
         """
         outgoing, size = self.outgoing, len(message)
         state = self.state
@@ -373,7 +405,7 @@ class Sender(Entity, core.Sender):
             return None
         if size > self.credit.available - outgoing.queued - outgoing.claimed:
             return None
-        queue = outgoing.queue  # `Outgoing.push_covered` inlined: this runs for each message
+        queue = outgoing.queue  # `Outgoing.push_covered` is inlined here, because this runs for each message
         if not queue:
             outgoing.has_sent = True
             if queue is NO_QUEUE:
@@ -389,7 +421,7 @@ class Sender(Entity, core.Sender):
         return True
 
     def try_send_all(self, messages: list[bytes]) -> bool:
-        """Queue messages that credit covers as a whole; otherwise do nothing and return False."""
+        """Queue messages if credit covers all of them. Otherwise, queue none and return False."""
         outgoing, state = self.outgoing, self.state
         if outgoing is None or not outgoing.accepts or state.over:
             return False

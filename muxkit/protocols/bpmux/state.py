@@ -1,36 +1,62 @@
-"""The state of one end of a connection, and the steps that receiving and sending share.
+"""The state of one side of a bpmux connection, and the operations that receiving and sending share.
+
+Most other modules of the engine work on this state. `reader` and `rules` apply the chunks that the peer has sent,
+`control` and `send` write our chunks, and the methods of `Engine`, `Sender` and `Receiver` are the commands of the
+session.
 
 Theory of operation
 ===================
 
-The document has six maps, one for each kind of entity (`Kind`): requests, sinks and streams, each
-once for those that we opened and once for those of the peer. A two-way channel, a duplex, is a sink and a stream with
-the same id, which are `twin` to each other while both live. Two entities with id 0 are the top level: they carry the
-connection's own messages, pay for the payloads of openings, and end when nothing more will be opened.
+bpmux sends *chunks*, which are its frames. Each chunk is about an *entity*. An entity is a request, or one direction of
+a channel. A side sends messages on a *sink* and receives them from a *stream*, so our sink is a stream of the peer. A
+two-way channel is a *duplex*: a sink and a stream with the same id, each of which is the `twin` of the other while both
+exist.
 
-    HALF_OPENED                  UNANNOUNCED
-    the peer opens it, and       we open it; the chunk waits, if it has a payload for credit of the top level
-    parts of the opening         |
-    are missing                  |
-      +---------- OPEN ----------+   messages one way; credit, pings and pongs both ways
-                   |  we end it: the end is queued behind our messages, or (END_DUE) among the control chunks
-                   |  and is written
-                 ENDED               we only wait for the peer's acknowledgement, or for its own end
-                   |
-                 GONE                also from each of the others: by the peer's end, which we acknowledge unless ours
-                                     was written before, or because the opening is declined
+The side that opens an entity chooses its id, so both sides may use the same number. That is why the specification has
+six maps from ids to entities: for requests, sinks and streams, each for those that we opened and for those that the
+peer opened. `State.maps` has these maps, and `Kind` numbers them.
 
-`Life` has these names, and `entities.NEXT` the steps. Of a duplex that the peer is opening, the sending half is
-HALF_OPENED and stands for both.
+Each side may only send as many bytes about an entity as the other side has granted, which is the entity's *credit*. A
+new entity has no credit. So if the chunk that opens an entity has a payload, the payload uses the credit of the *top
+level*. The top level is a sink and a stream with id 0 that exist from the beginning. It also carries messages that
+belong to no channel. A side that ends its top-level sink opens no more entities, and a side that ends its top-level
+stream accepts no more.
 
-The invariants:
+An entity is in one of the states of `Life`, and `entities.NEXT` is the table of legal steps:
 
-- An entity is in its map until it is gone. Nothing is written about an entity that is gone but the acknowledgement.
-- What we have granted and what was not consumed is in the entity's window, and all windows share `budget`.
-- A message in parts beyond the window borrows the whole rest of its size from `reassembly`, or waits in line for it.
-- `outbox` counts the queued bytes that wait for nothing but the transport, so not those that wait for credit.
-- Replies that we owe (acknowledgements, grants, pongs) are merged into a bounded state in `control`, so that reading
-  never has to wait for writing.
+- HALF_OPENED: The peer is opening the entity with a message in several parts, and some of the parts are missing. The
+  application doesn't know the entity yet. Of a duplex, only the half that we send on has this state.
+- UNANNOUNCED: We are opening the entity, and its opening isn't written completely. If it has a payload, it may have to
+  wait for credit of the top level.
+- OPEN: Messages go in the entity's direction. Credit, pings and pongs go in both directions.
+- END_DUE: We have ended the entity with a chunk without payload. The chunk will be written with the next control
+  chunks. An end that has a payload, or that must follow queued messages, is in the entity's own queue instead. The
+  entity then stays OPEN until the end is written.
+- ENDED: Our end was written. We wait for the peer's acknowledgement.
+- GONE: The entity was removed from its map.
+
+When the peer ends an entity, the entity is GONE immediately. We acknowledge the peer's end, except if we have already
+written our own end: then the two ends crossed, and each serves as the acknowledgement of the other. An entity is also
+removed if its opening can't be completed, because a side has ended the top level.
+
+A new channel without credit would have to wait for the peer's first grant, which takes a round trip. Two muxkit sides
+avoid that. Each announces a *first credit*, which every sink and duplex that the peer opens has from the start. The
+announcement is at the beginning of the connection, in chunks that other implementations take for ordinary grants. See
+`Config.initial_credit`.
+
+Invariants:
+
+- An entity is in its map until it is GONE. After that, nothing is written about it except the acknowledgement of the
+  peer's end.
+- An entity's `window` counts the credit that we have granted and the peer hasn't used, and the bytes that have arrived
+  and the application hasn't consumed. All windows of the connection share `budget`, which limits their sizes.
+- A message that is larger than its window arrives in parts. To let the peer send them all, we *lend* the entity the
+  missing credit. `reassembly` limits the loans of the whole connection. A loan always covers the rest of the message,
+  because two messages with half of a loan each would wait for each other forever. If there isn't enough left, the
+  entity waits for its turn.
+- `outbox` counts the queued bytes that only wait for the transport. Bytes that wait for the peer's credit don't count.
+- Acknowledgements, grants and pongs are merged until they are written (`control`). So a peer that sends without reading
+  costs a bounded amount of memory, and we can always read without waiting for a write.
 """
 
 from __future__ import annotations
@@ -62,7 +88,7 @@ from muxkit.protocols.bpmux.send import Outgoing, Sender
 
 
 class State(MuxState):
-    """The maps, and what else both directions change; `reassembly` lends to entities."""
+    """The maps of entities, and everything else that both receiving and sending change."""
 
     def __init__(self, config: Config, limits: Limits, observer: Observer | None) -> None:
         super().__init__(limits, observer, floor=limits.channel_floor, first=limits.channel_first)
@@ -72,21 +98,24 @@ class State(MuxState):
         self.refusals: TokenBucket = TokenBucket(limits.resets_per_second, limits.resets_burst)
         self.largest: int = limits.message
         """The largest message, looked up for each one that is sent."""
-        self.ours: int = 0  # live channels that this side opened
-        self.theirs: int = 0  # live channels that the peer opened
-        self.unread: set[Entity] = set()  # gone, opened by the peer, with messages not consumed
-        self._claims: dict[Entity, int] = {}  # the top-level credit that openings with a payload still need
-        self._starved: dict[Entity, None] = {}  # of these, the ones without top-level credit
+        self.ours: int = 0  # number of live channels that this side opened
+        self.theirs: int = 0  # number of live channels that the peer opened
+        # Removed entities that the peer opened, and whose messages the application hasn't consumed.
+        self.unread: set[Entity] = set()
+        # Entities whose opening has a payload and isn't written completely, with the top-level credit that each needs.
+        self._claims: dict[Entity, int] = {}
+        self._starved: dict[Entity, None] = {}  # those of `_claims` that wait because the top level has no credit
         self.top_sink: Sender = self.add_sender(Kind.SINK_OUT, 0)
         self.top_stream: Receiver = self.add_receiver(Kind.STREAM_OUT, 0)
         self.grant(self.top_stream, self.top_stream.window.start(self.now))
-        # The first credit of new channels, see `Config.initial_credit`; each is 0 while it is not agreed.
-        self.given: int = 0  # what this side gives those that the peer opens
-        self.got: int = 0  # what those that this side opens have
-        self.promised: int = 0  # what the peer announced
-        self.advance: int = config.peer_credit  # top-level credit that is used before it was granted
+        # Numbers of bytes for the first credit, each of which is 0 until it takes effect.
+        self.first_credit_in: int = 0  # credit of the channels that the peer opens
+        self.first_credit_out: int = 0  # credit of the channels that this side opens
+        self.peer_first_credit: int = 0  # credit that the peer has announced
+        # Top-level credit that we use although the peer hasn't granted it yet. The peer's first grants repay it.
+        self.advance: int = config.peer_credit
         if self.advance:
-            self.got = self.advance
+            self.first_credit_out = self.advance
             self.top_sink.credit.grant(self.advance)
         self.initial_credit: int = config.first_credit(limits)
         if self.initial_credit:
@@ -105,7 +134,7 @@ class State(MuxState):
         return sender
 
     def add_receiver(self, kind: Kind, id: int, *, by_hand: bool = False) -> Receiver:
-        """Add an entity that the peer sends on, with an automatic window unless grants are made `by_hand`."""
+        """Add an entity that the peer sends on. With `by_hand`, the application grants its credit."""
         size = self.limits.channel_bytes if self.config.grants and not by_hand else 0
         receiver = Receiver(self, kind, id, ReceiveWindow(size, self.budget))
         self.maps[kind][id] = receiver
@@ -114,22 +143,23 @@ class State(MuxState):
     # --- checks of commands
 
     def check_alive(self) -> None:
+        """Raise `LocalProtocolError` if the connection has ended."""
         if self.over:
             raise LocalProtocolError("the connection is over")
 
     def check_size(self, size: int, what: str) -> None:
-        """Raise `LocalProtocolError` for a payload of a size that is not allowed."""
+        """Raise `LocalProtocolError` if a payload of this size is larger than `Limits.message`."""
         if size > self.limits.message:
             raise LocalProtocolError(f"{what}: {size} bytes against Limits(message={self.limits.message})")
 
     def peer_ended(self, entity: Entity) -> None:
-        """Remove an entity that the peer ended, and acknowledge that unless both ends crossed."""
+        """Remove an entity that the peer has ended. Acknowledge the end, unless our own end was written before."""
         if entity.life is not ENDED:
             self.control.acknowledge(entity)
         self.remove(entity)
 
     def remove(self, entity: Entity) -> None:
-        """Remove an entity: nothing is sent or received on it any more."""
+        """Remove an entity from its map, with everything that is queued for it and its loans."""
         if entity is self.top_stream:
             self._drop_half_opened()
             self.control.announce_late()
@@ -167,13 +197,16 @@ class State(MuxState):
             self.remove(twin)
 
     def _drop_half_opened(self) -> None:
-        """Remove entities whose opening is incomplete, because it used the top level's window; none was reported."""
+        """Remove the entities whose opening is incomplete, because the peer has ended the top level.
+
+        No more parts can arrive, because they use the top level's window. The application doesn't know these entities.
+        """
         half_opened = [entity for entities in self.maps for entity in entities.values() if entity.life is HALF_OPENED]
         for entity in half_opened:
             self.remove_channel(entity)
 
     def count_channel(self, entity: Entity) -> None:
-        """Count a new live channel; a duplex is one."""
+        """Count a new live channel. A duplex counts as one."""
         self._count_channel(entity, 1)
         if self.observer is not None:
             self.observer.state(entity.label, "open")
@@ -187,16 +220,16 @@ class State(MuxState):
     # --- grants
 
     def grant(self, entity: Entity, amount: int) -> None:
-        """Queue a grant of credit that the window has counted already."""
+        """Queue a grant of credit. The entity's window must have counted it already."""
         if amount:
-            self.control.owe(entity, grant=amount)
+            self.control.queue(entity, grant=amount)
             if self.observer is not None:
                 self.observer.credit("out", entity.label, amount)
 
     def consume(self, entity: Entity, size: int) -> bool:
-        """Count `size` bytes of an entity's messages as taken by the application, or as discarded.
+        """Count `size` bytes of an entity's messages as consumed by the application, or as discarded.
 
-        Harmless after the entity is gone. Returns whether there may be something to write because of it.
+        Does nothing harmful if the entity was removed. Returns True if there may be something to write now.
         """
         window = entity.window
         grant, repaid = window.consumed(size, self.now)
@@ -214,10 +247,13 @@ class State(MuxState):
     # --- the first credit of channels
 
     def peer_announced(self, credit: int) -> None:
-        """Note what first credit the peer announced, 0 if none.
+        """Store the first credit that the peer has announced, or 0 if it has announced none.
 
-        It knows about ours before it opens anything, or never will. Raises `RemoteProtocolError` if more than that was
-        counted on, see `Config.peer_credit`.
+        Called once, for the first bytes of the connection. A peer that has announced a first credit reads our own
+        announcement before it opens a channel, so from now on its channels have our first credit as well.
+
+        Raises:
+            RemoteProtocolError: If the peer announces less than `Config.peer_credit`, which we may have used already.
         """
         if credit < self.config.peer_credit:
             raise RemoteProtocolError(
@@ -226,43 +262,46 @@ class State(MuxState):
             )
         if not credit:
             return
-        self.promised = credit
+        self.peer_first_credit = credit
         if not self.initial_credit:
             return
-        self.given = self.initial_credit
+        self.first_credit_in = self.initial_credit
         if self.control.announces is None:
-            self.use_promised()
+            self.use_peer_first_credit()
 
     def repeat_announcement(self, credit: int) -> None:
-        """Act as if this side had written an announcement of `credit` bytes. Only decoders of recordings call this."""
+        """Act as if this side had announced a first credit of `credit` bytes.
+
+        Only the decoders of recordings call this, which learn the announcement from the recording.
+        """
         self.initial_credit = credit
-        if self.promised:
-            self.given = credit
+        if self.peer_first_credit:
+            self.first_credit_in = credit
             for stream in self.maps[Kind.STREAM_IN].values():
                 if not stream.is_top and stream.life is not HALF_OPENED:
                     stream.window.grant(credit)
-            self.use_promised()
+            self.use_peer_first_credit()
 
-    def use_promised(self) -> None:
-        """Use what the peer announced, on the channels that are open already as well."""
-        more, self.got = self.promised - self.got, self.promised
+    def use_peer_first_credit(self) -> None:
+        """Give the peer's first credit to our future channels, and to those that we have already opened."""
+        more, self.first_credit_out = self.peer_first_credit - self.first_credit_out, self.peer_first_credit
         for sink in [*self.maps[Kind.SINK_OUT].values()] if more else ():
             if not sink.is_top and sink.credit.available + more <= U64_MAX:
                 self.add_credit(sink, more)
 
     def receive_grant(self, entity: Entity, amount: int) -> None:
-        """Act on a grant of the peer. Observers are told of grants, and not of the first credit, which isn't one."""
+        """Apply a grant of the peer. Observers are notified about grants, but not about the first credit."""
         if self.observer is not None:
             self.observer.credit("in", entity.label, amount)
         self.add_credit(entity, amount)
 
     def add_credit(self, entity: Entity, amount: int) -> None:
-        """Let an entity send `amount` more bytes."""
+        """Add `amount` bytes to an entity's credit, and schedule it for writing if it has waited for them."""
         if self.advance and entity is self.top_sink:
             repaid = min(amount, self.advance)
             self.advance -= repaid
             amount -= repaid
-            if not amount:  # nothing became possible, and openings that wait for credit stay in line
+            if not amount:
                 return
         entity.own_credit().grant(amount)
         outgoing = entity.outgoing
@@ -276,11 +315,14 @@ class State(MuxState):
     # --- messages in parts
 
     def payer(self, entity: Entity) -> Entity:
-        """Return the entity whose window its payload uses: the top level while it is being opened, otherwise itself."""
+        """Return the entity whose window the payloads of `entity` use.
+
+        That is the top level while the peer is opening `entity`, and afterwards `entity` itself.
+        """
         return self.top_stream if entity.life is HALF_OPENED else entity
 
     def begin_parts(self, entity: Entity, total: int) -> None:
-        """Begin a message in parts on an entity."""
+        """Begin to receive a message in parts, of `total` bytes."""
         entity.parts = Parts(total, is_wanted=entity.is_wanted)
         if entity.is_wanted:
             self.unfinished: int = self.unfinished + 1
@@ -288,7 +330,12 @@ class State(MuxState):
         self.update_direct(entity)
 
     def add_part(self, entity: Entity, parts: Parts, data: bytes) -> bytes | None:
-        """Add a part that the window has counted; return the message once it is complete, b"" if it was discarded."""
+        """Add a part of a message. The window must have counted its bytes already.
+
+        Returns:
+            The whole message if it is complete, b"" if a complete message was discarded because the application doesn't
+            want it, and None while parts are missing.
+        """
         payer = self.payer(entity)
         parts.left -= len(data)
         if not parts.left:
@@ -305,7 +352,7 @@ class State(MuxState):
         return parts.pieces.join()
 
     def _drop_parts(self, entity: Entity) -> None:
-        """Discard what arrived of an incomplete message."""
+        """Discard the parts of an incomplete message, and count their bytes as consumed."""
         parts = entity.parts
         if parts is None or parts.pieces is None:
             return
@@ -318,13 +365,16 @@ class State(MuxState):
         self.lend_shortfall(payer)
 
     def update_direct(self, entity: Entity) -> None:
-        """Set `direct` again; it is False beside a message in parts, whose loan other payloads might use up."""
+        """Update `direct`, which lets the reader's fast path deliver payloads without further checks.
+
+        It is False while a message in parts uses the window, because another payload could use up its loan.
+        """
         for one in (entity, self.payer(entity)):
             is_idle = one.parts is None and not one.window.unfinished
             one.direct = one.is_wanted and is_idle and one.life is not HALF_OPENED
 
     def discard_incoming(self, entity: Entity) -> None:
-        """Discard from now on what arrives on an entity."""
+        """Discard the payloads that arrive from now on, because this side has ended the entity."""
         entity.is_wanted = entity.direct = False
         entity.window.quiet()
         self._drop_parts(entity)
@@ -332,17 +382,20 @@ class State(MuxState):
     # --- loans
 
     def lend_shortfall(self, entity: Entity) -> None:
-        """Lend what incomplete messages need beyond the granted credit, or put the entity in line for it."""
+        """Lend an entity the credit that the peer needs to complete its messages in parts.
+
+        If not enough is left to lend, the entity waits until other loans have been repaid.
+        """
         need = 0 if entity.life >= ENDED else entity.window.shortfall()
         if self.reassembly.waits(entity):
             if need == 0:
                 self.reassembly.leave(entity)
-            self._serve()  # also if it only needs less than before
+            self._serve()  # the entity may need less than before, so that there is enough for it now
         elif need and self.reassembly.borrow(entity, need):
             self._lend(entity, need)
 
     def can_peer_continue(self) -> bool:
-        """Whether the peer has credit for the rest of some message in parts."""
+        """Return True if there is a message in parts for whose missing parts the peer has enough credit."""
         return self.unfinished > 0 and any(
             entity.parts is not None and entity.parts.pieces is not None and not self.payer(entity).window.shortfall()
             for entities in self.maps
@@ -350,11 +403,12 @@ class State(MuxState):
         )
 
     def _repay(self, amount: int) -> None:
-        """Return loans to the budget and serve the entities in line."""
+        """Return `amount` bytes of loans to `reassembly`, and lend them to the entities that wait."""
         self.reassembly.repay(amount)
         self._serve()
 
     def _serve(self) -> None:
+        """Lend to the waiting entities in order, until there isn't enough left for the next one."""
         while (borrower := self.reassembly.next_waiting()) is not None:
             need = borrower.window.shortfall()
             if not self.reassembly.serve(borrower, need):
@@ -368,22 +422,24 @@ class State(MuxState):
     # --- sending
 
     def outgoing(self, entity: Entity) -> Outgoing:
-        """Return the queue of an entity, made at the first call."""
+        """Return the queue of messages to send about an entity. It is created when it is first needed."""
         if entity.outgoing is None:
             entity.outgoing = Outgoing(entity, self)
             entity.outgoing.accepts &= not entity.ending
         return entity.outgoing
 
     def schedule(self, entity: Entity) -> None:
-        """Put an entity in line for writing if it has something to write."""
+        """Add an entity to the scheduler if it has something to write."""
         if entity.outgoing is not None and entity.outgoing.is_ready():
             self.scheduler.add(entity.outgoing)
 
     def end_at_once(self, entity: Entity) -> bool:
-        """Queue an end without payload among the control chunks; return False if something has to be written before.
+        """End an entity with a control chunk that has no payload, if nothing has to be written before the end.
 
-        That is what is queued for the entity, and an end that is queued behind messages of the other half: the peer
-        counts the other order as a cancellation.
+        Returns False, without any change, if the end must be queued in the entity's queue instead. That is the case if
+        messages are queued for the entity, if it is the top level, or if its opening isn't written. It is also the case
+        if it is half of a duplex whose other half has a queued end: the halves must end in the order of the calls,
+        because the peer would take the other order for a cancellation.
         """
         outgoing, twin = entity.outgoing, entity.twin
         if entity.is_top or entity.life is UNANNOUNCED or not (outgoing is None or outgoing.is_empty):
@@ -399,25 +455,25 @@ class State(MuxState):
         return True
 
     def ended(self, entity: Entity) -> None:
-        """Act on an end that was written."""
+        """Update the state after our end of an entity was written."""
         self.control.forget(entity)
         self.lend_shortfall(entity)
 
     def end_queued(self, entity: Entity) -> None:
-        """Act on a queued end. Grants and pongs go on until it is written."""
+        """Update the state after our end was queued in an entity's queue. We go on to write grants and pongs."""
         if entity.receives:
             self.discard_incoming(entity)
         self.schedule(entity)
 
     def report_writable(self, outgoing: Outgoing) -> None:
-        """Report `Writable` if it was asked for and a message fits."""
+        """Report `Writable` if the session has asked for it and the message that it wants to send fits now."""
         if outgoing.watched and outgoing.admits(outgoing.wanted):
             outgoing.watched = False
             if isinstance(outgoing.entity, Sender):
                 self.events.append(Writable(outgoing.entity))
 
     def written(self, outgoing: Outgoing) -> None:
-        """Act on a turn of writing: of an opening, behind an end, or of messages beside which another may fit."""
+        """Update the state after `Outgoing.write` has written a part of an opening, an end, or awaited messages."""
         entity = outgoing.entity
         if entity in self._claims:
             self._opening_written(entity, outgoing)
@@ -428,25 +484,30 @@ class State(MuxState):
     # --- openings that are not written completely
 
     def opening_queued(self, entity: Entity) -> None:
-        """Claim top-level credit for a queued opening and put it in line."""
+        """Reserve top-level credit for a queued opening that has a payload, and add it to the scheduler."""
         opening, top = self.outgoing(entity), self.outgoing(self.top_sink)
         self._claims[entity] = opening.opening_left
         top.claimed += opening.opening_left
         top.openings_before_end += 1
-        self.scheduler.add(opening)  # it was admitted, so there is credit for its first part
+        self.scheduler.add(opening)  # `_check_opening` has made sure that there is credit for its first part
 
     def top_credit_arrived(self) -> None:
-        """Put openings that had no top-level credit in line again."""
+        """Schedule the openings that have waited for top-level credit."""
         starved, self._starved = self._starved, {}
         for entity in starved:
             self.schedule(entity)
 
     def decline_openings(self, *, begun: bool) -> None:
-        """Remove entities whose opening is not written; with `begun` also those whose opening was written in part."""
+        """Remove our entities whose opening isn't written completely, and report each as `Refused`.
+
+        Without `begun`, entities are kept if a part of their opening was written.
+        """
         declined = [entity for entity, _ in self.control.bare_openings if entity.life is not GONE]
         self.control.bare_openings.clear()
         declined += [
-            entity for entity in self._claims if begun or (entity.outgoing is not None and entity.outgoing.is_untold)
+            entity
+            for entity in self._claims
+            if begun or (entity.outgoing is not None and entity.outgoing.is_opening_unwritten)
         ]
         for entity in declined:
             halves = [half for half in (entity, entity.twin) if isinstance(half, Sender | Receiver)]
@@ -463,18 +524,18 @@ class State(MuxState):
         self.announced(entity)
 
     def announced(self, entity: Entity) -> None:
-        """Act on an opening that was written completely."""
+        """Update the state after an opening was written completely."""
         for half in (entity, entity.twin):
             if half is not None:
                 if half.life is UNANNOUNCED:
                     half.step(OPEN)
                 if half.outgoing is not None and half.outgoing.is_idle:
-                    half.outgoing = None  # made again when it is needed
+                    half.outgoing = None  # saves memory; `outgoing` creates it again when it is needed
                 self.control.touch(half)
                 self.schedule(half)
 
     def _claim(self, entity: Entity, amount: int) -> None:
-        """Let an opening claim only so much top-level credit from now on."""
+        """Change the amount of top-level credit that is reserved for an opening."""
         top = self.outgoing(self.top_sink)
         top.claimed += amount - self._claims[entity]
         self._claims[entity] = amount

@@ -80,7 +80,7 @@ def check_books(engine: Engine, inbox: dict[Receiver, list[int]]) -> None:
         one for one in entities if not one.is_top and (one.twin is None or one.kind in (Kind.SINK_OUT, Kind.SINK_IN))
     ]
     assert engine.channels == len(channels)
-    assert sums_of(engine).control.pongs_owed == sum(entity.pongs for entity in entities)
+    assert sums_of(engine).control.pongs_queued == sum(entity.pongs for entity in entities)
 
 
 def _check_queues(engine: Engine, entities: list[Entity]) -> None:

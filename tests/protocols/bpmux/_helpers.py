@@ -260,7 +260,7 @@ def state_of(engine: Engine) -> object:
         (state.ours, state.theirs, state.outbox.used, state.unfinished),
         (state.budget.used, state.budget.windows),
         (state.reassembly.left, [one.label for one in line_of(state)]),
-        (bytes(state.control.acks), state.control.leaving, state.control.pongs_owed),
+        (bytes(state.control.acks), state.control.leaving, state.control.pongs_queued),
         engine._reader.rules.announced,
     )
 

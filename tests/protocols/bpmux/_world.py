@@ -311,7 +311,7 @@ class World:
                 if kind is Kind.SINK_OUT and not entity.is_top:
                     # What was announced and not read yet, and the window begins when the opening is complete.
                     is_opening = Life.HALF_OPENED in (other.life, other.twin and other.twin.life)
-                    due += (0 if is_opening else sums_of(there).given) - sums_of(here).got
+                    due += (0 if is_opening else sums_of(there).first_credit_in) - sums_of(here).first_credit_out
                 assert other.window.credit == due, (
                     f"{other.label}: {other.window.credit} allowed, but {entity.credit.available} free, "
                     f"{paid[kind, id]} under way, {back[mirror, id]} granted and under way, {other.grant} owed"
@@ -353,7 +353,7 @@ class World:
             assert state.reassembly.waiting == 0
             assert (state.budget.used, state.budget.windows) == (0, 0)
             assert state.unfinished == 0
-            assert state.control.pongs_owed == 0
+            assert state.control.pongs_queued == 0
 
     def _other(self, side: int, entity: Entity) -> Entity | None:
         if entity.is_top:

@@ -363,14 +363,14 @@ async def test_the_cost_of_an_answer_does_not_grow_with_those_that_were_given(
 ) -> None:
     """Of 4,000 requests each answer looked at all those before it, 5,365,749 in all: a second of CPU for 16 KB."""
     looked_at = 0
-    owes = bpmux.Engine.owes
+    owes = bpmux.Engine.expects_answer
 
     def counted(engine: bpmux.Engine, entity: bpmux.Entity) -> bool:
         nonlocal looked_at
         looked_at += 1
         return owes(engine, entity)
 
-    monkeypatch.setattr(bpmux.Engine, "owes", counted)
+    monkeypatch.setattr(bpmux.Engine, "expects_answer", counted)
     ids = [id.to_bytes() for id in range(1, 2 * 63 + 1, 2)]
     sent = b"".join(b"\x18" + id + b"\x00\x64" for id in ids)
     count = len(ids)
