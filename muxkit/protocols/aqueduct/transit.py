@@ -1,12 +1,23 @@
-"""How attached channels get to the peer: a tree of the channels whose arrival isn't certain yet.
+"""Finds out which of the channels that are sent inside messages have reached the other side.
 
-A channel travels as an attachment of a message. It becomes accessible when that message is acked on a channel that is
-accessible itself, and it is lost when the message is nacked or the channel that carries it is lost. Section 3.6 of the
-document, which should say this, is empty; docs/conformance.md has our reading of it.
+In Aqueduct, the side that creates a channel keeps one half of it. It sends the other half to its peer inside a message,
+as an *attachment*. The channel on which this message travels is the *carrier*. The new channel is
 
-A channel whose message was acked on a channel that is still pending becomes a child of that channel's node. The node of
-a channel that has ended stays in the tree only while it joins two or more others. So the tree never has more nodes
-than there are live channels.
+- *accessible* once its message has arrived (it was acked) and the carrier is accessible,
+- *lost* if its message didn't arrive (it was nacked), or if the carrier is lost, and
+- *pending* until we know.
+
+A channel can be lost although its message was acked, because acks may come in any order. Suppose that we attach channel
+A to a message, and channel B to a message on A. The peer may ack the message with B first. Then B shares the fate of A,
+which is still pending. If A turns out to be lost, the peer can never use A, so it can never use B either.
+
+We represent each attached channel by a `Transit`. In the example, the ack makes B's `Transit` a child of A's. So the
+pending channels form trees, and the fate of a node is also the fate of its descendants. If a channel ends while it is
+pending, we remove its node, and its child takes its position. Only a node with several children stays.
+
+`State` creates the nodes and calls their methods. It ends the channels that are lost, and notifies the peer with
+FORGET_CHANNEL. The section of the Aqueduct specification about lost channels (3.6) is empty. Our interpretation is rule
+aqueduct-X01 in docs/conformance.md.
 """
 
 from __future__ import annotations
@@ -18,26 +29,39 @@ import attrs
 
 
 class Fate(Enum):
-    """What is known about the way of a channel to the peer."""
+    """Whether a channel has reached the other side."""
 
     PENDING = "pending"
+    """It isn't known yet."""
     ACCESSIBLE = "accessible"
+    """The channel has reached the other side."""
     LOST = "lost"
+    """The channel will never reach the other side."""
 
 
 @attrs.define(eq=False)
 class Transit:
-    """The way of one attached channel to the peer, as a node of the tree."""
+    """What we know about one attached channel. It is a node in a tree of pending channels."""
 
     channel: int | None
+    """The id of the channel, or None while it isn't attached to a message."""
     ours: bool
+    """True if this side has created the channel."""
     fate: Fate = Fate.PENDING
     alive: bool = True
+    """False once the channel has ended."""
     parent: Transit | None = None
+    """The carrier, if the message with this channel was acked while the carrier was pending."""
     children: dict[Transit, None] = attrs.Factory(dict)
+    """The channels of which this node is the parent. The dict serves as an ordered set."""
 
     def carried_by(self, carrier: Transit) -> list[Transit]:
-        """Record that the message with this attachment arrived on `carrier`; return our nodes that are lost by that."""
+        """Record that the message with this channel has arrived on `carrier`.
+
+        Returns:
+            The channels that are known to be lost now, if this side has created them. The caller must end them.
+        """
+        # A channel that was attached to a message on itself stays pending.
         if self.fate is not Fate.PENDING or self.parent is not None or self is carrier:
             return []
         if carrier.fate is Fate.ACCESSIBLE:
@@ -51,11 +75,12 @@ class Transit:
         return []
 
     def ended(self) -> None:
-        """Record that the channel has ended."""
+        """Record that the channel has ended. Its node may have to stay in the tree for the sake of its children."""
         self.alive = False
         self._prune()
 
     def _arrive(self) -> None:
+        """Mark this channel and its descendants as accessible, and dissolve the tree."""
         pending = [self]
         while pending:
             node = pending.pop()
@@ -64,6 +89,11 @@ class Transit:
             node.children.clear()
 
     def _prune(self) -> None:
+        """Remove this node if its channel has ended, and then its ancestors that have become unnecessary.
+
+        A node is unnecessary if its channel has ended and it has no child, or only one. The child takes its position.
+        The root of a tree stays, because the message that carries it is still unanswered.
+        """
         node = self
         while not node.alive and (parent := node.parent) is not None and len(node.children) <= 1:
             del parent.children[node]
@@ -78,12 +108,16 @@ class Transit:
 
 
 def lose(nodes: Iterable[Transit]) -> list[Transit]:
-    """Mark channels as lost, with all channels that were sent on them; return our nodes among these.
+    """Mark channels as lost, and with them their descendants that this side has created.
 
-    A child that the peer made is left to the peer, which discards it on its own.
+    The peer finds out for itself that its own channels are lost, and discards them with FORGET_CHANNEL. So we remove
+    them from the tree, but don't mark them.
+
+    Returns:
+        The lost channels that this side has created. The caller must end them.
     """
     lost, doomed = [], [*nodes]
-    for node in doomed:  # grows while it is read
+    for node in doomed:  # the loop appends the children of lost nodes to the list
         if node.fate is not Fate.PENDING:
             continue
         if node.parent is not None:
