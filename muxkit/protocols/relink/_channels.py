@@ -1,11 +1,23 @@
-"""The objects that applications use on a link: common channels, and senders and receivers of Relink's own channels.
+"""The channels of a Relink session, as the application uses them.
 
-A `Channel` is a common channel, which every protocol of muxkit has. `Sender` and `Receiver` are for Relink's own
-channels, which carry messages of several parts in one direction, with receipts and transactions.
+Relink calls a session a *link*, because it outlives the connections that carry it. On a link, the application can use
+two kinds of channels:
 
-Each of these objects is a thin layer over a half of the runtime, and each half of the runtime uses a half of the
-engine. `Sender` uses `SenderHalf`, `Receiver` uses `MessageHalf`, and `Channel` uses `SendHalf` and
-`CommonReceiveHalf`. `Connection` passes the engine's events to the halves.
+- The channels of the Relink specification have one direction. The sending side has a `Sender`, the receiving side a
+  `Receiver`. Messages can have several parts. The sender gets a `Receipt` for each message, with which it can wait
+  until the peer has received or consumed the message. With transactions, the receiver's application also answers if it
+  has processed the message.
+- `Channel` is the two-way channel that all protocols of muxkit have. Relink has no such channels, so a `Channel`
+  consists of two Relink channels with the same number, one in each direction.
+
+Each object consists of three layers, and each layer has one object for each direction, called a *half* of the channel:
+
+    application     Sender              Receiver            Channel (both directions)
+    runtime         SenderHalf          MessageHalf         SendHalf, CommonReceiveHalf
+    engine          ChannelSender       ChannelReceiver     CommonChannel (both directions)
+
+The runtime's halves let tasks wait, for example for room to send. The engine's halves know the protocol. `Connection`
+handles the events of the engine and calls the runtime's halves.
 """
 
 from __future__ import annotations
@@ -51,21 +63,21 @@ if TYPE_CHECKING:
 
 Handler = Callable[["Message"], Awaitable[object]]
 
-# The engine is notified once for up to this many messages that the application takes from a common channel.
+# When the application takes messages from a `Channel`, the engine is notified after this many messages at the latest.
 PORTION: int = 16
-# Upper bounds for the bytes of the window that a message with several parts takes in addition to its payload: for each
-# part, and for the head of the message.
+# A message with several parts needs more room in the window than its payload. These are upper bounds for the additional
+# bytes: PARTS_ROOM for the message, and PART_ROOM for each of its parts.
 PART_ROOM = 56
 PARTS_ROOM = 32
 
 _log = logging.getLogger("muxkit")
 
 
-# --- common channels
+# --- two-way channels
 
 
 class CommonReceiveHalf(ReceiveHalf[bytes]):
-    """The receiving half of a common channel."""
+    """The receiving half of a `Channel`. It exists only to set `portion_most`."""
 
     __slots__ = ()
 
@@ -73,9 +85,10 @@ class CommonReceiveHalf(ReceiveHalf[bytes]):
 
 
 class Channel(MuxChannel):
-    """A common channel. It consists of two channels of Relink with the same number, one in each direction.
+    """A two-way channel. It consists of two channels of Relink with the same number, one in each direction.
 
-    The connector opens common channels with even numbers, and the listener those with odd numbers.
+    The side that opens the connections (the connector) opens channels with even numbers, and the listener opens
+    channels with odd numbers.
     """
 
     __slots__ = ("common",)
@@ -101,7 +114,7 @@ class Channel(MuxChannel):
         return self.common.opening
 
     def close(self) -> None:
-        """Like `aclose`, but synchronous and without a checkpoint."""
+        """Close both directions of the channel without waiting. The peer still gets the messages that were sent."""
         with self._connection.written_together():
             self.common.leave()
             super().close()
