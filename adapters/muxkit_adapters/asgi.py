@@ -1,7 +1,7 @@
-"""Sessions on a WebSocket endpoint of an ASGI application, so that a web API and muxkit share one port.
+"""The transport `asgi`, which serves muxkit sessions over the WebSockets of an ASGI web application.
 
-An ASGI server (Hypercorn, Uvicorn, Daphne) owns the sockets and does the handshakes. muxkit serves at a name, and the
-ASGI application `app(name)` passes its WebSockets to that server:
+With it, a web application and muxkit can share one port. The ASGI server (such as Hypercorn, Uvicorn or Daphne) owns
+the sockets and performs the WebSocket handshakes. The web application passes the WebSockets of one path to muxkit:
 
     async def lifespan(application):
         async with muxkit.open_server(echo, "bpmux+asgi://mux"):
@@ -9,8 +9,12 @@ ASGI application `app(name)` passes its WebSockets to that server:
 
     application = Starlette(routes=[WebSocketRoute("/mux", asgi.app("mux"))], lifespan=lifespan)
 
-If the ASGI server runs on Trio, everything happens in its tasks. On asyncio, use `muxkit.asyncio.open_server` in the
-same place. Then the session runs in Trio, and an asyncio task makes each call to the ASGI server.
+The muxkit server and the ASGI application find each other by a name, which is "mux" here. Clients connect with an
+ordinary URL such as `bpmux+wss://example.com/mux`, and can't see the name.
+
+If the ASGI server uses Trio, the muxkit sessions run in the server's tasks. If it uses asyncio, open the muxkit server
+with `muxkit.asyncio.open_server` instead. Trio then runs in the same thread as the asyncio event loop, in Trio's guest
+mode. Sessions run in Trio, and every call of an ASGI function is made in an asyncio task.
 """
 
 from __future__ import annotations
@@ -40,12 +44,20 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 
 class AsgiStream(trio.abc.Stream):
-    """A WebSocket of an ASGI server, as a byte stream in binary messages."""
+    """A byte stream over a WebSocket of an ASGI server. It sends and receives its bytes in binary messages.
+
+    Args:
+        scope: The ASGI scope of the WebSocket, which has the address of the client and its request.
+        receive: The ASGI function that returns the next event of the WebSocket.
+        send: The ASGI function that sends a message on the WebSocket.
+        name: The name of the muxkit server, which stands for the peer if its address is unknown.
+        guest: The Trio run inside an asyncio loop to which `receive` and `send` belong, or None if they belong to Trio.
+    """
 
     def __init__(self, scope: Message, receive: Receive, send: Send, name: str, guest: Guest | None) -> None:
         host, port = scope.get("client") or ("", 0)
         self.peer: str = f"asgi {join_host_port(host, port)}" if host else f"asgi {name}"
-        """The name of the other end, as the ASGI server reports it."""
+        """The address of the client, as the ASGI server reports it."""
         here = scope.get("server") or ("", None)
         self.local: str = f"asgi {join_host_port(here[0], here[1])}" if here[1] else f"asgi {name}"
         self.request: Request = Request(
@@ -66,6 +78,7 @@ class AsgiStream(trio.abc.Stream):
         self._receiving = OneAtATime("receiving from this WebSocket")
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Receive bytes, as `trio.abc.ReceiveStream` specifies. A text message from the client breaks the stream."""
         if max_bytes is not None and max_bytes < 1:
             raise ValueError(f"max_bytes={max_bytes}: must be at least 1")
         with self._receiving:
@@ -84,6 +97,7 @@ class AsgiStream(trio.abc.Stream):
             return data
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send bytes, as `trio.abc.SendStream` specifies. Large data becomes several messages."""
         with self._sending:
             await trio.lowlevel.checkpoint()
             self._check_open()
@@ -93,15 +107,17 @@ class AsgiStream(trio.abc.Stream):
                 await self._sent({"type": "websocket.send", "bytes": bytes(data[begin : begin + PIECE_SIZE])})
 
     async def wait_send_all_might_not_block(self) -> None:
+        """Execute a checkpoint. ASGI can't tell whether a message could be sent now."""
         with self._sending:
             await trio.lowlevel.checkpoint()
             self._check_open()
 
     async def close_with(self, reason: Reason) -> None:
-        """Close the WebSocket and send the reason to the peer."""
+        """Close the WebSocket, and send the reason to the client in the close frame."""
         await self._close(close_code_for(reason), reason.encode(CLOSE_TEXT_MOST).decode())
 
     async def aclose(self) -> None:
+        """Close the WebSocket with the code 1000, which means a normal end."""
         await self._close(1000, "")
 
     async def _close(self, code: int, text: str) -> None:
@@ -118,6 +134,7 @@ class AsgiStream(trio.abc.Stream):
             await trio.lowlevel.checkpoint()
 
     def _disconnected(self, message: Message) -> None:
+        """Store the client's reason for closing the WebSocket. Raise an error unless the code means a normal end."""
         self._has_ended = True
         code, text = message.get("code", 1005), message.get("reason") or ""
         self.peer_reason = reason_of_close(code, text, f"closed with {code}")
@@ -132,7 +149,7 @@ class AsgiStream(trio.abc.Stream):
             raise trio.BrokenResourceError(f"{self.peer}: the ASGI server could not send: {error!r}") from error
 
     async def _called(self, function: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 - what ASGI gives
-        """Call a function of the ASGI server in the event loop that it belongs to."""
+        """Call an ASGI function in the event loop to which it belongs, and return its result."""
         if self._guest is None:
             return await function()
 
@@ -150,7 +167,7 @@ class AsgiStream(trio.abc.Stream):
 
 
 class _Listener(NamedListener[AsgiStream]):
-    """Receives the WebSockets that the application of one name passes on."""
+    """The muxkit server's end of a name. It receives the WebSockets that the application with this name gets."""
 
     def __init__(self, origins: Collection[str]) -> None:
         super().__init__()
@@ -162,7 +179,7 @@ _names: Final[Names[_Listener]] = Names("asgi")
 
 @attrs.frozen
 class App:
-    """An ASGI application whose WebSockets carry the sessions of one muxkit server. Made by `app`."""
+    """An ASGI application that passes its WebSockets to the muxkit server with the same name. Created by `app`."""
 
     name: str
 
@@ -176,11 +193,11 @@ class App:
 
 
 def app(name: str) -> App:
-    """Return an ASGI application whose WebSockets carry the sessions of the server at `asgi://name`.
+    """Return an ASGI application that passes its WebSockets to the muxkit server at `asgi://name`.
 
-    Each WebSocket becomes a connection of the server that `muxkit.open_server(handler, "bpmux+asgi://name")` started in
-    the same process. On asyncio, use `muxkit.asyncio.open_server`. A request that doesn't open a WebSocket is answered
-    with status 426. While no server of this name runs, WebSockets are refused.
+    The server must run in the same process. Start it with `muxkit.open_server(handler, "bpmux+asgi://name")`, or with
+    `muxkit.asyncio.open_server` if the ASGI server uses asyncio. While no server with this name runs, the application
+    refuses WebSockets. It answers an HTTP request that doesn't open a WebSocket with the status 426.
     """
     return App(name)
 
@@ -218,6 +235,11 @@ async def _refuse(send: Send, code: int, text: str) -> None:
 
 
 async def _hand_over(listener: _Listener, make: Callable[[], AsgiStream]) -> None:
+    """Create the stream of a WebSocket, pass it to the muxkit server, and return when the stream is closed.
+
+    This runs in Trio, where the stream must be created. ASGI servers close a WebSocket when the application returns, so
+    this has to wait.
+    """
     stream = make()
     try:
         await listener.arrivals.send(stream)
@@ -236,17 +258,18 @@ async def serve(
     limits: Limits | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run `handler(stream)` for each WebSocket of `app(name)`, until cancelled.
+    """Run `handler(stream)` for each WebSocket of `app(name)`, until this is cancelled.
 
     Args:
-        handler: gets each stream, which is closed afterwards.
-        name: the name that `app` was given.
-        origins: the origins of web pages that may connect. A request with another Origin header is refused.
-        limits: how many connections are allowed.
-        task_status: gets a list with the name once the server accepts connections.
+        handler: Called with each stream. The stream is closed afterwards.
+        name: The name that was passed to `app`.
+        origins: The origins of the web pages that may connect. A request with another Origin header is refused. A
+            request without this header doesn't come from a web page and is accepted.
+        limits: Limits the number of connections.
+        task_status: Receives a list with the name once the server accepts connections.
 
     Raises:
-        OSError: if the name is taken.
+        OSError: If another server uses the name.
     """
     listener = _Listener(origins)
     with _names.taken(name, listener):
