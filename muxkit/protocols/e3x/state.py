@@ -1,34 +1,58 @@
-"""The state of an engine: its channels, how each channel begins and ends, and what the channels share.
+"""The state of an e3x engine: its channels, how each channel begins and ends, and what the channels share.
 
-This is the theory of operation of e3x. `Engine` and its parts (`openings`, `liveness`, and the halves in `send` and
-`receive`) all work on one `State`. "The specification" is the E3X wire protocol of telehash v3.
+e3x carries channels over a link that may lose, duplicate and reorder packets, such as UDP. The engine implements the
+protocol without I/O. `Engine` and its parts (`openings`, `liveness`, and the halves in `send` and `receive`) all work
+on one `State`, so this module contains the theory of operation. "The specification" is the E3X wire protocol of
+telehash v3.
 
-**A channel** is an `EngineChannel` in the table. It has a sender and a receiver, and both are either reliable or
-unreliable. A reliable half numbers its packets and repairs losses (`ReliableSender`, `ReliableReceiver`). An unreliable
-half sends each message in one packet and never resends it. Channels of both sides share one range of ids: the connector
-opens channels with odd ids, the listener opens channels with even ids, and no id is used twice.
+Terms
+=====
 
-    unopened   a packet of the channel has arrived before the first one, so our acks ask for the first packet. If it
-               doesn't arrive within `Limits.handshake`, we remove the channel, but without a tombstone, because the
-               first packet may still arrive                                            -> open, gone
-    open       both directions carry messages. A channel that the peer has opened waits in the backlog until the
-               application accepts it (`taken`)                                         -> closing, gone
-    closing    the application has closed the channel, so we discard further messages (see below)
-                                                                                        -> gone
-    gone       the channel isn't in the table any more. For at least 10 s, a tombstone answers packets that the peer
-               sends again
+A channel has two directions. Each side has an `EngineChannel` for it, which consists of a sending and a receiving
+*half*. A channel is either reliable or unreliable. On an unreliable channel, each message is one packet, which is sent
+once. On a reliable channel, lost packets are sent again. The specification uses these fields of a packet for that:
 
-**How a channel ends.** A reliable channel ends in order when both sides have sent their end and all packets are acked.
-An unreliable channel ends in order when both sides have sent their end, or when this side has sent its end and the
-peer's end hasn't arrived within `linger` seconds. We report a channel that ended in order as `Closed`.
+- *seq*: the number of the packet in its direction of the channel
+- *ack*: the seq up to which the other side has processed all packets
+- *miss*: the seqs of packets that haven't arrived, although later ones have, and the highest seq that may be sent now
+- *end*: marks the last packet of a direction
+- *err*: the channel has failed; both sides drop all of its packets in both directions
 
-We report a channel as `Broken` when the peer sends an err, when the peer is silent while packets wait for an ack, when
-the pieces of a message don't fit together, or when every seq has been used. This side can break a channel with `err`.
-That reports no event, because the caller already knows.
+Both sides open channels from the same range of ids. The connector opens channels with odd ids and the listener channels
+with even ids. No id is used twice.
 
-**A channel that the application has closed** stays in the table until both directions have ended. The specification has
-no packet that asks the peer to stop sending. It only has `err`, which drops all packets in both directions. So we
-follow rules of our own, which are not in the specification:
+A *tombstone* is the record that we keep of a channel for some time after it has ended. It answers packets that the peer
+sends again because our last answer got lost.
+
+The states of a channel
+=======================
+
+    unopened   -> open, gone
+    open       -> closing, gone
+    closing    -> gone
+    gone       (final)
+
+- unopened: Packets may arrive in any order, and one of this channel has arrived before the packet that opens it. Our
+  acks ask for that packet. If it doesn't arrive within `Limits.handshake`, we remove the channel. We keep no tombstone,
+  because the packet may arrive later after all.
+- open: Both directions carry messages. A channel that the peer has opened waits in the backlog until the application
+  accepts it (`taken`).
+- closing: The application has closed the channel, so we discard further messages.
+- gone: We have removed the channel from the table.
+
+How a channel ends
+==================
+
+A reliable channel ends in order when both sides have sent their end and all packets are acked. An unreliable channel
+ends in order when both sides have sent their end, or when this side has sent its end and the peer's end hasn't arrived
+within `linger` seconds. We report a channel that ended in order as `Closed`.
+
+We report a channel as `Broken` if the peer sends an err, if the peer is silent while packets wait for an ack, if the
+pieces of a message don't fit together, or if every seq has been used. This side can break a channel with an err
+(`State.err`). That reports no event, because the caller already knows.
+
+A channel that the application has closed stays in the table until both directions have ended. The specification has no
+packet that only asks the peer to stop sending. So we follow these rules, which aren't in the specification:
 
 - We send an err only after the peer has acked all our packets. An earlier err would make the peer drop messages that it
   has received but not processed.
@@ -38,14 +62,23 @@ follow rules of our own, which are not in the specification:
 - If the peer goes on sending but acks nothing for `CLOSE_TIMEOUT`, we break the channel. Otherwise both sides could
   wait for each other forever, because we don't process the peer's messages either.
 
-**Invariants.** We check a packet completely before it changes any state, and a packet ends at most its own channel.
-Somebody else may have sent the packet from a forged address, so we drop a bad packet and count it (`Fault`). `held`,
-`waiting` and `unsent` are sums over all live channels. A channel is in `line` at most once. We queue at most one err,
-one answer and one ack for each channel, so a peer can't make these queues grow by sending more packets.
+Invariants
+==========
 
-**Time.** The caller passes the time with each packet and each deadline. An engine may get a command after a long period
-without packets, so commands read the clock that the session passes to the engine (`update_time`). The timers of all
-channels are in one heap, so a channel without a timer costs nothing while time passes.
+- We check a packet completely before we change any state. A packet that breaks a rule may come from somebody else with
+  a forged address, so we drop it and count it (`Fault`). No packet can end a channel other than its own.
+- `State.held`, `State.waiting` and `State.unsent` are sums over all channels in the table. They count the received
+  bytes and packets that the application hasn't processed, and the bytes that haven't been sent.
+- A channel is at most once in `State.line`, the queue of channels that may have packets to send.
+- At most one err, one answer and one ack are queued for each channel. So a peer can't make these queues grow by sending
+  more packets.
+
+Time
+====
+
+The caller passes the time with each packet and each deadline. A command may follow a long period without packets, so
+commands read the clock that the session passes to the engine (`update_time`). The timers of all channels are in one
+heap, so a channel without a timer costs nothing while time passes.
 """
 
 from __future__ import annotations
@@ -71,8 +104,8 @@ from muxkit.protocols.e3x.packets import ID_MOST, RESERVED, TYPE_MOST, Packet, j
 from muxkit.protocols.e3x.silence import Silence
 
 NEVER: Final = float("inf")
-# Minimum lifetime of a tombstone in seconds. A tombstone answers packets that the peer sends again. `State.linger` is
-# longer if `Config.timeout` is, because the peer resends for that long.
+# Minimum lifetime of a tombstone in seconds. If `Config.timeout` is larger, tombstones live for that time, because the
+# peer goes on to resend for as long (`State.linger`).
 LINGER: Final = 10.0
 # The peer doesn't ack an err, so we send each err two more times, a second apart. The specification doesn't say so.
 ERR_REPEATS: Final = 2
@@ -99,13 +132,13 @@ class Piece:
 
     seq: int
     body: bytes
-    type: str | None
-    end: bool
-    frag: int
+    type: str | None  # the type of the channel, in the packet that opens it
+    end: bool  # True for the last packet of this direction
+    frag: int  # how many further packets contain the rest of the message
     times: int = 0  # how many times this side has sent the packet
     sent_at: float = 0.0  # when this side last sent the packet
     asks: bool = False  # True if the packet asked the peer for an ack
-    is_named: bool = False  # True once a miss has listed the packet
+    is_named: bool = False  # True once the peer has listed the packet as missing in a miss
     is_queued: bool = False  # True while the packet is in the queue of packets to send again
 
 
