@@ -1,4 +1,8 @@
-"""The toolkit that the protocols share: rules and bookkeeping without any I/O. Imports neither trio nor time."""
+"""The toolkit that the engines of all protocols share.
+
+Nothing in this package does I/O or reads a clock, and it imports neither `trio` nor `time`. It contains the interfaces
+between engines and the runtime, the events, flow control, timers, and the encoding of numbers.
+"""
 
 from muxkit._quick_check import QuickCheck as QuickCheck
 from muxkit.core._channels import CODE_MOST as CODE_MOST

@@ -1,4 +1,11 @@
-"""Channels: their ids, names and reasons, the table of those that live or ended lately, and the states of a half."""
+"""The building blocks for channels that all protocols share.
+
+- `Ids` chooses the ids of new channels, `ChannelTable` contains the channels of a connection, and `Census` counts them.
+- `Sending` and `Receiving` are the states of the two halves of a channel, and `advance` makes the steps between them.
+- `Reason` explains why a channel or a connection has ended.
+- `with_name` and `without_name` encode the name, the headers and the payload of a channel's opening as bytes.
+- `printable` and the functions after it make texts of a peer safe to show.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +22,23 @@ from muxkit._limits import Limits
 
 ChannelT = TypeVar("ChannelT")
 
-BYTES_MOST = 512  # of an encoded reason
-TEXT_MOST = 512  # characters of a reason that is shown
-CODE_MOST = 2**32 - 1
+BYTES_MOST = 512  # maximum number of bytes of an encoded reason
+TEXT_MOST = 512  # maximum number of characters of a peer's text that is shown
+CODE_MOST = 2**32 - 1  # largest code of a reason
 
-NAME_MOST = 255  # bytes of the name of a channel
+NAME_MOST = 255  # maximum number of bytes of a channel's name
 
 _CODE = re.compile(rb"(\d{1,10}) ")
 _CONTROLS = bytes(range(32))
-_NAMED = b"\xc0n"  # in front of a name; no text begins so, as UTF-8 has no byte C0
-_HEADED = b"\xc0h"  # in front of a block of headers, which follows the name
-_HEADERS_AT = len(_HEADED) + 2  # after the mark and the 16-bit length of the block
+_NAMED = b"\xc0n"  # marks a name; text in UTF-8 never contains the byte C0
+_HEADED = b"\xc0h"  # marks a block of headers, which follows the name
+_HEADERS_AT = len(_HEADED) + 2  # position of the headers after their mark and the 16-bit length
 
 
 class Ids:
-    """One sequence of ids: `first`, `first + step`, … up to `last`.
+    """The sequence of ids `first`, `first + step`, … up to `last`, beginning with `start`.
 
-    It begins with `start`. With `wraps` it starts over after `last`, with the ids whose channels are gone; without, it
-    ends there.
+    With `wraps`, the sequence starts again after `last` and skips the ids that are in use. Otherwise it ends there.
     """
 
     __slots__ = ("_first", "_last", "_next", "_step", "_wraps")
@@ -45,12 +51,12 @@ class Ids:
         self._wraps = wraps
 
     def was_allocated(self, id: int) -> bool:
-        """Return True if this id, which is one of the sequence, was given out; not for sequences that wrap."""
+        """Return True if this id of the sequence was allocated before. Don't use this if the sequence wraps."""
         return self._first <= id < self._next
 
     def allocate(self, used: Collection[int]) -> int:
-        """Return the next id that is not in use; it comes again only after the sequence started over."""
-        # One more try than there are ids in use, or one for each id that exists, must meet a free one.
+        """Return the next id that isn't in `used`. Raises `LocalProtocolError` if there is none."""
+        # After one more try than there are used ids, we must have found a free one, unless all ids are used.
         for _ in range(min(len(used) + 1, (self._last - self._first) // self._step + 1)):
             if self._next > self._last:
                 if not self._wraps:
@@ -66,34 +72,36 @@ class Ids:
 
 
 class Census:
-    """Counts the channels of each side, and those that the application has not taken yet.
+    """Counts the open channels of a connection and checks the limits for them.
 
-    There is one for a connection, for all tables that its channels are spread over.
+    A connection has one `Census`, even if its channels are in several tables.
     """
 
     __slots__ = ("_limits", "ours", "theirs", "waiting")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.ours: int = 0
-        self.theirs: int = 0
-        self.waiting: int = 0
+        self.ours: int = 0  # channels that this side has opened
+        self.theirs: int = 0  # channels that the peer has opened
+        self.waiting: int = 0  # those of `theirs` that the application hasn't taken
 
     @property
     def places(self) -> int:
-        """How many more channels we may open."""
+        """How many more channels this side may open."""
         return self._limits.channels - self.ours
 
     @property
     def has_backlog_room(self) -> bool:
-        """True if the peer may open one more channel; if not, the protocol refuses it in its own way."""
+        """True if the backlog has room for another channel of the peer. Otherwise the protocol refuses the channel."""
         return self.waiting < self._limits.backlog
 
     def check_ours(self) -> None:
+        """Raise `LocalProtocolError` if this side may not open another channel."""
         if self.places < 1:
             raise LocalProtocolError(f"{self.ours} channels of {self._limits.channels} allowed are open")
 
     def check_theirs(self) -> None:
+        """Raise `RemoteProtocolError` if the peer may not open another channel."""
         if self.theirs >= self._limits.channels:
             raise RemoteProtocolError(
                 f"peer opened channel {self.theirs + 1} of {self._limits.channels} allowed at once",
@@ -102,9 +110,13 @@ class Census:
 
 
 class ChannelTable(Generic[ChannelT]):
-    """The channels of one id space, by id.
+    """The channels of a connection by id, and the ids of those that have ended recently.
 
-    Ids of both sides may share it; then its `ids` are for ours only. Tables of one connection share a `census`.
+    In some protocols, the two sides use separate ids, so there are two tables, which share a `Census`. In others, there
+    is one table, and `ids` is the sequence from which this side takes its ids.
+
+    After a channel has ended, frames for it may still arrive. The table keeps its id as a *tombstone* for some time, so
+    that the engine can tell such frames from frames for a channel that never existed.
     """
 
     __slots__ = ("_ids", "_live", "_theirs", "_tombstone_limit", "_tombstones", "census")
@@ -114,20 +126,20 @@ class ChannelTable(Generic[ChannelT]):
         self._ids = ids
         self._live: dict[int, ChannelT] = {}
         self._theirs: dict[int, bool] = {}  # id of a channel that the peer opened: True until it is taken
-        # id: when it is forgotten, the oldest first. In a plain dict finding the first entry costs a step for each
-        # one that was deleted before it; here it does not.
+        # The time when each tombstone expires, oldest first. An `OrderedDict` finds its first entry quickly. A plain
+        # dict would need a step for each entry that was deleted before it.
         self._tombstones: OrderedDict[int, float] = OrderedDict()
         self._tombstone_limit = limits.tombstones
 
     def __contains__(self, id: int) -> bool:
-        """Return True if the channel is live."""
+        """Return True if the channel is open."""
         return id in self._live
 
     def __len__(self) -> int:
         return len(self._live)
 
     def __iter__(self) -> Iterator[ChannelT]:
-        """Iterate over a copy of the live channels, oldest first; some may be removed meanwhile."""
+        """Iterate over a copy of the open channels, oldest first. Channels may be removed during the iteration."""
         return iter(tuple(self._live.values()))
 
     def get(self, id: int) -> ChannelT | None:
@@ -136,7 +148,7 @@ class ChannelTable(Generic[ChannelT]):
     # --- adding
 
     def allocate(self) -> int:
-        """Return an id for a new channel of ours."""
+        """Return an id for a channel that this side opens."""
         return self._ids.allocate(self._live)
 
     def add_ours(self, id: int, channel: ChannelT) -> None:
@@ -147,7 +159,7 @@ class ChannelTable(Generic[ChannelT]):
         self.census.ours += 1
 
     def add_theirs(self, id: int, channel: ChannelT) -> None:
-        """Add a channel that the peer opened; it waits until `accept`."""
+        """Add a channel that the peer has opened. It counts as waiting until `accept` is called."""
         if id in self._live:
             raise RemoteProtocolError(f"peer opened channel {id}, which is open already")
         self.census.check_theirs()
@@ -157,7 +169,7 @@ class ChannelTable(Generic[ChannelT]):
         self.census.waiting += 1
 
     def accept(self, id: int) -> None:
-        """The application took the channel; harmless if it did so before, or if the channel is gone."""
+        """Record that the application has taken a channel. Does nothing if it was taken before, or has ended."""
         if self._theirs.get(id, False):
             self._theirs[id] = False
             self.census.waiting -= 1
@@ -176,7 +188,7 @@ class ChannelTable(Generic[ChannelT]):
         return self._live.pop(id)
 
     def bury(self, id: int, now: float, keep: float) -> None:
-        """Remember for `keep` seconds that a channel ended; above `Limits.tombstones` the oldest are forgotten."""
+        """Keep a tombstone for `keep` seconds. If there are more than `Limits.tombstones`, remove the oldest ones."""
         self._tombstones.pop(id, None)
         self._tombstones[id] = now + keep
         while (oldest := next(iter(self._tombstones))) != id and (
@@ -185,7 +197,7 @@ class ChannelTable(Generic[ChannelT]):
             del self._tombstones[oldest]
 
     def is_buried(self, id: int, now: float) -> bool:
-        """Return True if the channel ended less than its `keep` ago."""
+        """Return True if there is a tombstone with this id that hasn't expired."""
         until = self._tombstones.get(id)
         if until is None or now < until:
             return until is not None
@@ -194,44 +206,60 @@ class ChannelTable(Generic[ChannelT]):
 
 
 class _Named(Enum):
-    """An enum hashed as any object: an enum's own hash is a call in Python, and each step of a half needs two."""
+    """An enum whose members are hashed by identity.
+
+    The hash function of `Enum` is written in Python and therefore slow, and each step of a half needs two hashes.
+    """
 
 
 _Named.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 class Sending(_Named):
-    """The states of the half that we write."""
+    """The states of a sending half."""
 
     OPEN = "open"
+    """The application may send messages."""
     FINISHING = "finishing"
-    """We said that we are done, or gave up; the peer has not confirmed it yet."""
+    """This side has finished or cancelled the half, and the peer hasn't confirmed it yet."""
     CLOSED = "closed"
+    """The half has ended."""
 
 
 class Receiving(_Named):
-    """The states of the half that we read."""
+    """The states of a receiving half."""
 
     OPEN = "open"
+    """Messages may arrive."""
     DRAINING = "draining"
-    """Nothing more comes; the application has not read everything yet."""
+    """No more messages can arrive, but the application hasn't received all of them."""
     CLOSED = "closed"
+    """The half has ended."""
 
 
 class Step(_Named):
-    """What can happen to a half: verbs are what the application asks for, participles have happened."""
+    """The steps between the states of a half.
+
+    FINISH, CANCEL and STOP are requests of the application. The others are events.
+    """
 
     FINISH = "finish"
+    """The application sends no more messages."""
     CANCEL = "cancel"
-    """We give up, and wait for the peer to confirm that as well."""
+    """The application gives up sending. The peer has to confirm that, too."""
     CONFIRMED = "confirmed"
+    """The peer has confirmed that the half has ended."""
     STOPPED = "stopped"
+    """The peer doesn't want more messages."""
     LOST = "lost"
+    """The connection was lost."""
 
     ENDED = "ended"
-    """The peer ended its half or gave it up, or the connection is lost: what came before can still be read."""
+    """The peer sends no more, or the connection was lost. The application can still receive earlier messages."""
     DRAINED = "drained"
+    """The application has received the last message."""
     STOP = "stop"
+    """The application doesn't want more messages."""
 
 
 SENDING: Final[Mapping[tuple[Sending, Step], Sending]] = {
@@ -260,7 +288,7 @@ def advance(state: Sending, step: Step) -> Sending: ...
 @overload
 def advance(state: Receiving, step: Step) -> Receiving: ...
 def advance(state: Sending | Receiving, step: Step) -> Sending | Receiving:
-    """Return the state after `step`; a step that the tables do not have is a `LocalProtocolError`."""
+    """Return the state after a step. Raises `LocalProtocolError` for a step that isn't in `SENDING` or `RECEIVING`."""
     after = SENDING.get((state, step)) if isinstance(state, Sending) else RECEIVING.get((state, step))
     if after is None:
         half = type(state).__name__.lower()
@@ -269,9 +297,10 @@ def advance(state: Sending | Receiving, step: Step) -> Sending | Receiving:
 
 
 def draw(table: Mapping[tuple[StateT, StepT], StateT]) -> str:
-    """Draw a table as a Mermaid state diagram, with one arrow for all steps between the same two states.
+    """Return a table of steps as a Mermaid state diagram, for the documentation.
 
-    The first state of the table is where it begins, and the state CLOSED is its end.
+    All steps between the same two states share an arrow. The table must begin with the initial state, and CLOSED is the
+    final state.
     """
     arrows: dict[tuple[str, str], list[str]] = {}
     for (before, step), after in table.items():
@@ -281,11 +310,11 @@ def draw(table: Mapping[tuple[StateT, StepT], StateT]) -> str:
     return "\n".join(["stateDiagram-v2", f"    [*] --> {first}", *lines, "    CLOSED --> [*]", ""])
 
 
-# --- texts in the bytes that a protocol leaves to applications: the reason of an end, and the name of a channel
+# --- the encoding of reasons, names and headers in the bytes that a protocol leaves to applications
 
 
 def printable(text: str, most: int = TEXT_MOST) -> str:
-    """Return text of a peer as it may be shown: without control characters, and not longer than `most` characters."""
+    """Return a peer's text so that it is safe to show: control characters are escaped, and long texts are truncated."""
     if len(text) <= most and text.isprintable():
         return text
     shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text[:most])
@@ -293,7 +322,7 @@ def printable(text: str, most: int = TEXT_MOST) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """Return a URL, or an address, as it may be shown: without a password, and without the query, which may be one."""
+    """Return a URL or an address without the parts that may be secret: the user and password, and the query."""
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     place, slash, path = rest.partition("?")[0].partition("/")
     return f"{scheme}{separator}{place.rpartition('@')[2]}{slash}{path}"
@@ -301,14 +330,15 @@ def without_secrets(url: str) -> str:
 
 @attrs.frozen
 class Reason:
-    """Why one side ended a channel or a connection, in its own words."""
+    """The reason that one side gives for ending a channel or a connection. An empty reason is false."""
 
     text: str = ""
+    """A text for people."""
     code: int = 0
-    """A number for programs; 0 if none was given."""
+    """A number for programs, such as one of HTTP's status codes. 0 means that there is none."""
 
     def __attrs_post_init__(self) -> None:
-        code: object = self.code  # by programs that no type checker has seen
+        code: object = self.code  # programs without a type checker may pass any object
         if not (isinstance(code, int) and 0 <= code <= CODE_MOST):
             raise ValueError(f"code={self.code!r}: must be a whole number from 0 to {CODE_MOST:,}")
 
@@ -320,23 +350,24 @@ class Reason:
         return f"{self.text} ({code})" if self.text and code else self.text or code
 
     def encode(self, most: int = BYTES_MOST) -> bytes:
-        """Write the reason in at most `most` bytes: UTF-8, the code in front of the text.
+        """Encode the reason as UTF-8, with the code before the text.
 
-        No reason is no bytes. Neither is one whose code does not fit.
+        The text is truncated so that the result has at most `most` bytes. An empty reason, or one whose code doesn't
+        fit, becomes b"".
         """
         if not self:
             return b""
-        # A text that begins like a code would be read as one.
+        # If the text itself begins like a code, we write the code 0, or `decode` would take the text for a code.
         code = f"{self.code} " if self.code or _CODE.match(self.text.encode()) else ""
-        if len(code) > most:  # digits that are cut would be read as the text
+        if len(code) > most:  # `decode` would take a truncated code for a text
             return b""
         return (code + self.text).encode()[:most].decode(errors="ignore").encode()
 
     @classmethod
     def decode(cls, payload: bytes) -> Reason:
-        """Read what `encode` wrote, or whatever else a peer gave; the text can be shown as it is."""
+        """Decode a reason that `encode` or another implementation has written. The text is safe to show."""
         payload = payload[:BYTES_MOST]
-        if not payload.strip(_CONTROLS):  # a mark that there is no reason
+        if not payload.strip(_CONTROLS):  # only control characters, with which some protocols mark an abort
             return cls()
         found = _CODE.match(payload)
         code = int(found[1]) if found else 0
@@ -348,7 +379,7 @@ class Reason:
 
 
 class Opened(NamedTuple):
-    """The parts of the payload that opened a channel, as `without_name` found them."""
+    """The parts of a channel's opening, as `without_name` returns them."""
 
     name: str
     payload: bytes
@@ -357,17 +388,17 @@ class Opened(NamedTuple):
 
 
 def with_name(name: str, payload: bytes, headers: bytes = b"") -> bytes:
-    """Return the payload that opens a channel of this name, for protocols without a place for names.
+    """Return the opening of a channel as bytes, for protocols whose frames have no fields for names and headers.
 
-    The name comes first, then the encoded headers, then the payload. A peer that knows no headers finds the name, and
-    takes the headers as the beginning of the payload. A payload that begins like a name or like headers gets an empty
-    one in front of it, so that every payload arrives as it was.
+    The name comes first, then the encoded headers, then the payload. If the payload itself begins like a name or like
+    headers, an empty name or empty headers are inserted before it, so that `without_name` returns every payload
+    unchanged.
     """
     return join_opening(encode_name(name) if name else b"", payload, headers)
 
 
 def join_opening(name: bytes, payload: bytes, headers: bytes = b"") -> bytes:
-    """Put the encoded parts of an opening together, as `with_name` does."""
+    """Return the opening of a channel as bytes, like `with_name`, but from a name that is already encoded."""
     if headers or payload.startswith(_HEADED):
         payload = b"%b%b%b%b" % (_HEADED, len(headers).to_bytes(2, "big"), headers, payload)
     if not name and not payload.startswith(_NAMED):
@@ -376,18 +407,18 @@ def join_opening(name: bytes, payload: bytes, headers: bytes = b"") -> bytes:
 
 
 def without_name(opening: bytes) -> Opened:
-    """Return the name, the payload and the headers that `with_name` put together.
+    """Return the name, the payload and the headers of an opening that `with_name` has encoded.
 
-    A payload of other programs has no name and no headers.
+    An opening that another program has written usually has no name and no headers.
     """
     name, payload, headers = split_opening(opening)
     return Opened(decode_name(name) if name else "", payload, headers)
 
 
 def split_opening(opening: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return the name, the payload and the headers of an opening, encoded as they are.
+    """Return the name, the payload and the headers of an opening without decoding the name and the headers.
 
-    This is for protocols that have a place of their own for names or headers.
+    This is for protocols whose frames have fields for names or headers.
     """
     name, payload = b"", opening
     if opening.startswith(_NAMED):
@@ -403,6 +434,7 @@ def split_opening(opening: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def encode_name(name: str) -> bytes:
+    """Encode the name of a channel. Raises ValueError if it is too long or contains a NUL character."""
     encoded = name.encode()
     if len(encoded) > NAME_MOST or b"\0" in encoded:
         raise ValueError(f"the name of a channel has at most {NAME_MOST} bytes and no NUL: {name[:64]!r}")
@@ -410,12 +442,12 @@ def encode_name(name: str) -> bytes:
 
 
 def decode_name(name: bytes) -> str:
-    """Return the name that a peer gave, as it may be shown."""
+    """Decode the name of a channel. The result is safe to show."""
     return printable(name[:NAME_MOST].decode(errors="backslashreplace"))
 
 
 def counted(number: int, noun: str, plural: str = "", *, were: bool = False) -> str:
-    """Return a number with its noun, and with its verb: "1 channel was", "2 channels were"."""
+    """Return a number with its noun, such as "2 channels", or with `were` also a verb, such as "2 channels were"."""
     if number == 1:
         return f"1 {noun} was" if were else f"1 {noun}"
     return f"{number:,} {plural or noun + 's'}{' were' if were else ''}"

@@ -1,4 +1,18 @@
-"""The contract of an engine: one interface for each kind of link, and optional capabilities that a pump looks for."""
+"""The interfaces between an engine and the pump that connects it to a link.
+
+An *engine* implements a protocol without I/O. A *pump* (`muxkit.runtime.pumps`) reads bytes or packets from a link,
+passes them to the engine, writes the engine's output to the link, and calls the engine when a timer is due. For each
+kind of link, there is one interface of an engine:
+
+- `StreamEngine` for an ordered byte stream
+- `DatagramEngine` for packets that may be lost
+- `MultistreamEngine` for QUIC's streams and datagrams
+
+`BoundedParsing`, `Answering` and `SeparateTimers` are optional abilities. A pump looks for them with `isinstance`.
+
+An engine never reads the clock while it processes input: the pump passes the time as `now`. The commands of a session
+have no such argument. An engine that needs the time for them gets a `Clock`.
+"""
 
 from __future__ import annotations
 
@@ -15,85 +29,80 @@ Buffer = bytes | memoryview
 
 
 class Clock(Protocol):
-    """Gives the time to an engine whose commands need it, since commands bring none; Trio's clocks are such."""
+    """A clock for engines whose commands need the time. Trio's clocks have this interface."""
 
     def current_time(self) -> float: ...
 
 
 class Engine(Protocol[EventT_co]):
-    """Rules without I/O: bytes and times go in, events and bytes come out.
+    """The methods that the engines for all kinds of links have.
 
-    What comes in returns the events that it caused; `events` has those that commands and writing caused. An engine may
-    leave all of them to `events`, and return None.
+    The methods that process input return the events that it has caused. `events` returns the events that commands and
+    writing have caused. An engine may also return None from all other methods, and report everything in `events`.
     """
 
     def events(self) -> Sequence[EventT_co]:
-        """Return what happened since the last call, oldest first."""
+        """Return the events since the last call, oldest first."""
 
     def next_deadline(self) -> float | None:
-        """Return when to call `handle_deadline`, on the clock that `now` comes from."""
+        """Return the time at which to call `handle_deadline`, or None if no timer is running."""
 
     def handle_deadline(self, now: float) -> Sequence[EventT_co] | None:
-        """Act on the timers that are due, and return what happened; harmless when early.
-
-        None stands for an engine that has everything in `events`.
-        """
+        """Handle the timers that are due, and return the events. It is harmless to call this too early."""
 
 
 class StreamEngine(Engine[EventT_co], Protocol[EventT_co]):
-    """Speaks over an ordered byte stream: TCP, TLS, Unix sockets, WebSockets.
+    """An engine over an ordered byte stream, such as TCP, TLS, a Unix socket or a WebSocket.
 
-    `receive_*` never raises: a bad peer gives one last event that holds the `RemoteProtocolError`, then
-    silence. Output is pulled, so that what to write is chosen at the last moment.
+    The methods `receive_…` never raise. If the peer breaks a rule, they return one last event with a
+    `RemoteProtocolError`, and the engine ignores everything after that. The pump pulls output from the engine when the
+    link can take it, so the engine decides at the last moment what to write next.
     """
 
     def receive_bytes(self, data: bytes, now: float) -> Sequence[EventT_co] | None:
-        """Take in the bytes that the transport brought, and return what happened.
-
-        None stands for an engine that has everything in `events`.
-        """
+        """Process bytes from the peer, and return the events."""
 
     def receive_eof(self, now: float) -> Sequence[EventT_co] | None:
-        """The peer will send nothing more."""
+        """Process the end of the peer's direction of the stream, and return the events."""
 
     def has_output(self) -> bool:
-        """Return True if there is anything to write; cheap."""
+        """Return True if there is anything to write. This is fast."""
 
     def buffers_to_send(self, limit: int) -> list[Buffer]:
-        """Take out about `limit` bytes to write now; a frame that was begun is finished."""
+        """Remove about `limit` bytes of output from the engine and return them. The result contains whole frames."""
 
 
 class DatagramEngine(Engine[EventT_co], Protocol[EventT_co]):
-    """Speaks over packets that may be lost, repeated and reordered: UDP, DTLS."""
+    """An engine over packets that may be lost, duplicated and reordered, such as those of UDP and DTLS."""
 
     def receive_datagram(self, data: bytes, now: float) -> Sequence[EventT_co] | None:
-        """Take in one packet; never raises."""
+        """Process one packet, and return the events. Never raises."""
 
     def datagrams_to_send(self, now: float) -> Sequence[bytes]:
-        """Take out the packets to send now."""
+        """Remove the packets that may be sent now from the engine, and return them."""
 
 
 StreamId = int
-"""The number of a unidirectional stream, as QUIC counts them: 2, 6, 10, … of a client, 3, 7, 11, … of a server."""
+"""The number of a unidirectional stream, as in QUIC: 2, 6, 10, … if the client sends on it, otherwise 3, 7, 11, …"""
 
 
 @attrs.define
 class Reset:
-    """Give up a stream that we write: nothing more is sent on it."""
+    """A request to the link to abandon a stream on which this side sends."""
 
     stream: StreamId
 
 
 @attrs.define
 class Stop:
-    """Ask the peer to give up a stream that it writes."""
+    """A request to the link to ask the peer that it abandons a stream on which it sends."""
 
     stream: StreamId
 
 
 @attrs.define
 class Consumed:
-    """Renew so many bytes of credit for a stream that the peer writes: they were consumed."""
+    """A request to the link to grant `amount` bytes of new credit for a stream on which the peer sends."""
 
     stream: StreamId
     amount: int
@@ -101,9 +110,10 @@ class Consumed:
 
 @attrs.define
 class Lent:
-    """Let the peer send so many bytes beyond the window; what is consumed of the stream repays them first.
+    """A request to the link to lend credit for a stream, for a frame that is larger than the stream's window.
 
-    A link that knows how much credit is out lends what the frame lacks beyond that (`MultistreamEngine.missing`).
+    The bytes that are consumed next repay the loan, before they grant new credit. If the link knows how much credit the
+    peer has left, the pump lends less: only as much as the frame needs (`MultistreamEngine.missing`).
     """
 
     stream: StreamId
@@ -114,96 +124,105 @@ StreamControl = Reset | Stop | Consumed | Lent
 
 
 class MultistreamEngine(Engine[EventT_co], Protocol[EventT_co]):
-    """Speaks over unidirectional streams and datagrams: QUIC, or a byte stream through a carrier.
+    """An engine over unidirectional streams and datagrams, such as those of QUIC.
 
-    `receive_*` never raises, and returns what happened. Output is pulled, a stream at a time, by a writer that knows
-    the room of each.
+    Over an ordinary byte stream, a *carrier* provides such streams and datagrams.
+
+    The methods `receive_…` never raise, and return the events. The pump pulls output from the engine, one stream at a
+    time, because only the link knows how many bytes each stream accepts.
     """
 
     @property
     def frames(self) -> int:
-        """How many frames it has parsed, so that its pump can end a turn in time."""
+        """How many frames the engine has parsed in total. The pump uses it to let other tasks run in time."""
 
     def missing(self, stream: StreamId) -> int:
-        """Return how many more bytes of a stream it only collects: no frame ends before that."""
+        """Return the minimum number of bytes that are missing of the incomplete frame on a stream."""
 
     def set_rtt(self, seconds: float) -> None:
-        """A round trip of the link takes so long."""
+        """Set the round-trip time of the link."""
 
     def receive_closed(self, now: float, *, clean: bool = True) -> Sequence[EventT_co]:
-        """Nothing more can come, nor be sent; with `clean` the peer ended the connection in order."""
+        """Process the end of the connection. `clean` is True if the peer has closed it without an error."""
 
     def receive_stream(self, stream: StreamId, data: bytes, fin: bool, now: float) -> Sequence[EventT_co]:
-        """The next bytes of a stream that the peer writes; with `fin` the last ones."""
+        """Process the next bytes of a stream. `fin` is True for the last ones."""
 
     def receive_reset(self, stream: StreamId, now: float) -> Sequence[EventT_co]:
-        """The peer gave up a stream that it writes."""
+        """Process that the peer has abandoned a stream on which it sends."""
 
     def receive_stopped(self, stream: StreamId, now: float) -> Sequence[EventT_co]:
-        """The peer wants no more of a stream that we write."""
+        """Process that the peer won't read more from a stream on which this side sends."""
 
     def receive_datagram(self, data: bytes, now: float) -> Sequence[EventT_co]:
-        """Take in one datagram."""
+        """Process one datagram."""
 
     def has_output(self, may_open: bool) -> bool:
-        """Return True if there is anything to run or to write, if new streams may be opened or not; cheap."""
+        """Return True if there is any output. `may_open` is True if the peer allows another stream. This is fast."""
 
     def control_to_run(self) -> Sequence[StreamControl]:
-        """Take out what the link is to do about its streams, merged since the last call."""
+        """Return the requests to the link since the last call. Requests about the same stream are merged."""
 
     def next_stream(self, may_open: bool) -> StreamId | None:
-        """Return the stream that writes next, in fair order; a new one only if the peer allows one more."""
+        """Return the stream that may write next, in fair order. This may be a new stream if `may_open` is True."""
 
     def stream_to_send(self, stream: StreamId, limit: int) -> tuple[bytes, bool]:
-        """Take out at most `limit` bytes, and whether they end the stream; with 0 it waits for `stream_writable`."""
+        """Remove up to `limit` bytes of a stream's output. With a limit of 0, the stream waits for `stream_writable`.
+
+        Returns:
+            The bytes, and True if they are the last ones of the stream.
+        """
 
     def stream_writable(self, stream: StreamId) -> None:
-        """A stream has room again."""
+        """Let a stream write again, because the link accepts bytes on it."""
 
     def datagram_to_send(self, limit: int) -> bytes | None:
-        """Take out the next datagram, no larger than `limit`; its number is assigned here."""
+        """Remove the next datagram of at most `limit` bytes from the engine, or return None if there is none."""
 
 
 @runtime_checkable
 class BoundedParsing(Protocol, metaclass=QuickCheck):
-    """An engine that parses a bounded number of frames at a time, so that its pump can end a turn in time.
+    """An engine that can limit how many frames it parses in one call, so that other tasks can run in between.
 
-    Bytes alone are no measure: a read that is full of the smallest frames takes a thousand times as long as one
-    with a single message. Nor are frames: one that does more than others counts as several.
+    A limit for bytes wouldn't do, because a read that is full of the smallest frames takes a thousand times as long as
+    one with a single message. A frame that takes more time than others counts as several frames.
     """
 
     frames_at_once: int
-    """`receive_bytes` parses at most so many; all, unless a pump says otherwise."""
+    """The maximum number of frames that one call of `receive_bytes` parses. The pump may change it."""
 
     @property
     def unparsed(self) -> int:
-        """Bytes that were kept because of that; call `receive_bytes(b"", now)` until there are none."""
+        """The number of bytes that weren't parsed because of the limit. `receive_bytes(b"", now)` parses more."""
 
 
 @runtime_checkable
 class Answering(Protocol, metaclass=QuickCheck):
-    """An engine that can still owe the peer something when the peer has ended its direction of the stream.
+    """An engine that may still send answers after the peer has ended its own direction of the stream.
 
-    A pump calls `receive_half_close` instead of `receive_eof` if the link can still carry bytes to the peer. While that
-    returned True, and `owes_peer` does, the pump goes on writing. Then it calls `receive_eof`.
+    If the peer can still read, the pump calls `receive_half_close` instead of `receive_eof`. If that returns True, the
+    pump goes on writing as long as `owes_peer` returns True. Then it calls `receive_eof`.
     """
 
     def receive_half_close(self, now: float, is_writing: bool) -> bool:
-        """The peer will send nothing more, but may read on. Return True if this side still owes it something.
+        """Process the end of the peer's direction. Return True if this side still has answers to send.
 
-        `is_writing` says that bytes have left the engine which the link hasn't taken. These are owed, too.
+        Args:
+            now: The current time.
+            is_writing: True if the link hasn't accepted all bytes that have left the engine.
         """
 
     def owes_peer(self) -> bool:
-        """Return True if this side may still send something that the peer waits for."""
+        """Return True if this side may still send something for which the peer waits."""
 
 
 @runtime_checkable
 class SeparateTimers(Protocol, metaclass=QuickCheck):
-    """An engine whose `next_deadline` is now while it has something to send, as its timers begin when that leaves.
+    """An engine whose `next_deadline` is immediate while it has something to send.
 
-    While its transport takes nothing a pump goes by `next_timer`, or it would call such an engine without end.
+    While the link accepts nothing, the pump uses `next_timer` instead. Otherwise, it would call the engine in an
+    endless loop.
     """
 
     def next_timer(self) -> float | None:
-        """`next_deadline` without what waits to be sent."""
+        """Return the deadline of the timers alone, without regard to output."""

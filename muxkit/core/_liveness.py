@@ -1,4 +1,8 @@
-"""The clock of an engine: its deadlines, keepalive by asking a silent peer, and the least speed of what was begun."""
+"""Timers for engines: deadlines, keepalive pings, and a minimum transfer rate for incomplete messages.
+
+None of these classes reads a clock. The caller passes the time as `now`, and the engine's pump calls the engine when
+`Deadlines.next` has come.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,14 @@ from muxkit._errors import RemoteProtocolError
 ItemT = TypeVar("ItemT")
 TimerT = TypeVar("TimerT", bound=Enum)
 
-FURTHEST: Final = 2.0**53  # s, beyond any clock; from here on a float does not even count whole seconds
+FURTHEST: Final = 2.0**53  # seconds, later than any clock; beyond it, a float can't even represent whole seconds
 
 
 class Deadlines(Generic[TimerT]):
-    """The running timers of an engine and their moments, on the clock that `now` comes from.
+    """The timers of an engine. Each member of the enum `TimerT` is a timer, which may be running.
 
-    A moment may be computed from what a peer sent, so infinite and absurd numbers are brought within ±`FURTHEST`.
-    Costs grow with the members of the enum only.
+    A deadline may be computed from a number that the peer has sent. So infinite and absurdly large values are replaced
+    by ±`FURTHEST`.
     """
 
     __slots__ = ("_moments", "next")
@@ -27,26 +31,26 @@ class Deadlines(Generic[TimerT]):
     def __init__(self) -> None:
         self._moments: dict[TimerT, float] = {}
         self.next: float | None = None
-        """The earliest moment of all, or None; a plain attribute, as it is asked for after each read."""
+        """The earliest deadline, or None. This is an attribute, because the pump reads it after each read."""
 
     def __contains__(self, timer: TimerT) -> bool:
-        """Return True if the timer runs."""
+        """Return True if the timer is running."""
         return timer in self._moments
 
     def set(self, timer: TimerT, when: float | int) -> None:
-        """Start the timer, or move it."""
-        # `int` is named because compiled code refuses one that does not fit where only a float is announced.
-        # The order of the arguments decides about NaN, which compares as false: it becomes FURTHEST.
+        """Start the timer, or change its deadline if it is running."""
+        # The annotation contains `int`, because code compiled with mypyc doesn't accept large integers as `float`.
+        # All comparisons with NaN are False. With this order of the arguments, NaN becomes FURTHEST.
         self._moments[timer] = float(max(-FURTHEST, min(FURTHEST, when)))
         self._find_next()
 
     def stop(self, timer: TimerT) -> None:
-        """Stop the timer; harmless if it does not run."""
+        """Stop the timer if it is running."""
         if self._moments.pop(timer, None) is not None:
             self._find_next()
 
     def expired(self, now: float) -> list[TimerT]:
-        """Stop and return the timers that are due, earliest first."""
+        """Stop the timers that are due, and return them in the order of their deadlines."""
         due = [timer for timer, moment in self._moments.items() if moment <= now]
         due.sort(key=self._moments.__getitem__)
         for timer in due:
@@ -59,10 +63,11 @@ class Deadlines(Generic[TimerT]):
 
 
 class Keepalive(Generic[TimerT]):
-    """Asks a peer that was silent for `interval` seconds, and gives it up after `timeout` more; None never asks.
+    """Detects a dead peer: pings after `interval` seconds of silence, and a timeout after another `timeout` seconds.
 
-    An engine calls `start` when the connection begins and `heard` when something came. When its `ask` timer expires it
-    sends a ping if `is_due`, then calls `asked`; when its `answer` timer expires the peer is gone.
+    The engine calls `start` when the connection begins, and `heard` when anything has arrived. When the timer `ask`
+    expires and `is_due` returns True, the engine sends a ping and calls `asked`. When the timer `answer` expires, it
+    ends the connection. If `interval` is None, no pings are sent.
     """
 
     __slots__ = ("_answer", "_ask", "_deadlines", "_is_asking", "heard_at", "interval", "timeout")
@@ -73,19 +78,19 @@ class Keepalive(Generic[TimerT]):
         self._deadlines = deadlines
         self._ask = ask
         self._answer = answer
-        self._is_asking = False  # the answer timer runs
+        self._is_asking = False  # True while the timer `answer` is running
         self.interval: float | None = interval
         self.timeout: float = timeout
         self.heard_at: float = 0.0
 
     def start(self, now: float) -> None:
-        """Begin anew, with a peer that counts as heard."""
+        """Start the interval, as if something had just arrived."""
         self.heard_at = now
         self._is_asking = False
         self._wait_for_silence()
 
     def heard(self, now: float) -> None:
-        """Something came."""
+        """Record that something has arrived."""
         self.heard_at = now
         if self._is_asking:
             self._is_asking = False
@@ -93,23 +98,23 @@ class Keepalive(Generic[TimerT]):
             self._wait_for_silence()
 
     def is_due(self, now: float) -> bool:
-        """Return True if the peer has been silent for the whole interval; if not, the timer is set again."""
+        """Return True if the peer has been silent for the whole interval. Otherwise, start the timer again."""
         if self.interval is not None and now < self.heard_at + self.interval:
             self._wait_for_silence()
             return False
         return True
 
     def asked(self, now: float) -> None:
-        """A ping was sent: wait for anything to come."""
+        """Record that a ping was sent, and start the timer `answer`."""
         self._is_asking = True
         self._deadlines.set(self._answer, now + self.timeout)
 
     def postpone(self, now: float) -> None:
-        """Nothing can be asked now: try again after another interval."""
+        """Try again after another interval, because no ping can be sent now."""
         self._deadlines.set(self._ask, now + (self.interval or 0.0))
 
     def silence(self, now: float) -> float:
-        """Return the seconds since something came."""
+        """Return how many seconds ago something last arrived."""
         return now - self.heard_at
 
     def _wait_for_silence(self) -> None:
@@ -118,11 +123,13 @@ class Keepalive(Generic[TimerT]):
 
 
 class StallWatch(Generic[TimerT]):
-    """Measures in intervals of `seconds` whether a message that has begun goes on with at least `least` bytes.
+    """Checks that at least `least` bytes arrive every `seconds` while a message is incomplete.
 
-    An engine calls `watch` while something is unfinished and `stop` when nothing is; when the timer expires it asks
-    `shortfall`, and calls `watch` again if something still is unfinished. Both are told the bytes received so far, and
-    how often credit was lent late: bytes that waited for credit do not count as slow.
+    The engine calls `watch` while a message is incomplete, and `stop` when none is. When the timer expires, it calls
+    `shortfall`, and then `watch` again if a message is still incomplete.
+
+    Both get the number of bytes received so far, and `Reassembly.served`, which counts the loans of credit that had to
+    wait. An interval in which such a loan was made isn't counted as too slow, because the peer had to wait for credit.
     """
 
     __slots__ = ("_deadlines", "_late_loans", "_least", "_mark", "_seconds", "_timer", "is_running")
@@ -134,33 +141,35 @@ class StallWatch(Generic[TimerT]):
         self._least = least
         self.is_running: bool = False
         """True during an interval."""
-        self._mark = 0  # bytes received when the interval began
-        self._late_loans = 0  # the loans that had been waited for, then
+        self._mark = 0  # number of bytes received when the interval began
+        self._late_loans = 0  # number of loans that had to wait when the interval began
 
     def watch(self, now: float, received: int, late_loans: int = 0) -> None:
-        """Begin an interval, unless one has begun."""
+        """Begin an interval, unless one is running."""
         if not self.is_running:
             self.is_running = True
             self._mark, self._late_loans = received, late_loans
             self._deadlines.set(self._timer, now + self._seconds)
 
     def stop(self) -> None:
-        """Nothing is unfinished."""
+        """End the interval, because no message is incomplete."""
         if self.is_running:
             self.is_running = False
             self._deadlines.stop(self._timer)
 
     def shortfall(self, received: int, late_loans: int = 0) -> int | None:
-        """End the interval, whose timer has expired; return the bytes that came if they were too few, else None.
+        """End the interval after its timer has expired.
 
-        With 0 bytes the line may be dead, and the peer need not have broken a rule.
+        Returns:
+            None if enough bytes arrived, otherwise their number. If it is 0, treat the connection as dead rather than
+            the peer as misbehaving.
         """
         self.is_running = False
         came = received - self._mark
         return came if came < self._least and late_loans == self._late_loans else None
 
     def error(self, came: int, unfinished: str, offset: int | None = None) -> RemoteProtocolError:
-        """Make the error of a peer that was too slow with what is `unfinished`: a message, a frame, a line."""
+        """Return the error for a peer that was too slow. `unfinished` names the incomplete thing, such as "frame"."""
         return RemoteProtocolError(
             f"{came} bytes in {self._seconds} s while a {unfinished} is unfinished, {self._least} are asked",
             offset=offset,
@@ -169,9 +178,9 @@ class StallWatch(Generic[TimerT]):
 
 
 class DelayQueue(Generic[ItemT]):
-    """Items that each become due after the same delay, so that the first to come is the first that is due.
+    """A queue of items that each become due after the same delay.
 
-    A timer for each item would have to be compared with all others. This costs one entry for each item.
+    The item that was added first is due first, so the queue needs no sorting and no timer for each item.
     """
 
     __slots__ = ("_due", "delay")
@@ -185,16 +194,16 @@ class DelayQueue(Generic[ItemT]):
         return iter(tuple(self._due))
 
     def add(self, item: ItemT, now: float) -> None:
-        """Let an item wait, unless it does already."""
+        """Add an item, unless it is in the queue."""
         self._due.setdefault(item, now + self.delay)
 
     def discard(self, item: ItemT) -> None:
-        """The item doesn't have to wait any more; harmless if it doesn't wait."""
+        """Remove an item if it is in the queue."""
         self._due.pop(item, None)
 
     @property
     def next(self) -> float | None:
-        """When the first item is due; None if there is none."""
+        """The time when the first item is due, or None if there is none."""
         return self._due[next(iter(self._due))] if self._due else None
 
     def pop_due(self, now: float) -> list[ItemT]:

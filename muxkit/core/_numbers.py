@@ -1,4 +1,10 @@
-"""Numbers: reading and writing them in bytes, ranges of them that merge, and sequence numbers that wrap around."""
+"""Encodes and decodes numbers, and keeps sets of numbers.
+
+- `Cursor` reads numbers and bytes from received data. `encode_varu64` and `encode_varint` are the opposite.
+- `Pieces` joins bytes that arrive in pieces.
+- `Ranges` is a set of numbers that is stored as ranges.
+- `serial_add` and `serial_distance` calculate with sequence numbers that wrap around.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +16,21 @@ from muxkit._errors import LocalProtocolError, RemoteProtocolError
 
 U64_MAX: Final = 2**64 - 1
 
-# VarU64: a first byte below this is the number itself, above it the count of bytes that follow, less 247.
+# In a VarU64, a first byte below this is the number itself. Otherwise, the number follows in (first byte - 247) bytes.
 _VARU64_DIRECT: Final = 248
-# The least number that needs n bytes behind the first one; below it the form is longer than necessary.
+# The smallest number that needs 0, 1, 2, … bytes after the first one. A smaller number must have a shorter encoding.
 _VARU64_LEAST: Final = (0, _VARU64_DIRECT, 1 << 8, 1 << 16, 1 << 24, 1 << 32, 1 << 40, 1 << 48, 1 << 56)
 
 _ONE_BYTE: Final = tuple(bytes((value,)) for value in range(_VARU64_DIRECT))
 
-_COALESCE: Final = 1024  # bytes; from this size on the object around a piece costs little beside the piece
+_COALESCE: Final = 1024  # smaller pieces are copied into a common buffer, to save the memory of an object for each
 
 
 class NeedMore(Exception):
-    """The input ends inside a value; with fewer than `missing` more bytes another try is in vain.
+    """Raised when the input ends in the middle of a value. At least `missing` more bytes are needed.
 
-    It is no error, so it is no `MuxError`. Each raise makes a new one: an object that is raised again and again would
-    collect the traceback, and with it the frames, of every place that it passed.
+    This isn't a `MuxError`, because it isn't an error. Each `raise` needs a new object: an object that is raised again
+    keeps all its tracebacks, and with them the frames, in memory.
     """
 
     def __init__(self, missing: int) -> None:
@@ -33,10 +39,10 @@ class NeedMore(Exception):
 
 
 class Cursor:
-    """A position over bytes that are there already; each read moves behind what it returned.
+    """A position in received bytes. Each read moves it after the value that was read.
 
-    A read that raises leaves the position where it was. To go back further, to the start of a frame that is
-    not complete, set `position`.
+    If a read raises an exception, the position doesn't change. To go back to the start of an incomplete frame, set
+    `position`.
     """
 
     __slots__ = ("_size", "data", "position")
@@ -48,10 +54,11 @@ class Cursor:
 
     @property
     def remaining(self) -> int:
-        """How many bytes are left to read."""
+        """The number of bytes after the position."""
         return self._size - self.position
 
     def byte(self) -> int:
+        """Read one byte. Raises `NeedMore` if there is none."""
         position = self.position
         if position >= self._size:
             raise NeedMore(1)
@@ -59,7 +66,7 @@ class Cursor:
         return self.data[position]
 
     def exact(self, size: int) -> bytes:
-        """Read the next `size` bytes, copied once."""
+        """Read the next `size` bytes. Raises `NeedMore` if there are fewer."""
         position = self.position
         end = position + size
         if not position <= end <= self._size:
@@ -70,11 +77,11 @@ class Cursor:
         return self.data[position:end]
 
     def uint(self, size: int, order: Literal["big", "little"]) -> int:
-        """Read an unsigned integer of `size` bytes; of none it is 0."""
+        """Read an unsigned integer of `size` bytes. With a size of 0, it is 0."""
         return int.from_bytes(self.exact(size), order)
 
     def varu64(self, rule: str | None = None) -> int:
-        """Read a VarU64, in the only form that its number has; `rule` is the clause to cite for another form."""
+        """Read a VarU64. Raises `RemoteProtocolError` with `rule` if its encoding is longer than necessary."""
         position = self.position
         if position >= self._size:
             raise NeedMore(1)
@@ -95,9 +102,11 @@ class Cursor:
         return number
 
     def varint(self, max_bytes: int = 10, rule: str | None = None) -> int:
-        """Read an LEB128 varint of at most 64 bits; longer forms of a number are as good as its shortest.
+        """Read an LEB128 varint. Its encoding may be longer than necessary.
 
-        `rule` is the clause to cite when it has more than `max_bytes` bytes or more than 64 bits.
+        Raises:
+            RemoteProtocolError: If it has more than `max_bytes` bytes or more than 64 bits. The error has `rule`.
+            NeedMore: If it is incomplete.
         """
         position = self.position
         end = min(self._size, position + max_bytes)
@@ -117,7 +126,7 @@ class Cursor:
         raise NeedMore(1)
 
     def align(self, size: int, origin: int) -> None:
-        """Skip padding, whatever is in it, up to the next multiple of `size` counted from `origin`."""
+        """Skip padding up to the next position whose distance from `origin` is a multiple of `size`."""
         padding = (origin - self.position) % size
         if padding > self._size - self.position:
             raise NeedMore(padding - (self._size - self.position))
@@ -125,7 +134,7 @@ class Cursor:
 
 
 def encode_varu64(number: int) -> bytes:
-    """Write a VarU64 as `Cursor.varu64` reads it, 1 to 9 bytes."""
+    """Return a number as a VarU64, which has 1 to 9 bytes."""
     if 0 <= number < _VARU64_DIRECT:
         return _ONE_BYTE[number]
     if 0 <= number < 1 << 8:
@@ -140,7 +149,7 @@ def encode_varu64(number: int) -> bytes:
 
 
 def encode_varint(number: int) -> bytes:
-    """Write LEB128 in its shortest form, 1 to 10 bytes."""
+    """Return a number as an LEB128 varint in its shortest form, which has 1 to 10 bytes."""
     if 0 <= number < 0x80:
         return _ONE_BYTE[number]
     _check_u64(number)
@@ -159,10 +168,10 @@ def _check_u64(number: int) -> None:
 
 
 class Pieces:
-    """Bytes that arrive in pieces and are wanted as one.
+    """Collects bytes that arrive in pieces, until they are joined.
 
-    Small pieces are appended to one buffer, so that a peer that sends single bytes costs their number, not an
-    object for each; large ones are kept as they are and copied only by `join`.
+    Small pieces are copied into one buffer. Otherwise, a peer that sends single bytes could make us keep an object for
+    each of them. Large pieces are copied only by `join`.
     """
 
     __slots__ = ("_pieces", "_tail", "size")
@@ -183,7 +192,7 @@ class Pieces:
         self._pieces.append(data)
 
     def join(self) -> bytes:
-        """Return everything since the last call as one, and keep nothing."""
+        """Remove all pieces and return them as one bytes object."""
         if self._tail:
             self._pieces.append(self._tail)
             self._tail = bytearray()
@@ -194,11 +203,13 @@ class Pieces:
 
 
 class Ranges:
-    """A set of numbers as sorted, disjoint, inclusive ranges that never touch each other.
+    """A set of numbers, stored as ranges. The ranges are sorted, and there is a gap between any two of them.
 
-    Finding costs O(log ranges), and no call costs more for longer ranges. At most `most` ranges are kept: a
-    peer that leaves more holes than that gets a `RemoteProtocolError` that names `limit`, the field of
-    `muxkit.Limits` which `most` was taken from.
+    A lookup takes O(log n) steps for n ranges, and no method takes longer if the ranges are longer.
+
+    Args:
+        most: The maximum number of ranges. Adding a number raises `RemoteProtocolError` if there would be more.
+        limit: The name of the field of `muxkit.Limits` from which `most` comes, for that error.
     """
 
     __slots__ = ("_firsts", "_lasts", "_limit", "_most")
@@ -210,11 +221,11 @@ class Ranges:
         self._lasts: list[int] = []
 
     def __len__(self) -> int:
-        """Return how many ranges there are; not how many numbers."""
+        """Return the number of ranges."""
         return len(self._firsts)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Iterate over the first and last number of each range, in rising order."""
+        """Iterate over the first and last number of each range, in ascending order."""
         return zip(self._firsts, self._lasts, strict=True)
 
     def __contains__(self, number: int) -> bool:
@@ -226,15 +237,15 @@ class Ranges:
         return self._lasts[-1] if self._lasts else None
 
     def add(self, number: int) -> bool:
-        """Add one number; return True if it was new."""
+        """Add a number. Return True if it is new."""
         return self.add_range(number, number) == 1
 
     def add_range(self, first: int, last: int) -> int:
-        """Add `first` to `last`, both included; return how many of them were new."""
+        """Add the numbers from `first` to `last`, both included. Return how many of them are new."""
         if first > last:
             raise LocalProtocolError(f"{first} … {last} is no range")
-        # All ranges that overlap or touch the new one lie in [begin, end): they become one with it. Each
-        # is met once and then gone, so the sum is paid for by the calls that made them.
+        # The ranges with an index in [begin, end) overlap or touch the new one, so they are merged with it. The loop
+        # over them is cheap on average, because each range is merged only once.
         begin = bisect_left(self._lasts, first - 1)
         end = bisect_right(self._firsts, last + 1)
         if begin == end:
@@ -254,7 +265,7 @@ class Ranges:
         return last - first + 1 - known
 
     def discard_below(self, number: int) -> None:
-        """Remove everything less than `number`."""
+        """Remove all numbers less than `number`."""
         index = bisect_left(self._lasts, number)
         del self._firsts[:index]
         del self._lasts[:index]
@@ -262,7 +273,10 @@ class Ranges:
             self._firsts[0] = number
 
     def missing(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Iterate over the holes from `first` to `last`, both included, as ranges; nothing may be added meanwhile."""
+        """Iterate over the ranges of missing numbers from `first` to `last`, both included.
+
+        Don't change the set during the iteration.
+        """
         index = bisect_left(self._lasts, first)
         while first <= last and index < len(self._firsts):
             if first < self._firsts[index]:
@@ -274,10 +288,10 @@ class Ranges:
 
 
 def serial_add(number: int, steps: int, bits: int = 32) -> int:
-    """Return the number that comes `steps` after `number` (before it, if negative) when counting wraps at 2^bits."""
+    """Return `number + steps` modulo 2^bits. `steps` may be negative."""
     return (number + steps) % (1 << bits)
 
 
 def serial_distance(start: int, end: int, bits: int = 32) -> int:
-    """Return the steps forward from `start` to `end`: 0 to 2^bits - 1."""
+    """Return how many steps forward `end` is from `start`, modulo 2^bits."""
     return (end - start) % (1 << bits)

@@ -1,4 +1,4 @@
-"""Queues of what is to be sent: fair order, the count of queued bytes, and a queue that is free while it is empty."""
+"""Queues for sending: a fair scheduler, a counter of queued bytes, and `NO_QUEUE`, which saves memory."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 from muxkit.core._engine import Buffer
 
-QUANTUM = 64 * 1024  # bytes a turn
-FEW_SOURCES = 4  # up to so many, none should wait for more than a turn of the others
+QUANTUM = 64 * 1024  # bytes that a source may write in one turn
+FEW_SOURCES = 4  # see `Scheduler.pull`
 
 
 class Source(Protocol):
-    """Something with frames to write. The scheduler alone sets `deficit` and `scheduled`."""
+    """A queue of frames to write, such as the sending half of a channel."""
 
     deficit: int
+    """How many bytes the source may still write in its turn. Only the scheduler changes this."""
     scheduled: bool
+    """True while the source waits for its turn. Only the scheduler changes this."""
 
     def write(self, budget: int, piece: int, out: list[Buffer]) -> int:
-        """Append frames up to `budget` bytes, none with more than `piece` bytes of payload; return their size.
+        """Append about `budget` bytes of frames to `out`, and return their size. 0 means that nothing can be written.
 
-        0 means that nothing can be written now.
+        No frame may have more than `piece` bytes of payload.
         """
 
     def is_ready(self) -> bool:
@@ -28,11 +30,11 @@ class Source(Protocol):
 
 
 class Scheduler:
-    """Deficit round robin over the sources that have something to write.
+    """Lets the sources that have something to write take turns (deficit round robin).
 
-    A source's turn is `quantum` bytes; it goes to the back of the line only after it really wrote. One that must
-    write a frame larger than its turn pays for it in later turns, also if it left the line in between. A source alone
-    writes as much as the caller takes, and owes nothing for it.
+    In each turn, a source may write `quantum` bytes. If it has to write a frame that is larger than that, the excess is
+    subtracted from its later turns, even if it has had nothing to write in the meantime. A source that is alone may
+    write as much as the caller wants, and nothing is subtracted later.
     """
 
     __slots__ = ("line", "quantum")
@@ -45,9 +47,9 @@ class Scheduler:
         return len(self.line)
 
     def add(self, source: Source) -> None:
-        """Put a source in line that has something to write; harmless when it is in line already.
+        """Add a source that has something to write. Does nothing if the source was added before.
 
-        One that is gone by its turn writes nothing and drops out of the line.
+        A source that has nothing more to write when its turn comes is removed automatically.
         """
         if not source.scheduled:
             source.scheduled = True
@@ -56,12 +58,12 @@ class Scheduler:
             self.line.append(source)
 
     def pull(self, limit: int, out: list[Buffer]) -> int:
-        """Append about `limit` bytes in fair order; return their number.
+        """Append about `limit` bytes of frames to `out` in fair order, and return their number.
 
-        Up to four ready sources share one quantum, so that a newcomer waits for little. With more of them it waits
-        longer anyway, so more is taken at once.
+        With two to four sources, this returns after one quantum, so that a source that is added next has its turn soon.
+        With more sources, a new one has to wait longer in any case.
         """
-        # A turn is no function of its own, since a hundred busy channels take a turn for each short message.
+        # We don't call a function for each turn, because a hundred busy channels have a turn for each short message.
         line, quantum = self.line, self.quantum
         taken = 0
         while line and taken < limit:
@@ -76,7 +78,7 @@ class Scheduler:
             else:
                 if source.deficit <= 0:
                     source.deficit += quantum
-                if source.deficit <= 0:  # still paying for a large frame
+                if source.deficit <= 0:  # the source has written a large frame before
                     line.rotate(-1)
                     continue
                 written = source.write(min(source.deficit, limit - taken), limit, out)
@@ -91,16 +93,16 @@ class Scheduler:
 
 
 class Queued(Protocol):
-    """Something that knows how many bytes are queued for the transport."""
+    """An object with the number of bytes that are queued for the link."""
 
     @property
     def used(self) -> int: ...
 
 
 class Outbox:
-    """How much is queued and waits for nothing but the transport; the engine counts it, and senders read it.
+    """The number of queued bytes that only wait for the link. The engine changes it, and the runtime's senders read it.
 
-    It is an object, so that reading costs no call.
+    Sharing this object is faster than a method of the engine, because reading an attribute needs no call.
     """
 
     __slots__ = ("used",)
@@ -112,9 +114,12 @@ class Outbox:
 ItemT = TypeVar("ItemT")
 
 NO_QUEUE: Final = cast("deque[Any]", ())
-"""Stands for an empty deque, which would take 760 bytes: it is false and empty, and refuses to be appended to."""
+"""A placeholder for an empty deque, which would take 760 bytes. Appending to it raises an error; see `queue_of`."""
 
 
 def queue_of(queue: deque[ItemT]) -> deque[ItemT]:
-    """Return the queue, a new one for `NO_QUEUE`: `self.queue = queue = queue_of(self.queue)` before an append."""
+    """Return the queue itself, or a new deque if it is `NO_QUEUE`.
+
+    Before you append, write `self.queue = queue_of(self.queue)`.
+    """
     return queue if queue is not NO_QUEUE else deque()

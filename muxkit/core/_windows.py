@@ -1,4 +1,10 @@
-"""Flow control and rates in plain integers: credit to send, loans, and token buckets."""
+"""Counters for flow control and for rate limits, which the engines share. They know no protocol and no clock.
+
+- `Credit` and `Ceiling` count how much this side may still send.
+- `Reassembly` lets the peer send messages that are larger than the window of their channel.
+- `TokenBucket` limits how often something may happen.
+- `StartPace` slows down a peer that keeps cancelling the channels it opens.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ U64_MAX = 2**64 - 1
 
 
 class Credit:
-    """Room to send, to which the peer adds by granting (bpmux)."""
+    """How many bytes this side may send, for protocols in which the peer grants additional bytes."""
 
     __slots__ = ("available",)
 
@@ -19,20 +25,20 @@ class Credit:
         self.available: int = available
 
     def grant(self, amount: int, *, cap: int = U64_MAX) -> None:
-        """The peer gave more."""
+        """Add an amount that the peer has granted. Raises `RemoteProtocolError` if the sum is larger than `cap`."""
         if self.available + amount > cap:
             raise RemoteProtocolError(f"credit of {amount} on top of {self.available} is above {cap}")
         self.available += amount
 
     def spend(self, amount: int) -> None:
-        """We sent something."""
+        """Subtract an amount that this side has sent. Raises `LocalProtocolError` if there isn't enough credit."""
         if amount > self.available:
             raise LocalProtocolError(f"{amount} to send against {self.available} of credit")
         self.available -= amount
 
 
 class Ceiling:
-    """Room to send that the peer states as a size ahead of its last acknowledgement (e3x)."""
+    """How much this side may send, in protocols in which the peer states how far it may be ahead of the last ack."""
 
     __slots__ = ("acknowledged", "sent", "size")
 
@@ -51,7 +57,10 @@ class Ceiling:
         self.sent += amount
 
     def acknowledge(self, upto: int, size: int | None = None) -> None:
-        """Everything up to `upto` arrived; `size` replaces the window. An older acknowledgement changes nothing."""
+        """Apply an ack of everything up to `upto`, and a new window of `size` if it is given.
+
+        An ack that is older than the last one changes nothing. Raises `RemoteProtocolError` if `upto` wasn't sent.
+        """
         if upto > self.sent:
             raise RemoteProtocolError(f"{upto} acknowledged, {self.sent} sent")
         if upto < self.acknowledged:
@@ -65,11 +74,17 @@ KeyT = TypeVar("KeyT")
 
 
 class Reassembly(Generic[KeyT]):
-    """Loans of credit beyond the windows, out of one `total` a connection, for messages that arrive in parts.
+    """A budget for credit that is lent to messages that are larger than the window of their channel.
 
-    A loan is the whole rest of a message at once: two messages that each held half of a loan would wait for each other
-    for ever. A borrower that has to wait stands in line; after each `repay` and each `leave` the caller serves the line
-    for as long as `next_waiting` returns a borrower that `serve` can help.
+    Such a message arrives in parts. It can't be delivered before all parts have arrived, so its channel's window isn't
+    renewed in the meantime, and the peer would have to stop. We therefore grant the peer the missing credit in advance,
+    which we call a loan. The bytes of the message repay it when the application has consumed them. `total` limits the
+    loans of a connection.
+
+    A loan always covers the whole rest of a message. Otherwise, two messages could each hold half of what they need,
+    and wait for each other forever. A borrower (a receiving half) that can't get its loan waits in a queue. After each
+    `repay` and `leave`, the caller must call `serve` for the borrower that `next_waiting` returns. It repeats that
+    until no borrower waits, or until `serve` returns False.
     """
 
     __slots__ = ("_waiting", "left", "served", "total")
@@ -77,19 +92,19 @@ class Reassembly(Generic[KeyT]):
     def __init__(self, total: int) -> None:
         self.total: int = total
         self.left: int = total
-        self.served: int = 0  # loans that had to be waited for, ever
+        self.served: int = 0  # how many borrowers have got their loan after waiting, in total
         self._waiting: dict[KeyT, None] = {}
 
     @property
     def waiting(self) -> int:
-        """How many borrowers stand in line."""
+        """The number of borrowers that wait for a loan."""
         return len(self._waiting)
 
     def waits(self, borrower: KeyT) -> bool:
         return borrower in self._waiting
 
     def borrow(self, borrower: KeyT, amount: int) -> bool:
-        """Take `amount` now, or wait in line."""
+        """Lend `amount` and return True, or add the borrower to the queue and return False."""
         if self._waiting or amount > self.left:
             self._waiting.setdefault(borrower)
             return False
@@ -97,14 +112,15 @@ class Reassembly(Generic[KeyT]):
         return True
 
     def repay(self, amount: int) -> None:
+        """Return an amount to the budget."""
         self.left += amount
 
     def next_waiting(self) -> KeyT | None:
-        """Return the first borrower in line; the caller looks up what it needs now, and calls `serve` or `leave`."""
+        """Return the borrower that has waited longest, or None. It may need less than when it began to wait."""
         return next(iter(self._waiting), None)
 
     def serve(self, borrower: KeyT, amount: int) -> bool:
-        """Lend the first in line what it needs; return False if that much is not left."""
+        """Lend `amount` to a waiting borrower. Return False, without lending anything, if less than that is left."""
         if amount > self.left:
             return False
         self.left -= amount
@@ -113,15 +129,18 @@ class Reassembly(Generic[KeyT]):
         return True
 
     def leave(self, borrower: KeyT) -> None:
-        """The borrower is gone, or needs nothing any more."""
+        """Remove a borrower from the queue, because it has ended or needs no loan any more."""
         self._waiting.pop(borrower, None)
 
 
-LEAST_PAUSE = 1e-3  # s; a much shorter one may be too short for the clock to move
+LEAST_PAUSE = 1e-3  # seconds; after a much shorter pause, the clock may still show the same time
 
 
 class TokenBucket:
-    """Allows `burst` at once and `rate` a second after that. A clock that goes back gives nothing."""
+    """Allows `burst` events immediately, and `rate` events per second on average.
+
+    If the clock goes backwards, no tokens are added.
+    """
 
     __slots__ = ("_at", "burst", "rate", "tokens")
 
@@ -141,11 +160,11 @@ class TokenBucket:
         return self.tokens >= 1
 
     def pause(self, now: float) -> float:
-        """Return the seconds until there is a token, 0 if there is one."""
+        """Return the seconds until there is a token, or 0 if there is one now."""
         return 0.0 if self.has_token(now) else max((1 - self.tokens) / self.rate, LEAST_PAUSE)
 
     def take(self, now: float) -> bool:
-        """Take one token; return False if there is none."""
+        """Take a token. Return False if there is none."""
         if not self.has_token(now):
             return False
         self.tokens -= 1
@@ -153,12 +172,15 @@ class TokenBucket:
 
 
 class StartPace:
-    """Says when work on the next channel of a peer may start, by how many of its channels the peer broke off.
+    """Limits how fast handlers start for a peer that keeps cancelling the channels it opens.
 
-    Each of them takes from an allowance of `burst`, which refills with `rate` a second. While it is used up, one
-    channel starts each 1 / `rate` seconds, however the peer spreads what it breaks off. What was broken off beyond the
-    allowance is a debt, of another `burst` at most: many channels that start at once and are broken off later count
-    too, and a peer whose calls timed out by the thousand is not slowed down for minutes.
+    A peer could open channels and cancel them immediately, so that we start and stop handlers for nothing. (In HTTP/2,
+    this attack is called "rapid reset".) So each cancelled channel takes 1 from an allowance. The allowance is `burst`
+    at first, and grows by `rate` per second up to `burst`. While less than 1 is left, only one handler may start every
+    1 / `rate` seconds.
+
+    The allowance may become negative, because a peer can cancel many channels whose handlers have started before. It
+    never falls below -`burst`, so that a peer whose calls have timed out by the thousand isn't slowed down for minutes.
     """
 
     __slots__ = ("_allowance", "_forgiven", "_next", "_refilled", "burst", "rate")
@@ -167,9 +189,9 @@ class StartPace:
         self.rate: float = rate
         self.burst: float = burst
         self._allowance = burst
-        self._forgiven = 0  # channels that took nothing at this time, since the debt is at its largest
-        self._refilled = -math.inf
-        self._next = -math.inf  # when the next channel may start, while the allowance is used up
+        self._forgiven = 0  # cancelled channels that took nothing, because the allowance was at its minimum
+        self._refilled = -math.inf  # when the allowance was last updated
+        self._next = -math.inf  # when the next handler may start, while the allowance is used up
 
     def _refill(self, now: float) -> None:
         if now > self._refilled:
@@ -178,7 +200,7 @@ class StartPace:
             self._refilled = now
 
     def broken_off(self, now: float) -> None:
-        """The peer broke off one of its channels."""
+        """Count a channel that the peer has cancelled."""
         self._refill(now)
         was_free = self._allowance >= 1
         if self._allowance - 1 < -self.burst:
@@ -189,25 +211,25 @@ class StartPace:
             self._next = now + 1 / self.rate
 
     def spared(self) -> None:
-        """What was broken off had not started: it cost no work, and takes nothing from the allowance."""
+        """Refund the last cancelled channel, because its handler had not started."""
         if self._forgiven:
             self._forgiven -= 1
         else:
             self._allowance = min(self._allowance + 1, self.burst)
 
     def started(self, now: float) -> None:
-        """Work on a channel of the peer started."""
+        """Count a handler that has started."""
         self._refill(now)
         if self._allowance < 1:
             self._next = now + 1 / self.rate
 
     def pause(self, now: float) -> float:
-        """Return the seconds until work on the next channel may start, 0 if it may at once."""
+        """Return the seconds until the next handler may start, or 0 if it may start now."""
         self._refill(now)
         if self._allowance >= 1 or now >= self._next:
             return 0.0
         return max(min(self._next - now, (1 - self._allowance) / self.rate), LEAST_PAUSE)
 
     def is_full(self) -> bool:
-        """Return True if nothing of the allowance is used: the peer has broken off nothing lately."""
+        """Return True if the peer hasn't cancelled any channels recently."""
         return self._allowance >= self.burst

@@ -1,7 +1,10 @@
-"""The sending half of a channel in a protocol with credit in bytes: a queue, the peer's credit, and who waits for room.
+"""The sending half of a channel, for protocols in which the peer grants credit in bytes.
 
-A protocol derives its sender from `CreditSender`, queues bytes with `push`, and writes frames with `take`. The queue
-counts in the connection's outbox what waits for nothing but the transport, so that senders wait in the right place.
+A protocol's sender derives from `CreditSender`. It queues bytes with `push`, and its `write` method takes them from the
+queue with `take`, as far as the peer's credit allows.
+
+The connection's outbox counts the queued bytes that only wait for the transport. Bytes that wait for credit don't
+count. A channel whose peer doesn't read therefore takes hardly any room in the outbox from the other channels.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from muxkit.core.halves import Sender
 from muxkit.core.mux_state import MuxState
 
 OVERHEAD: Final = 16
-"""Bytes that each queued item counts in the outbox in addition to its own, for the objects around it."""
+"""Bytes that each queued item counts in the outbox in addition to its own, for the Python objects around it."""
 
 
 class CreditSender(Sender):
-    """Queues bytes and hands them out as far as the peer's credit goes; a source of the connection's `Scheduler`."""
+    """A queue of bytes that are written as far as the peer's credit allows. The connection's `Scheduler` calls it."""
 
     __slots__ = (
         "_begun",
@@ -47,14 +50,14 @@ class CreditSender(Sender):
         self._credit = Credit(credit)
         self._begun = 0  # bytes of the first item that were taken
         self._counted = 0  # bytes that this half counts in the outbox
-        self._wanted: int | None = None  # bytes that a task waits for
+        self._wanted: int | None = None  # size of the message for which a task waits for room
 
     @property
     def credit_out(self) -> int:
         return self._credit.available
 
     def has_room(self, size: int) -> bool:
-        # A message that is larger than the window may go while nothing else is queued; it is written in pieces.
+        # If nothing is queued, a message may be larger than the credit. It is then written in pieces.
         room = self._credit.available - self.queued
         return room >= size or (not self.queued and room > 0)
 
@@ -69,7 +72,7 @@ class CreditSender(Sender):
         return is_first
 
     def granted(self, amount: int, *, cap: int = U64_MAX) -> None:
-        """The peer gave more credit; raises `RemoteProtocolError` if it is more than `cap` in all."""
+        """Add credit that the peer has granted. Raises `RemoteProtocolError` if the sum is larger than `cap`."""
         self._credit.grant(amount, cap=cap)
         self._count()
         if self.items:
@@ -84,10 +87,10 @@ class CreditSender(Sender):
 
     @abstractmethod
     def write(self, budget: int, piece: int, out: list[Buffer]) -> int:
-        """Append frames of about `budget` bytes and return their size; calls `written` at the end."""
+        """Append about `budget` bytes of frames and return their size. Call `written` at the end."""
 
     def push(self, item: bytes) -> None:
-        """Queue bytes."""
+        """Queue the bytes of an item, and schedule this half for writing if there is any credit."""
         self.items = queue_of(self.items)
         self.items.append(item)
         self.queued += len(item)
@@ -96,7 +99,7 @@ class CreditSender(Sender):
             self._shared.scheduler.add(self)
 
     def take(self, most: int, out: list[Buffer]) -> int:
-        """Append queued bytes, at most `most` and no more than the credit covers; return how many."""
+        """Move up to `most` queued bytes that credit covers to `out`. Return their number."""
         items, size = self.items, 0
         most = min(most, self._credit.available)
         while items and size < most:
@@ -116,7 +119,7 @@ class CreditSender(Sender):
         return size
 
     def written(self) -> None:
-        """Note that a turn of writing is over: free the queue if it is empty, and wake who waits for room."""
+        """Update the state at the end of `write`, and report `Writable` if a task waits for room and there is some."""
         if not self.items:
             self.items = NO_QUEUE
         self._count()
@@ -130,7 +133,7 @@ class CreditSender(Sender):
         self._count()
 
     def _count(self) -> None:
-        """Count in the outbox what waits only for the transport: the queued bytes that credit covers."""
+        """Update the outbox, which counts the queued bytes that credit covers."""
         counted = min(self.queued, self._credit.available) + OVERHEAD * len(self.items)
         self._shared.outbox.used += counted - self._counted
         self._counted = counted

@@ -1,22 +1,31 @@
-"""What an engine reports: the events that all protocols have in common.
+"""The events that the engines of all protocols report.
 
-An event says what the peer has done, or what has become possible. `Received`, `Finished` and so on name a half of a
-channel as the engine keeps it; its `owner` is the session's object. A protocol that knows more (the attachments of
-Aqueduct, the commits of Relink) adds event classes of its own and handles them in its session.
+An engine processes bytes and commands without I/O, and reports what the peer has done, or what has become possible, as
+a list of these objects. The runtime's session handles them. A protocol may have further events, such as those for
+Relink's transactions, which the session of that protocol handles.
 
-    Opened       the peer opened a channel                        GoingAway   the peer opens no more channels
-    Received     messages came                                    Pong        the answer to a ping came
-    Finished     the peer sends no more, in order                 Probed      the engine sent a ping by itself
-    Cancelled    the peer gave up sending                         HungUp      the peer ended its direction
-    Stopped      the peer wants no more of what we send           Silent      the peer says nothing any more
-    Confirmed    the peer knows that our half has ended           Failed      the peer broke a rule or a limit
-    Writable     there may be room on a half
-    Refused      the peer takes no new channels, so not this one
-    MayOpen      one more channel may be opened                 LimitReached  a limit refused a channel
+Events about a channel:
 
-    ChannelFailed   the peer broke a rule or a limit on one channel; the engine has given the channel up
+- `Opened`: The peer has opened it.
+- `Received`: Messages have arrived.
+- `Finished`: The peer has sent its last message.
+- `Cancelled`: The peer has stopped sending before its last message.
+- `Stopped`: The peer doesn't want more of our messages.
+- `Confirmed`: The peer knows that a half of this side has ended.
+- `Writable`: There may be room for a message.
+- `Refused`: The peer doesn't accept the channel that we have opened, because it accepts no more channels.
+- `ChannelFailed`: The peer has broken a rule or a limit on this channel only.
 
-`HungUp`, `Silent` and `Failed` end the connection.
+Events about the connection:
+
+- `MayOpen`: This side may open another channel.
+- `LimitReached`: The engine has refused a channel of the peer because of a limit.
+- `GoingAway`: The peer opens and accepts no more channels.
+- `Pong`: The peer has answered a ping.
+- `Probed`: The engine has sent a ping of its own.
+- `HungUp`, `Silent` and `Failed`: The connection has ended. Each of them is the last event.
+
+An event about a channel contains the engine's half of the channel, whose `owner` is the session's object.
 """
 
 from __future__ import annotations
@@ -34,7 +43,7 @@ ItemT = TypeVar("ItemT")
 
 @attrs.frozen
 class Halves:
-    """A channel inside an engine: a half to send on, a half to receive on, or both."""
+    """The engine's halves of a channel. A channel in one direction has only one of them."""
 
     sender: Sender | None
     receiver: Receiver[Any] | None
@@ -42,16 +51,17 @@ class Halves:
 
 @attrs.define(eq=False)
 class Opened:
-    """The peer opened a channel, with a name and a payload. The session accepts or refuses it."""
+    """The peer has opened a channel, which the session accepts or refuses."""
 
     channel: Any
-    """The channel inside the engine: its `Halves`, or an object of the protocol's own if these share more."""
+    """The engine's `Halves`, or another object of the protocol that contains them."""
     opening: bytes
+    """The name, the headers and the payload of the opening, as `with_name` encodes them."""
 
 
 @attrs.define(eq=False)
 class Received(Generic[ItemT]):
-    """Messages came on a channel, in this order; the list belongs to whoever handles the event."""
+    """Messages have arrived on a channel, in this order. The handler of the event may change the list."""
 
     receiver: Receiver[ItemT]
     items: list[ItemT]
@@ -59,48 +69,50 @@ class Received(Generic[ItemT]):
 
 @attrs.define(eq=False)
 class Finished:
-    """The peer sends no more on this channel, and everything that it sent has come."""
+    """The peer sends no more on this channel, and all its messages have arrived."""
 
     receiver: Receiver[Any]
 
 
 @attrs.define(eq=False)
 class Cancelled:
-    """The peer gave up sending on this channel: messages may be missing. `payload` is its reason, as it came."""
+    """The peer has stopped sending on this channel before it was done, so messages may be missing."""
 
     receiver: Receiver[Any]
     payload: bytes = b""
+    """The peer's reason in encoded form."""
     breaks_off: bool = False
-    """True if with it the peer has given up the whole channel before this side was done."""
+    """True if the peer has cancelled the whole channel before this side was done."""
 
 
 @attrs.define(eq=False)
 class Stopped:
-    """The peer wants no more of what we send on this channel. `payload` is its reason, as it came."""
+    """The peer doesn't want more of our messages on this channel."""
 
     sender: Sender
     payload: bytes = b""
+    """The peer's reason in encoded form."""
     breaks_off: bool = False
-    """True if with it the peer has given up the whole channel before this side was done."""
+    """True if the peer has cancelled the whole channel before this side was done."""
 
 
 @attrs.define(eq=False)
 class Confirmed:
-    """The peer has heard that we are done with this half."""
+    """The peer knows that this side has ended the half."""
 
     half: Sender | Receiver[Any]
 
 
 @attrs.define(eq=False)
 class Refused:
-    """The peer takes no new channels, and will never see this half, which we opened."""
+    """The peer accepts no more channels, and so not the one with this half, which we have opened."""
 
     half: Sender | Receiver[Any]
 
 
 @attrs.define(eq=False)
 class ChannelFailed:
-    """The peer violated a rule or a limit on one channel. The engine gives it up, and the connection goes on."""
+    """The peer has broken a rule or a limit on one channel. The engine has ended that channel only."""
 
     channel: Halves
     error: RemoteProtocolError
@@ -113,9 +125,10 @@ class MayOpen:
 
 @attrs.define(eq=False)
 class LimitReached:
-    """The engine refused a channel of the peer because of a field of `Limits`, before the session knew of it."""
+    """The engine has refused a channel of the peer because of a limit. The session doesn't know the channel."""
 
     limit: str
+    """The name of the field of `Limits`."""
 
 
 @attrs.define(eq=False)
@@ -127,41 +140,41 @@ class Writable:
 
 @attrs.define(eq=False)
 class Pong:
-    """The answer to the oldest ping about `key` came; what a key is, the protocol says."""
+    """The peer has answered the oldest ping with this key. The protocol defines which keys there are."""
 
     key: Any = None  # mypyc finds no `object` here
 
 
 @attrs.define(eq=False)
 class Probed:
-    """The engine sent a ping by itself, to see whether the peer still lives; a `Pong` follows for it, too."""
+    """The engine has sent a ping of its own, because the peer was silent. Its answer is also reported as `Pong`."""
 
     key: Any = None  # mypyc finds no `object` here
 
 
 @attrs.define(eq=False)
 class GoingAway:
-    """The peer opens no more channels and takes none. Those that are open go on, unless it gave a reason."""
+    """The peer opens and accepts no more channels. Open channels continue, unless the peer has given a reason."""
 
     reason: Reason
 
 
 @attrs.define(eq=False)
 class HungUp:
-    """The peer ended its direction of the connection. `is_clean` is False if channels were open, or a frame was."""
+    """The peer has ended its direction of the connection. `is_clean` is False if a channel or a frame was open."""
 
     is_clean: bool
 
 
 @attrs.define(eq=False)
 class Silent:
-    """Nothing came for `seconds` after a ping, or inside a message."""
+    """Nothing has arrived for `seconds`, although we have sent a ping, or a message is incomplete."""
 
     seconds: float
 
 
 @attrs.define(eq=False)
 class Failed:
-    """The peer violated the protocol or a limit."""
+    """The peer has broken a rule of the protocol, or a limit."""
 
     error: RemoteProtocolError

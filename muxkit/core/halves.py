@@ -1,21 +1,21 @@
-"""The two halves of a channel, as an engine keeps them.
+"""The interfaces between the runtime and the engines for the two directions of a channel.
 
-Every protocol has a sending and a receiving half for each channel, and every protocol answers the same questions about
-them: is there room for so many bytes, tell me when there is, take this message, this was the last one, give up, the
-application has consumed so much. These are the questions, as two protocols. An engine implements them with the rules of
-its document, and the runtime's `SendHalf` and `ReceiveHalf` hold one each and call it directly.
+A channel has two *halves* on each side: one for sending and one for receiving. Each half exists twice. The runtime's
+half lets tasks wait and handles their cancellation. The engine's half implements the rules of the protocol and never
+waits. `Sender` and `Receiver` are the interfaces of the engine's halves, so that the runtime can use all protocols in
+the same way:
 
     application          channel.send(message)          channel.receive()
-    muxkit.runtime       SendHalf                       ReceiveHalf          which task waits, what was cancelled
-    muxkit.core          Sender                         Receiver             may it go, what does the peer learn
-    muxkit.protocols     frames                         frames
+    muxkit.runtime       SendHalf                       ReceiveHalf
+    muxkit.core          Sender                         Receiver             (these interfaces)
+    muxkit.protocols     the protocol's sender          the protocol's receiver
 
-A half reports to its engine, which returns events (`muxkit.core.events`). `owner` leads back from the half in an event
-to the object of the session: the runtime puts it there, and engines never look at it.
+In the other direction, the engine reports events (`muxkit.core.events`), which contain the engine's half. The runtime
+stores its own object for the half in `owner`, and finds it there when it handles an event. Engines don't use `owner`.
 
-The classes of engines inherit from them by name. They are no abstract base classes with slots, because a class can have
-only one base that has any, and bpmux's two kinds of entity share another one. So each implementation has `owner` among
-its own slots.
+The interfaces are protocols (`typing.Protocol`) without slots of their own, from which the engines' classes derive. A
+class can have only one base class with slots, and the classes of bpmux have another one. So each implementation must
+have `owner` in its own slots.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ ItemT = TypeVar("ItemT", contravariant=True)
 
 
 class Sender(Protocol):
-    """The sending half of a channel: what may be sent now, and what waits to be written."""
+    """The engine's sending half of a channel."""
 
     __slots__ = ()
 
     owner: object | None
-    """What the session has for this half, if it has anything. Each implementation has it as a slot of its own."""
+    """The session's object for this half, or None if it has none."""
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """The half as errors and logs call it, in the words of the protocol, such as "sink 7"."""
+        """The name of the half in errors and logs, in the words of the protocol, such as "sink 7"."""
 
     @property
     @abstractmethod
     def queued(self) -> int:
-        """Bytes of messages that were sent here and that haven't been written yet."""
+        """The number of bytes of messages that are queued and haven't been written."""
 
     @property
     def credit_out(self) -> int | None:
-        """Return how much the peer lets this side send, or None if the protocol has no such number."""
+        """How many bytes the peer lets this side send, or None if the protocol doesn't count bytes."""
         return None
 
     @property
     def has_sent(self) -> bool:
-        """True once the peer may have heard of this half, so that leaving the session waits for its confirmation."""
+        """True if the peer may know this half. The end of a session waits until the peer has confirmed its end."""
         return True
 
     @abstractmethod
     def check_size(self, size: int) -> None:
-        """Raise `LocalProtocolError` if a message of so many bytes can never be sent."""
+        """Raise `LocalProtocolError` if a message of `size` bytes can never be sent."""
 
     @abstractmethod
     def has_room(self, size: int) -> bool:
-        """Return True if a message of so many bytes may be sent now."""
+        """Return True if a message of `size` bytes may be sent now."""
 
     @abstractmethod
     def notify_when_room(self, size: int) -> None:
@@ -71,14 +71,16 @@ class Sender(Protocol):
 
     @abstractmethod
     def send(self, message: bytes) -> None:
-        """Queue a message; `has_room` must be True for its size."""
+        """Queue a message. The caller has made sure with `has_room` that there is room for it."""
 
     def try_send(self, message: bytes) -> bool | None:
-        """Queue a message if there is room for it; return None, having done nothing, if there isn't.
+        """Queue a message if there is room for it.
 
-        True means that the session has to request a write. False means that it has done so for an earlier message,
-        which is still queued, so this one leaves with it. A protocol whose quickest way is another one overrides this:
-        it runs once for each message.
+        This runs once for each message, so protocols override it with a faster implementation.
+
+        Returns:
+            None if there was no room. Otherwise, True if the session has to request a write, and False if it doesn't
+            have to, because an earlier message is still queued.
         """
         if not self.has_room(len(message)):
             return None
@@ -86,63 +88,68 @@ class Sender(Protocol):
         return True
 
     def try_send_all(self, messages: list[bytes]) -> bool:
-        """Queue all of several messages, or return False having queued none; a shortcut that a protocol may have."""
+        """Queue several messages, or queue none of them and return False. Protocols with a fast path override this."""
         return False
 
     @abstractmethod
     def finish(self, payload: bytes = b"") -> None:
-        """Queue the end behind all messages; `payload` is for protocols whose end can carry one."""
+        """Queue the end of this direction, after all messages. Some protocols send a payload with it."""
 
     @abstractmethod
     def cancel(self, reason: Reason) -> None:
-        """Drop what hasn't begun to leave, and let the peer learn that messages are missing, and why."""
+        """Drop the messages of which nothing was written, and notify the peer that messages are missing."""
 
 
 class Receiver(Protocol[ItemT]):
-    """The receiving half of a channel: what the peer may still send, and what the application hasn't consumed."""
+    """The engine's receiving half of a channel. Its items are messages, or objects of the protocol with a message."""
 
     __slots__ = ()
 
     owner: object | None
-    """What the session has for this half, if it has anything. Each implementation has it as a slot of its own."""
+    """The session's object for this half, or None if it has none."""
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """The half as errors and logs call it."""
+        """The name of the half in errors and logs."""
 
     @property
     def credit_in(self) -> int | None:
-        """Return how much this side lets the peer send, or None if the protocol has no such number."""
+        """How many bytes this side lets the peer send, or None if the protocol doesn't count bytes."""
         return None
 
     @property
     @abstractmethod
     def held(self) -> int:
-        """Bytes of messages that came and that the application hasn't consumed."""
+        """The number of bytes that have arrived and that the application hasn't consumed."""
 
     @property
     def lag(self) -> int:
-        """How many bytes the application may take before the engine hears of them, while more of them wait.
+        """How many bytes the application may take before the runtime must notify the engine.
 
-        The engine then hears of them with `consumed_portion`. 0, if it wants to hear of each item.
+        If this is more than 0, the runtime may take several items and then call `consumed_portion` once. Otherwise it
+        calls `consumed` for each item.
         """
         return 0
 
     @abstractmethod
     def consumed(self, items: Sequence[ItemT], size: int) -> bool:
-        """Count items as taken by the application, or `size` bytes as dropped if there are no items.
+        """Count items as consumed by the application. Without items, count `size` bytes as dropped.
 
-        Returns True if there may be something to write because of it, such as a grant.
+        Returns:
+            True if there may be something to write now, such as a grant of credit.
         """
 
     def consumed_portion(self, count: int, size: int) -> bool:
-        """Count `count` items of `size` bytes together as taken by the application, which took them one by one.
+        """Count several items, of `size` bytes in total, as consumed by the application.
 
-        Returns what `consumed` returns. Only an engine that counts items, and not bytes, overrides this.
+        Engines that count items instead of bytes override this.
+
+        Returns:
+            The same as `consumed`.
         """
         return self.consumed((), size)
 
     @abstractmethod
     def stop(self, reason: Reason) -> None:
-        """Let the peer learn that this side wants no more, and why if the protocol can say so."""
+        """Notify the peer that this side doesn't want more messages. Some protocols send the reason."""

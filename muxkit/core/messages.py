@@ -1,16 +1,18 @@
-"""How channels put messages on a stream of bytes, for protocols whose streams know nothing of messages, such as yamux.
+"""The framing of messages on a stream of bytes, for protocols whose streams have no messages, such as yamux.
 
-Each side writes records. A record is four bytes, big endian, and a body: the upper bit of the four bytes is the mark,
-the other 31 bits are the size of the body.
+A muxkit channel carries messages. On a stream of bytes, each side writes them as *records*. A record consists of a
+big-endian number of four bytes, and a body. The highest bit of the number is the mark, and the other 31 bits are the
+size of the body.
 
-    first record     marked: `muxkit/1`, then what the channel was opened with; the side that accepts adds nothing
-    further records  not marked: one message each
+- The first record of each side is marked. Its body is `muxkit/1`, followed by the opening of the channel (its name,
+  headers and payload) if this side has opened it.
+- Each further record contains one message and isn't marked.
 
-The side that opens a stream writes its first record together with the opening, and the side that accepts writes its
-own as soon as it takes the channel. So each side can tell a channel from a stream of a program that knows nothing of
-channels: no usual protocol begins with the byte 0x80.
+The first record shows each side that the peer understands channels, because a stream of another program hardly begins
+with the byte 0x80. The opening side writes its first record together with the opening of the stream, and the accepting
+side writes its own as soon as it accepts the channel.
 
-How a side gives a channel up, and whether it can say why, is up to the protocol.
+This module doesn't define how a channel is cancelled. That depends on the protocol.
 """
 
 from __future__ import annotations
@@ -29,37 +31,37 @@ HEAD_SIZE: Final = PREFIX_SIZE + len(GREETING)
 
 
 def encode_opening(opening: bytes = b"") -> bytes:
-    """Return the first record of a side."""
+    """Return the first record of a side. The accepting side passes no opening."""
     return PREFIX.pack(MARK | (len(GREETING) + len(opening))) + GREETING + opening
 
 
 def may_be_opening(head: bytes) -> bool:
-    """Return True if a stream that begins with these bytes, which may be few, can be that of a channel."""
+    """Return True if a stream that begins with these bytes may be a channel. The bytes may be incomplete."""
     return head[:1] >= b"\x80" and GREETING.startswith(head[PREFIX_SIZE:HEAD_SIZE]) if head else True
 
 
 class MessageReader:
-    """Puts the messages of one stream together from the bytes that arrive.
-
-    `opening` is None until the first record is complete. `missing` is how many bytes the message that was begun still
-    needs, and `partial` is how many bytes of it are here.
-    """
+    """Parses the records of one stream and returns the messages. `largest` is the size of the largest message."""
 
     __slots__ = ("_head", "_largest", "_pieces", "missing", "opening", "partial")
 
     def __init__(self, largest: int) -> None:
         self.opening: bytes | None = None
+        """The peer's opening, or None until the first record is complete."""
         self.missing: int = 0
+        """The number of missing bytes of an incomplete message."""
         self.partial: int = 0
+        """The number of bytes of an incomplete message that have arrived."""
         self._largest = largest
-        self._head = b""  # the beginning of the four bytes in front of a record
+        self._head = b""  # the beginning of an incomplete number at the start of a record
         self._pieces: Pieces | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take in bytes and return the messages that are complete.
+        """Parse the next bytes, and return the messages that are complete now.
 
-        Raises `RemoteProtocolError` if the bytes aren't records, or if a message is too large. The messages in front
-        of the fault are lost then, as the stream is reset anyway.
+        Raises:
+            RemoteProtocolError: If the bytes aren't records, or if a message is too large. Messages before the error
+                are lost. The caller should reset the stream.
         """
         messages: list[bytes] = []
         position, size = 0, len(data)
@@ -98,11 +100,11 @@ class MessageReader:
 
     @property
     def is_between_messages(self) -> bool:
-        """True if the stream may end here: the last message is complete."""
+        """True if the stream may end here, because the last message is complete."""
         return not self._head and self._pieces is None and self.opening is not None
 
     def _check_marked(self, length: int, head: bytes) -> int:
-        """Return the size of a record that has to be an opening, or raise if it isn't one."""
+        """Return the size of a record that must be the first one. Raise `RemoteProtocolError` if it isn't."""
         if self.opening is not None:
             raise RemoteProtocolError("the peer sent a second opening record on one channel")
         if length < MARK + len(GREETING) or not may_be_opening(head):

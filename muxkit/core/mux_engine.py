@@ -1,7 +1,7 @@
-"""The engine of a protocol with many channels, as the runtime's session sees it.
+"""The interface of a protocol's engine for the runtime's session.
 
-What moves bytes in and out is declared in `muxkit.core._engine`, one interface for each kind of link. This is the other
-side of the same object: what a session asks about channels, and the commands that end or limit them.
+An engine has two users. The pump passes bytes through it, with one of the interfaces in `muxkit.core._engine`. The
+session opens channels and ends the connection, with the interface in this module.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from muxkit.core.events import Halves
 
 
 class MuxEngine(ABC):
-    """One end of a connection that carries many channels, without I/O."""
+    """One side of a connection with many channels, without I/O."""
 
     starts: StartPace
-    """It says when work on the next channel of the peer may begin, and is told what began and what need not."""
+    """Limits how fast handlers start for a peer that keeps cancelling the channels it opens."""
     bytes_received: int
+    """How many bytes the peer has sent."""
 
     @property
     @abstractmethod
@@ -28,7 +29,7 @@ class MuxEngine(ABC):
     @property
     @abstractmethod
     def channels(self) -> int:
-        """How many channels of both sides live."""
+        """How many channels are open. It doesn't matter which side has opened them."""
 
     @property
     @abstractmethod
@@ -38,33 +39,36 @@ class MuxEngine(ABC):
     @property
     @abstractmethod
     def outbox(self) -> int:
-        """How many bytes are queued and wait for the transport."""
+        """How many queued bytes wait for the link."""
 
     @property
     @abstractmethod
     def peer_takes_no_channels(self) -> bool:
-        """True once the peer has said that it takes no new channels."""
+        """True once the peer has announced that it accepts no more channels."""
 
     @abstractmethod
     def open_channel(self, opening: bytes) -> Halves:
-        """Open a two-way channel, whose opening carries these bytes (`with_name` puts the name into them)."""
+        """Open a two-way channel. `with_name` has encoded the opening, which contains name, headers and payload."""
 
     def refuse(self, channel: Halves, reason: Reason) -> None:
-        """End a channel that the peer opened and that nobody here takes, and say why if the protocol can.
+        """End a channel that the peer has opened and this side doesn't accept. Some protocols send the reason.
 
-        Where cancelling the sending half gives up the whole channel, that is enough.
+        This implementation is for protocols in which cancelling the sending half ends the whole channel.
         """
         if channel.sender is not None:
             channel.sender.cancel(reason)
 
     @abstractmethod
     def ping(self, key: object) -> None:
-        """Queue a ping, about a half of a channel if the protocol has such pings; the answer is a `Pong`."""
+        """Queue a ping. A `Pong` with the same key reports the answer.
+
+        In some protocols, a ping can be about a half of a channel, which is the key then.
+        """
 
     @abstractmethod
     def go_away(self, reason: Reason) -> None:
-        """Tell the peer that this side takes no new channels, if the protocol can say so."""
+        """Announce that this side accepts no more channels, if the protocol supports that."""
 
     @abstractmethod
     def farewell(self, reason: Reason) -> bytes:
-        """Return the last bytes to write, which say why the connection ends; b"" if the protocol cannot say it."""
+        """Return the last bytes to write, which contain the reason for the end, or b"" if the protocol has none."""

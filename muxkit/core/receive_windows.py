@@ -1,51 +1,55 @@
-"""How large the receive windows of a connection are: the one policy for all protocols.
+"""Decides how large the receive windows of all channels are, for all protocols with flow control.
 
 Theory of operation
 ===================
 
-A window is what the peer may send on a channel before the application has taken it. A channel never carries more than
-one window in a round trip, so a window that is too small leaves a long line empty. A window that is too large costs
-memory as soon as its reader stops, because credit that was granted can't be taken back. So a window has to follow what
-the path holds and what the application takes:
+The window of a channel is the number of bytes that the peer may send before the application has consumed them. The peer
+gets its permission to send in grants of *credit*. At most one window can be sent in a round trip. So with a window that
+is too small, the channel can't use a fast connection with a long round-trip time. But a window that is too large costs
+memory if the application stops reading, because granted credit can't be revoked. So we let each window grow and shrink:
 
     start                `first` bytes, or `floor` if the first grants of other channels have used up half of `total`
-      |  half of it is consumed within `BUSY_SECONDS`: it doubles
+      |  the application consumes half of the window within `BUSY_SECONDS`: the window doubles
       v
-    SHORT_WINDOW         as much as any path needs whose round trip is a few milliseconds
-      |  a whole window is consumed within `LAPS` round trips: it grows, to twice its size at most
+    SHORT_WINDOW         enough for every path whose round-trip time is a few milliseconds
+      |  it consumes a whole window within `LAPS` round trips: the window grows, at most to twice its size
       v
-    the path's window    `LAPS` times the bandwidth-delay product, `channel_bytes` at most
+    the path's window    `LAPS` times the bandwidth-delay product, and at most `channel_bytes`
 
-The bandwidth-delay product is what the application consumes in a second, times the round trip. If the window is what
-limits a channel, then it is consumed in one or two round trips (two, because grants and the last message of a window
-may come late), and so it doubles with each. If anything else limits the channel (the line, the peer, the application),
-then a window of `LAPS` such products is never used up, and it stays. It halves again when consuming it takes more than
-`SHRINK_LAPS` round trips; a window of `SHORT_WINDOW` or less halves when half of it takes more than `IDLE_SECONDS`. A
-reader that stops altogether keeps what it was granted last and gets no more.
+The bandwidth-delay product is the number of bytes that the application consumes per second, times the round-trip time.
+If a channel is limited by its window, the application consumes a whole window in one or two round trips. (In two,
+because grants and the last message of a window may come late.) The window then doubles each time. If anything else
+limits the channel, such as the bandwidth, the peer or the application, a window of `LAPS` products is never used up,
+and it doesn't grow any further.
 
-The round trip is what the `RoundTrip` of the connection says. While it is unknown no window exceeds `SHORT_WINDOW`.
-Protocols have three ways to know it:
+A window is halved if the application needs more than `SHRINK_LAPS` round trips to consume it. A window of
+`SHORT_WINDOW` or less is halved if half of it takes more than `IDLE_SECONDS`. If the application stops reading, the
+peer keeps the credit that was last granted, and gets no more.
 
-- An engine with pings sends one when `is_due` says so, which is only while a channel is received in bulk and at most
-  once in `PROBE_PAUSE`. It calls `asked` when the ping is queued, and `answered` when the answer has come.
-- A transport that measures round trips itself (QUIC) gives them to `measured`.
-- A receiver without either can time how long the peer needs to use a grant after its credit was used up.
+**The round-trip time** comes from the `RoundTrip` object of the connection. While it is unknown, no window exceeds
+`SHORT_WINDOW`. A protocol can measure it in one of three ways:
 
-Of these samples the least counts. A larger one contains the queue in front of the answer, and a window that follows
-the queue would make it longer. The path itself may have become longer, though. The windows can only be the reason for
-samples of up to `SHRINK_LAPS` times the known round trip, since no window is larger than that. So when `LONGER_AFTER`
-samples in a row exceed this, the least of them is the round trip from then on.
+- An engine with pings sends one when `RoundTrip.is_due` returns True. That is only the case while a channel receives
+  large amounts of data, and at most once every `PROBE_PAUSE` seconds. The engine calls `asked` when it has queued the
+  ping, and `answered` when the answer has arrived.
+- A transport that measures round trips itself, such as QUIC, passes them to `measured`.
+- A receiver without either can measure the time from a grant to the next byte of a peer that had no credit left.
 
-All windows of a connection share `total` bytes (`ReceiveBudget`), beside `floor` that each has to itself. First grants
-use at most half of it. Windows that have grown beyond `first` share the other half: while their sizes together fit into
-it, each gets what it wants. If they don't, then a window above the equal share makes room for those below. So a stalled
-reader costs the others its own window and nothing else, and ten thousand idle channels leave the busy one its window.
+We use the smallest of these samples. A larger one includes the time that the answer spent in queues. If the windows
+grew with the queues, they would make the queues longer. But the path itself may also become longer. Queues that are
+caused by our windows can lengthen a sample to at most `SHRINK_LAPS` times the known round-trip time, because no window
+is larger than that. So if `LONGER_AFTER` samples in a row are larger, we use the smallest of these from then on.
 
-A protocol without grants leaves the window to its sender. Relink's sender tells a `ReceiveWindow` which bytes the peer
-acknowledges as consumed, and sends no more than `target` without that.
+**The budget.** All windows of a connection share `total` bytes (`ReceiveBudget`). In addition, each window has `floor`
+bytes for itself. The first grants of all channels use at most half of `total`. The windows that have grown beyond
+`first` share the other half. If they don't all fit, a window that is larger than an equal share shrinks in favour of
+smaller ones. So a channel whose application doesn't read takes only its own window from the others, and ten thousand
+idle channels don't reduce the window of a busy one.
 
-A protocol only says how its document writes a grant: it passes on what `start` and `consumed` return. Grants come half
-a window at a time, and a quarter at a time from `SHORT_WINDOW` on, so that three quarters of the window cover the path.
+**Protocols.** A protocol sends the grants that `start` and `consumed` return. Each is for half of the window. Windows
+of `SHORT_WINDOW` and more are renewed in quarters, so that at least three quarters of the window are available for the
+path. In Relink, which has no grants, the sender limits itself: it counts the bytes that the peer has acknowledged as
+consumed in a `ReceiveWindow`, and sends at most `target` bytes more.
 """
 
 from __future__ import annotations
@@ -56,58 +60,58 @@ from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import SHORT_WINDOW
 from muxkit.core._windows import U64_MAX
 
-BUSY_SECONDS: Final = 1.0  # s; a channel that consumes half a window within this could use a larger one
-IDLE_SECONDS: Final = 4.0  # s; a channel that takes longer for half a window has more than it needs
-LAPS: Final = 3.0  # round trips; a channel that consumes a whole window within this may need a larger one
-SHRINK_LAPS: Final = 6.0  # round trips; a channel that takes longer for a whole window has more than it needs
-ASK_FROM: Final = SHORT_WINDOW // 4  # a busy window of so many bytes will soon need the round trip
-PROBE_PAUSE: Final = 5.0  # s between two pings that measure the round trip
-LONGER_AFTER: Final = 3  # samples in a row that show a longer path
+BUSY_SECONDS: Final = 1.0  # a channel that consumes half a window in less time could use a larger window
+IDLE_SECONDS: Final = 4.0  # a channel that needs more time for half a window could do with a smaller window
+LAPS: Final = 3.0  # a channel that consumes a whole window in fewer round trips may need a larger window
+SHRINK_LAPS: Final = 6.0  # a channel that needs more round trips for a whole window could do with a smaller window
+ASK_FROM: Final = SHORT_WINDOW // 4  # a busy window of this size will soon need the round-trip time
+PROBE_PAUSE: Final = 5.0  # minimum number of seconds between two pings that measure the round-trip time
+LONGER_AFTER: Final = 3  # number of larger samples in a row after which we believe that the path is longer
 
 
 class RoundTrip:
-    """The round trip of a connection's path, without the queues on it; see the module."""
+    """An estimate of the round-trip time of a connection's path, without queues. The module explains it."""
 
     __slots__ = ("_asked_at", "_least", "_longer", "_longer_count", "_next_at", "besides", "is_wanted")
 
     def __init__(self) -> None:
         self._least: float | None = None
         self.besides: float = 0.0
-        """Seconds that a window has to last in addition, where the protocol itself resends what was lost."""
+        """Seconds to add for protocols that resend lost packets themselves, because that takes additional time."""
         self.is_wanted: bool = False
-        """True while a window could use a sample; an engine with pings then asks `is_due`."""
-        self._asked_at: float | None = None  # when the ping under way was sent
+        """True while a window needs a sample. An engine with pings then calls `is_due`."""
+        self._asked_at: float | None = None  # when the unanswered ping was sent
         self._next_at = 0.0  # when the next ping may be sent
-        self._longer = 0.0  # the least of the last samples that show a longer path
-        self._longer_count = 0
+        self._longer = 0.0  # the smallest of the last samples that indicate a longer path
+        self._longer_count = 0  # number of these samples
 
     @property
     def seconds(self) -> float | None:
-        """How long a window has to last; None before the first sample."""
+        """The time for which a window must be sufficient, or None before the first sample."""
         return None if self._least is None else self._least + self.besides
 
     def is_due(self, now: float) -> bool:
-        """Return True if a ping should be sent now to measure it."""
+        """Return True if the engine should send a ping now."""
         return self.is_wanted and self._asked_at is None and now >= self._next_at
 
     def asked(self, now: float) -> None:
-        """Note that a ping was sent."""
+        """Record that the engine has sent a ping."""
         self.is_wanted = False
         self._asked_at = now
         self._next_at = now + PROBE_PAUSE
 
     def answered(self, now: float) -> None:
-        """Take the sample of the ping under way; harmless if none is."""
+        """Use the time since the ping as a sample. Does nothing if there is no unanswered ping."""
         if self._asked_at is not None:
             sample, self._asked_at = now - self._asked_at, None
             self.measured(sample)
 
     def gave_up(self) -> None:
-        """The answer to the ping under way won't come, because what it was about is gone."""
+        """Forget the unanswered ping, because its answer won't arrive."""
         self._asked_at = None
 
     def measured(self, sample: float) -> None:
-        """Take a sample, in seconds."""
+        """Update the estimate with a sample in seconds."""
         known = self._least
         if known is None or sample <= known:
             self._least = max(sample, 0.0)
@@ -121,9 +125,10 @@ class RoundTrip:
 
 
 class ReceiveBudget:
-    """What all automatic windows of one connection may hold together, so that many channels share one bound.
+    """The memory that all windows of one connection share.
 
-    Each window has `floor` to itself; what it holds beyond that is `used` of the `total` that all share.
+    Each window may use `floor` bytes that don't count. The bytes beyond that count in `used`, which is limited by
+    `total`.
     """
 
     __slots__ = ("first", "first_half", "floor", "grown", "grown_bytes", "round_trip", "total", "used", "windows")
@@ -132,50 +137,68 @@ class ReceiveBudget:
         self.total: int = total
         self.floor: int = floor
         self.first: int = first
-        self.first_half: int = first // 2  # one number object for most windows
+        self.first_half: int = first // 2  # shared by most windows, to save an integer object for each
         self.used: int = 0
-        self.windows: int = 0
-        self.grown: int = 0  # windows that have grown beyond the first grant
-        self.grown_bytes: int = 0  # what these want to keep open together
+        self.windows: int = 0  # number of windows
+        self.grown: int = 0  # number of windows that have grown beyond `first`
+        self.grown_bytes: int = 0  # the sum of the sizes of these windows
         self.round_trip: RoundTrip = RoundTrip()
 
     def first_room(self, wanted: int) -> int:
-        """Return what a new window that wants `wanted` in the end may grant at once."""
+        """Return how many bytes a new window may grant first. `wanted` is its maximum size."""
         first = min(wanted, self.first)
         return first if self.used + first - self.floor <= self.total // 2 else min(first, self.floor)
 
     def most(self, target: int, *, is_grown: bool) -> int:
-        """Return the size that a window of size `target` may have: the equal share, or what the others leave."""
+        """Return the size to which a window of size `target` may grow: an equal share, or more if the others need less.
+
+        `is_grown` is True if the window is larger than `first`.
+        """
         half, grown = self.total // 2, self.grown + (not is_grown)
         others = self.grown_bytes - target if is_grown else self.grown_bytes
         return max(self.first, half // grown, half - others)
 
     def room(self, wanted: int, outstanding: int) -> int:
-        """Return how much a window that wants `wanted` in all and has `outstanding` may grant now."""
+        """Return how many bytes a window may grant now.
+
+        `wanted` is its size, and `outstanding` is the number of bytes that it has granted before and that weren't
+        consumed.
+        """
         pool = self.total if wanted > self.first else self.total // 2
         left = max(0, pool - self.used) + max(0, self.floor - outstanding)
         return min(wanted - outstanding, left)
 
     def moved(self, before: int, after: int) -> None:
-        """A window that held `before` now holds `after`."""
+        """Update `used`, because the outstanding bytes of a window have changed."""
         floor = self.floor
         self.used += (after - floor if after > floor else 0) - (before - floor if before > floor else 0)
 
     def resized(self, before: int, after: int) -> None:
-        """A window of size `before` now has size `after`."""
+        """Update the sums, because the size of a window has changed."""
         first = self.first
         self.grown += (after > first) - (before > first)
         self.grown_bytes += (after if after > first else 0) - (before if before > first else 0)
 
 
 class ReceiveWindow:
-    """What we have granted the peer on one channel; new grants follow consumption, see the module.
+    """The window of one channel. It counts bytes and decides when to grant how many more.
 
-    `credit` is what the peer may still send, `held` what arrived and was not consumed. Both together are made of
-    three parts: `own`, which the window renews and the budget counts; `lent`, granted beyond it so that one large
-    message could be put together; and `by_hand`. What is consumed repays the loans first, then what was granted
-    by hand. `unfinished` is what messages that were begun still need. `size` is the largest window to keep open; 0
-    means that every grant is made by hand. `target` is the window of now.
+    `credit` is the number of bytes that the peer may still send. `held` is the number of bytes that have arrived and
+    weren't consumed. The sum of both consists of three parts:
+
+    - `own` bytes were granted by the window. The window renews them, and they count in the budget.
+    - `lent` bytes were lent for messages that are larger than the window (see `Reassembly`).
+    - `by_hand` bytes were granted by the application.
+
+    Consumed bytes first repay the loans, then the bytes granted by the application, and then renew the window.
+
+    Args:
+        size: The maximum size of the window. 0 means that the application makes all grants.
+        budget: The budget of the connection.
+
+    Attributes:
+        target: The current size of the window.
+        unfinished: How many bytes are missing of incomplete messages.
     """
 
     __slots__ = (
@@ -211,15 +234,16 @@ class ReceiveWindow:
 
     @property
     def own(self) -> int:
-        """What the window itself has granted and was not consumed."""
+        """The number of bytes that the window has granted and that weren't consumed."""
         return self.credit + self.held - self.lent - self.by_hand
 
     @property
     def _follows_path(self) -> bool:
+        """True if the size of the window depends on the round-trip time."""
         return self.size > SHORT_WINDOW and self.target >= SHORT_WINDOW
 
     def start(self, now: float, first: int | None = None) -> int:
-        """Return the first grant, `first` if the protocol says how much that is."""
+        """Make the first grant and return its size. It is `first` if the protocol defines how much it must be."""
         if self.budget is None or not self.renews:
             return 0
         room = self.target = self.budget.first_room(self.size)
@@ -227,36 +251,42 @@ class ReceiveWindow:
         self.renewed_at = now
         if first is not None:
             room = first
-            self.renewed_at -= BUSY_SECONDS  # the rest follows with the first bytes consumed
-        # Most windows grant the same at first, and nothing else: then they share one number object.
+            # The first bytes that are consumed make the window grant the rest of its size. They mustn't look like half
+            # a window that was consumed quickly, or the window would double.
+            self.renewed_at -= BUSY_SECONDS
+        # Most windows make the same first grant and no other. This lets them share one integer object.
         self.credit = self.credit + room if self.credit else room
         self.budget.moved(0, room)
         return room
 
     def grant(self, amount: int) -> None:
-        """Grant by hand, beside what the window does."""
+        """Count a grant that the application makes in addition to the window."""
         if amount < 0 or self.credit + amount > U64_MAX:
             raise LocalProtocolError(f"credit of {amount} on top of {self.credit} is outside 0 … {U64_MAX}")
         self.credit += amount
         self.by_hand += amount
 
     def arrived(self, amount: int) -> None:
-        """The peer used credit."""
+        """Count bytes that the peer has sent. Raises `RemoteProtocolError` if they exceed its credit."""
         if amount > self.credit:
             raise RemoteProtocolError(f"{amount} bytes sent against {self.credit} granted")
         self.credit -= amount
         self.held += amount
 
     def consumed(self, amount: int, now: float) -> tuple[int, int]:
-        """The application took `amount`; returns (what to grant now, what to repay of loans)."""
+        """Count `amount` bytes as consumed by the application.
+
+        Returns:
+            How many bytes to grant to the peer now, and how many bytes to return to `Reassembly`.
+        """
         if not 0 <= amount <= self.held:
             raise LocalProtocolError(f"{amount} bytes consumed, {self.held} were there")
         self.held -= amount
         if not (self.lent or self.by_hand) and self.budget is not None:
             own, floor = self.credit + self.held, self.budget.floor
-            if own + amount > floor:  # as `moved` does, which would be one more call for each message
-                self.budget.used -= own + amount - (own if own > floor else floor)  # noqa: FURB136 - so is `max`
-            # The short way: enough of the window is still out.
+            if own + amount > floor:  # `ReceiveBudget.moved` is inlined here, because this runs for each message
+                self.budget.used -= own + amount - (own if own > floor else floor)  # noqa: FURB136 - `max` is slower
+            # Fast path: the peer still has enough of the window.
             return (0 if own > self._renew_at else self._refill(now)), 0
         repaid = min(self.lent, amount)
         self.lent -= repaid
@@ -268,20 +298,23 @@ class ReceiveWindow:
         return self._refill(now), repaid
 
     def shortfall(self) -> int:
-        """Return what begun messages need beyond the credit that is out."""
+        """Return how many bytes of credit the peer lacks to complete its messages."""
         return max(0, self.unfinished - self.credit)
 
     def lend(self, amount: int) -> None:
-        """Grant beyond the window, out of the connection's budget for reassembly."""
+        """Count a grant that was borrowed from `Reassembly`."""
         self.credit += amount
         self.lent += amount
 
     def quiet(self) -> None:
-        """Grant nothing more; what is out may still be used."""
+        """Make no more grants. The peer may still use the credit that it has."""
         self.renews = False
 
     def retire(self) -> int:
-        """Nothing more will arrive; what is held stays counted until it is consumed. Returns what to repay of loans."""
+        """Close the window, because no more bytes will arrive.
+
+        The bytes in `held` still count until they are consumed. Returns how many bytes to return to `Reassembly`.
+        """
         before = self.own
         repaid = max(0, self.lent - self.held)
         self.lent -= repaid
@@ -298,7 +331,7 @@ class ReceiveWindow:
         if self.budget is None or not self.renews:
             return 0
         budget, own = self.budget, self.own
-        if self.target < budget.first:  # it began when others had the first grants; now they may be gone
+        if self.target < budget.first:  # other channels had used up the first grants, but may have ended since then
             self._aim(max(self.target, budget.first_room(self.size)), budget)
         elif self.target > budget.first and self.target > (most := budget.most(self.target, is_grown=True)):
             self._aim(most, budget)
@@ -315,7 +348,7 @@ class ReceiveWindow:
         return room
 
     def _pace_short(self, now: float, budget: ReceiveBudget) -> None:
-        """Size a window that is below `SHORT_WINDOW`, or can't be larger: by how long half of it lasted."""
+        """Resize a window that is below `SHORT_WINDOW` or can't be larger, by the time in which half was consumed."""
         took, self.renewed_at = now - self.renewed_at, now
         if took < BUSY_SECONDS:
             self._grow(min(self.size, SHORT_WINDOW), budget)
@@ -323,9 +356,9 @@ class ReceiveWindow:
             self._aim(max(min(self.target, budget.first), self.target // 2), budget)
 
     def _pace_long(self, now: float, consumed: int, budget: ReceiveBudget) -> None:
-        """Size a window that may grow beyond `SHORT_WINDOW`: by how many round trips a whole window lasts.
+        """Resize a window that may grow beyond `SHORT_WINDOW`, by the number of round trips for a whole window.
 
-        That it lasts too long may show before it is consumed as a whole.
+        A window that is too large is reduced before it is consumed completely.
         """
         self._lap += consumed
         took, round_trip = now - self.renewed_at, budget.round_trip.seconds
@@ -344,7 +377,7 @@ class ReceiveWindow:
         self.renewed_at, self._lap = now, 0
 
     def _grow(self, size: int, budget: ReceiveBudget) -> None:
-        """Double the window, up to `size` and to what the other windows leave."""
+        """Double the window, but not beyond `size` or the room that the other windows leave."""
         target = self.target
         if self.size > SHORT_WINDOW and target >= ASK_FROM:
             budget.round_trip.is_wanted = True

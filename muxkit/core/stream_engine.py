@@ -1,20 +1,20 @@
-"""What the engines of protocols with many channels on one byte stream share.
+"""The base class of engines with many channels over one byte stream.
 
-`StreamMuxEngine` keeps the bytes that were received and not parsed yet, the timers of the connection, and its end. A
-protocol's engine derives from it and parses frames, writes frames, and knows its own timers. This is the order of
-things in each direction:
+`StreamMuxEngine` implements the interface for the pump (`StreamEngine`) except the frames. It keeps the received bytes
+that aren't parsed yet, runs the timers, and ends the connection. A protocol's engine derives from it and implements the
+methods that this class calls:
 
-    receive_bytes      parse              (the protocol applies frames; a RemoteProtocolError becomes `Failed`)
-                       measure_round_trip (a window could use it: the protocol queues a ping)
-    handle_deadline    probe              (the protocol queues a ping, because the peer is silent)
-                       channels_due       (channels have waited long enough for something)
-    buffers_to_send    write              (the protocol appends frames)
+- `receive_bytes` calls `parse`, which applies the received frames. A `RemoteProtocolError` becomes a `Failed` event. It
+  also calls `measure_round_trip` if a receive window needs the round-trip time.
+- `handle_deadline` calls `probe` if the peer has been silent for too long, and `channels_due` if channels have waited
+  for something long enough.
+- `buffers_to_send` calls `write`, which appends the frames to send.
 
-Each of the first two returns the events. After `Failed`, `HungUp` or `Silent` the engine is over, and does nothing.
+After `Failed`, `HungUp` or `Silent`, the connection has ended, and the engine ignores all input.
 
-A peer may be silent between messages, and is asked then. In the middle of one it must go on: while a frame, or a
-message of several frames, is unfinished, at least `Limits.stall_bytes` must come in each
-`Limits.stall` seconds.
+A peer may be silent between messages. The engine then sends a ping now and then (keepalive). Within a message, the peer
+must not pause: while a frame or a message in several frames is incomplete, it must send at least `Limits.stall_bytes`
+every `Limits.stall` seconds.
 """
 
 from __future__ import annotations
@@ -35,31 +35,32 @@ from muxkit.core.mux_engine import MuxEngine
 from muxkit.core.mux_state import MuxState, Vital
 
 ROUND_TRIP: Final = "the round trip"
-"""The key of the pings by which the engine measures the round trip for the windows, see `receive_windows`."""
+"""The key of the pings with which the engine measures the round-trip time for the receive windows."""
 
 
 class StreamMuxEngine(MuxEngine):
-    """One end of a connection on a byte stream, without its grammar."""
+    """One side of a connection over a byte stream. A protocol derives its engine from this class."""
 
     def __init__(self, shared: MuxState, *, keepalive: float | None, keepalive_timeout: float) -> None:
         self._shared = shared
         self.limits: Limits = shared.limits
         self.starts: StartPace = shared.starts
         self.waiting: Outbox = shared.outbox
-        """The counter behind `outbox`, for frequent reads."""
+        """The object whose attribute `outbox` returns. Reading it directly is faster."""
         self.bytes_received = 0
         self.frames_at_once: int = sys.maxsize
-        """The most frames that one call of `receive_bytes` parses."""
+        """The maximum number of frames that one call of `receive_bytes` parses."""
         self.unparsed: int = 0
-        """Received bytes behind the first `frames_at_once` frames; `receive_bytes(b"", now)` parses more of them."""
+        """The number of bytes left after `frames_at_once` frames. `receive_bytes(b"", now)` parses more of them."""
         self.has_failed: bool = False
-        """True if the connection ends because the peer broke a rule."""
+        """True if the connection has ended because the peer broke a rule."""
         self.hung_up_cleanly: bool = False
+        """True if the peer has ended the connection while no channel was open and no frame was incomplete."""
         self.is_mid_frame: bool = False
-        """Set by `parse`: a frame has begun and isn't complete. The bytes that it leaves over don't count."""
+        """True if `parse` has kept the beginning of an incomplete frame itself. `parse` sets this."""
         self.data_offset: int = 0
-        """For `parse`: the position of the first byte of its data among all bytes of the peer."""
-        self._rest = b""  # received, and not parsed from `_at` on
+        """The number of bytes that the peer sent before the data that was passed to `parse`."""
+        self._rest = b""  # received bytes, which aren't parsed from position `_at` on
         self._at = 0
         self._is_started = False
         deadlines = shared.deadlines
@@ -74,50 +75,52 @@ class StreamMuxEngine(MuxEngine):
 
     @abstractmethod
     def parse(self, data: bytes, position: int) -> int:
-        """Apply the frames in these bytes from a position on, and return the position behind them.
+        """Apply the frames in `data` from a position on, and return the position after them.
 
-        After `frames_at_once` frames it stops and sets `unparsed`. At the end it sets `is_mid_frame`. Raises
-        `RemoteProtocolError` for an illegal frame.
+        The implementation must stop after `frames_at_once` frames and set `unparsed`. It must also set `is_mid_frame`.
+
+        Raises:
+            RemoteProtocolError: If a frame breaks a rule.
         """
 
     def may_peer_continue(self) -> bool:
-        """Return True if the peer has all the credit that it needs to finish some message of several frames."""
+        """Return True if there is an incomplete message for whose rest the peer has enough credit."""
         return self._shared.unfinished > 0
 
     def probe(self, now: float) -> Silent | None:
-        """Ask a silent peer for a sign of life and report that, or return the end if there is no hope for one."""
+        """Send a ping to a silent peer. Return None, or a `Silent` event to end the connection instead."""
         self.ping(None)
         self._shared.events.append(Probed())
         self._keepalive.asked(now)
         return None
 
     def measure_round_trip(self, now: float) -> None:
-        """Queue a ping whose answer tells the windows how long the path is."""
+        """Queue a ping to measure the round-trip time for the receive windows."""
         self._shared.budget.round_trip.asked(now)
         self.ping(ROUND_TRIP)
 
     def answered(self, key: object) -> None:
-        """The answer to a ping came: report it, or take the round trip that it measures."""
+        """Handle the answer to a ping. The protocol's engine calls this."""
         if key is ROUND_TRIP:
             self._shared.budget.round_trip.answered(self._shared.now)
         else:
             self._shared.events.append(Pong(key))
 
     def channels_due(self, now: float) -> None:
-        """Act on the channels that have waited long enough; the protocol sets `Vital.CHANNELS` for them."""
+        """Handle the channels whose waiting time is over. The protocol's engine sets the timer `Vital.CHANNELS`."""
 
     @abstractmethod
     def write(self, limit: int, out: list[Buffer]) -> None:
-        """Append about `limit` bytes of frames."""
+        """Append about `limit` bytes of frames to `out`."""
 
     def observe(self, out: Sequence[Buffer]) -> None:
-        """Report frames that were written to the observer."""
+        """Notify the observer about frames that were written."""
 
-    # --- the face of a `StreamEngine`
+    # --- the interface of a `StreamEngine`
 
     @property
     def over(self) -> bool:
-        """True once the connection is over: nothing is written, and what comes is ignored."""
+        """True once the connection has ended. Then nothing is written, and received bytes are ignored."""
         return self._shared.over
 
     @property
@@ -129,7 +132,7 @@ class StreamMuxEngine(MuxEngine):
         return self._shared.messages_sent
 
     def events(self) -> Sequence[Any]:
-        """Take the events that commands and writing have caused, oldest first."""
+        """Return the events since the last call, oldest first."""
         shared = self._shared
         if not shared.events:
             return ()
@@ -137,7 +140,7 @@ class StreamMuxEngine(MuxEngine):
         return events
 
     def receive_bytes(self, data: bytes, now: float) -> Sequence[Any]:
-        """Parse and apply received bytes, and return what happened; never raises."""
+        """Process bytes from the peer, and return the events. Never raises."""
         shared = self._shared
         if shared.over:
             return self.events()
@@ -148,7 +151,7 @@ class StreamMuxEngine(MuxEngine):
         if self._rest:
             if data:
                 data = self._rest[self._at :] + data
-            else:  # keep the position, because each step of a turn would copy the rest
+            else:  # without the position, each call that parses a part of the rest would copy all of it
                 data, start = self._rest, self._at
         self.data_offset = self.bytes_received - start
         self.unparsed = 0
@@ -173,14 +176,14 @@ class StreamMuxEngine(MuxEngine):
         return self.events()
 
     def receive_eof(self, now: float) -> Sequence[Any]:
-        """End the connection: the peer closed its direction of the byte stream."""
+        """End the connection, because the peer has ended its direction of the byte stream."""
         if not self._shared.over:
             self.hung_up_cleanly = not (self.is_mid_frame or self._rest or self.channels)
             self._stop(HungUp(self.hung_up_cleanly))
         return self.events()
 
     def buffers_to_send(self, limit: int = 256 * 1024) -> list[Buffer]:
-        """Take about `limit` bytes to write now."""
+        """Remove about `limit` bytes of output from the engine and return them."""
         out: list[Buffer] = []
         if not self._shared.over:
             self.write(limit, out)
@@ -189,13 +192,13 @@ class StreamMuxEngine(MuxEngine):
         return out
 
     def next_deadline(self) -> float | None:
-        """Return when to call `handle_deadline`: immediately until the first call, which starts the clock."""
+        """Return when to call `handle_deadline`. The first call is due immediately, because it starts the timers."""
         if self._shared.over:
             return None
         return self._shared.deadlines.next if self._is_started else float("-inf")
 
     def handle_deadline(self, now: float) -> Sequence[Any]:
-        """Act on the timers that are due, and return what happened."""
+        """Handle the timers that are due, and return the events."""
         shared = self._shared
         if shared.over:
             return self.events()
@@ -221,13 +224,13 @@ class StreamMuxEngine(MuxEngine):
         return self.events()
 
     def _stalled(self, now: float) -> Failed | Silent | None:
-        """Return the end of the connection if a message that was begun makes no progress."""
+        """Return an event that ends the connection if an incomplete message makes too little progress."""
         served = self._shared.reassembly.served
         came = self._stall.shortfall(self.bytes_received, served)
         is_cut = self.is_mid_frame or (self._rest != b"" and not self.unparsed)
         is_due_from_peer = is_cut or self.may_peer_continue()
         if came is not None and is_due_from_peer:
-            if not came:  # a broken network looks the same, so this is no violation
+            if not came:  # the network may have failed, so we don't blame the peer
                 return Silent(self._keepalive.silence(now))
             return Failed(self._stall.error(came, "message", self.bytes_received))
         if is_due_from_peer or self._shared.unfinished:
@@ -235,7 +238,7 @@ class StreamMuxEngine(MuxEngine):
         return None
 
     def _stop(self, last: Failed | HungUp | Silent) -> None:
-        """The connection is over, with this as the last event."""
+        """End the connection with a last event."""
         shared = self._shared
         shared.events.append(last)
         if isinstance(last, Failed):

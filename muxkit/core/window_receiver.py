@@ -1,8 +1,9 @@
-"""The receiving half of a channel in a protocol with credit in bytes: its window, and loans for large messages.
+"""The receiving half of a channel, for protocols that grant credit in bytes.
 
-A protocol derives its receiver from `WindowReceiver`, calls `arrived` for the bytes that use credit, and says in
-`grant` how its document writes a grant. The window renews itself while the application consumes. A message that is
-larger than the window borrows the rest of its credit from the connection's `Reassembly`.
+A protocol's receiver derives from `WindowReceiver` and implements `grant`, which queues a frame with a grant of credit.
+It calls `arrived` for the bytes that have used credit. `WindowReceiver` decides when to grant how much: it renews the
+window while the application consumes messages, and lends additional credit for messages that are larger than the
+window (see `Reassembly`).
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from muxkit.core.mux_state import MuxState
 from muxkit.core.receive_windows import ReceiveWindow
 
 PARTS_OF_WINDOW: Final = 8
-"""The application may take an eighth of the window before the engine hears of it, so that grants stay timely."""
+"""The session calls `consumed` after the application has taken 1/8 of the window at the latest. A grant, which is for a
+quarter of the window or more, is therefore never late by much."""
 
 
 class WindowReceiver(Receiver[bytes]):
-    """Counts what the peer may send and what the application has consumed."""
+    """Counts the bytes that the peer may send, and those that the application hasn't consumed."""
 
     __slots__ = ("_shared", "owner", "window")
 
@@ -57,19 +59,22 @@ class WindowReceiver(Receiver[bytes]):
         return grant > 0 or repaid > 0
 
     def arrived(self, size: int) -> None:
-        """Count bytes that the peer sent; raises `RemoteProtocolError` if that is more than its credit."""
+        """Count bytes that the peer has sent. Raises `RemoteProtocolError` if they exceed its credit."""
         self.window.arrived(size)
         self._shared.held += size
 
     def needs(self, missing: int) -> None:
-        """Lend the peer what it lacks to finish a message that still needs `missing` bytes of credit."""
+        """Lend the credit that the peer lacks to complete a message. `missing` is the number of missing bytes.
+
+        If not enough is left to lend, this half waits until other loans have been repaid.
+        """
         self.window.unfinished = missing
         shortfall, reassembly = self.window.shortfall(), self._shared.reassembly
         if shortfall and not reassembly.waits(self) and reassembly.borrow(self, shortfall):
             self._lend(shortfall)
 
     def retire(self) -> None:
-        """No more data will come: grant nothing, and give back what was lent."""
+        """Stop granting credit, because no more data will arrive, and return the loans."""
         self._shared.reassembly.leave(self)
         self._repay(self.window.retire())
 
@@ -78,11 +83,11 @@ class WindowReceiver(Receiver[bytes]):
         self.grant(amount)
 
     def _repay(self, amount: int) -> None:
-        """Give back what was lent, and serve the receivers that wait for it."""
+        """Return an amount to the budget for loans, and lend it to the receivers that wait."""
         reassembly = self._shared.reassembly
         reassembly.repay(amount)
         while (receiver := reassembly.next_waiting()) is not None:
-            assert isinstance(receiver, WindowReceiver)  # as only these borrow
+            assert isinstance(receiver, WindowReceiver)  # nothing else borrows in protocols that use this class
             shortfall = receiver.window.shortfall()
             if not shortfall:
                 reassembly.leave(receiver)
