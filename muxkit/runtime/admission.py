@@ -1,46 +1,66 @@
-"""Places of a listener: who is admitted, who waits, and who gives way when the listener is full.
+"""Decides which connections a listener keeps when it has too many of them.
 
-Theory of operation. Every listener, whatever its transport and protocol, has one `Admission`, and every connection that
-it accepts holds one `Place`. We have two goals that pull against each other. A thousand honest clients that connect in
-the same moment must all be served, so a newcomer must not push out a handshake that is going on. And a thousand peers
-that connect and say nothing must not keep an honest client out, so a peer that makes no progress must go. The rules
-below follow from that:
+Every listener, whatever its transport and protocol, has an `Admission`. The `Admission` has a `Place` for each
+connection of the listener, which records the state of the connection and for how long it has made no progress. If the
+listener is full and another client wants to connect, an existing connection may have to *give way*: the listener closes
+it.
 
-    HALF_OPEN  the handshake is unfinished, or the peer
-               has not said a valid word of its protocol       -> WAITING, SERVED, EVICTED, LEFT
-    WAITING    the peer has begun a handshake, which goes on
-               when it is its turn; it counts as half-open     -> HALF_OPEN, LEFT
-    SERVED     a handler runs                                  -> HALF_OPEN, EVICTED, LEFT
-    EVICTED    it gave way to a newcomer and is closing; it
-               no longer counts                                -> LEFT
-    LEFT       the connection was closed
+Theory of operation
+===================
 
-- A listener is full while `Limits.half_open` of its places are half-open, or `Limits.connections` of them are taken.
-  While it is full it accepts nothing: newcomers wait in the kernel's backlog. Those of DTLS wait in a line of the
-  listener once their address is proved, and those of UDP and QUIC send their packet again.
-- Nobody gives way while there is room, and nobody who makes progress gives way at all. A half-open connection makes
-  progress when its bytes let us answer, or finish: `Place.progressed`. Single bytes that complete nothing are none, so
-  dribbling does not help. `Limits.handshake` seconds without progress end a handshake in any case.
-- When the listener is full, the half-open connection that has made no progress for longest gives way once that has
-  lasted for a tenth of `Limits.handshake`. If several addresses have half-open connections, the one that has most of
-  them loses one first. If there is nobody half-open, the session without a channel that has been idle for longest gives
-  way, once that has lasted for `Limits.handshake` seconds. A session with a channel never gives way.
-- One address (an IPv4 address, or the first 64 bits of an IPv6 address) may have `Limits.half_open_per_address`
-  half-open connections. A further one is closed, unless another of the same address can give way.
-- Handshakes cost processor time. If a thousand of them went on side by side, each would be finished when all are, and
-  by then their clients have given up. So they start in the order in which they came, as soon as fewer than `AT_ONCE`
-  of those that started within the last tenth of `Limits.handshake` are unfinished: `Admission.start`. A connection
-  that has sent nothing waits for its first byte before that, so silent ones do not delay the others.
-- A session that gives way is told why. If nobody can give way for half of `Limits.handshake`, newcomers are told that
-  the listener is full, where the protocol has words for that.
+We have two conflicting goals. If a thousand honest clients connect at the same time, all of them must be served, so a
+new connection mustn't replace one whose handshake makes progress. But a thousand attackers that connect and then send
+nothing mustn't keep an honest client out, so a connection that makes no progress must give way.
 
-A session may be silent and honest: a client that waits for the server to open a channel, for example. That is why
-silence alone ends nothing while there is room.
+A connection is *half-open* while its handshake is unfinished, or until its peer has sent the first valid frame of the
+protocol. These are the states of a `Place`:
 
-A protocol takes part through `current_place()`, which returns the place of the connection whose task calls it. A pump
-reports the first events that the peer's bytes cause. `Place.handshake` is a block for a handshake of the protocol's
-own. With `Place.occupy` a server gives its session to the place, which asks it for its channels only when the listener
-is full, so an ordinary session costs nothing.
+    HALF_OPEN  -> WAITING, SERVED, EVICTED, LEFT
+    WAITING    -> HALF_OPEN, LEFT
+    SERVED     -> HALF_OPEN, EVICTED, LEFT
+    EVICTED    -> LEFT
+    LEFT       (final)
+
+- HALF_OPEN: see above.
+- WAITING: The peer has begun a handshake, but we delay it, because too many others are going on. The connection still
+  counts as half-open.
+- SERVED: The handler of the connection is running.
+- EVICTED: The connection has had to give way and is being closed. It doesn't count any more.
+- LEFT: The connection was closed.
+
+A listener is full while `Limits.half_open` connections are half-open, or while it has `Limits.connections` connections.
+While it is full, it accepts no connections. New clients wait in the kernel's backlog. A client of DTLS waits in a queue
+of the listener, after it has proved its address. A client of UDP or QUIC has to send its packet again.
+
+Who gives way:
+
+- While the listener isn't full, no connection gives way.
+- A half-open connection makes progress when its bytes allow us to answer or to finish the handshake
+  (`Place.progressed`). Single bytes that complete nothing don't count, so it doesn't help an attacker to send one now
+  and then.
+- When the listener is full, the half-open connection gives way that has made no progress for the longest time, but only
+  after a tenth of `Limits.handshake`. If several addresses have such connections, the address with the most half-open
+  connections loses one first.
+- If no connection is half-open, the session without channels gives way that has been idle for the longest time, but
+  only after `Limits.handshake` seconds. A session with a channel never gives way.
+- The session gets a reason before it is closed. If no connection can give way for half of `Limits.handshake`, new
+  clients get the reason that the listener is full, if the protocol can transmit one.
+
+Apart from that, a handshake without progress for `Limits.handshake` seconds fails. A session, however, may be idle
+forever while the listener isn't full. It may be an honest client that waits for the server to open a channel.
+
+One address (an IPv4 address, or the first 64 bits of an IPv6 address) may have `Limits.half_open_per_address` half-open
+connections. Another one is closed, unless an older one of the same address can give way.
+
+Handshakes cost processor time. If a thousand of them went on at the same time, all of them would finish late, and the
+clients would have given up by then. So handshakes start one after the other, as soon as fewer than `AT_ONCE` of those
+that started within the last tenth of `Limits.handshake` are unfinished (`Admission.start`). We start a handshake only
+after its first byte has arrived, so that silent connections don't delay the others.
+
+A protocol uses `current_place()`, which returns the `Place` of the connection that the calling task serves. The pump
+reports to it when the peer has sent its first valid frames. A protocol with a handshake of its own uses
+`Place.handshake`. A server passes its session to `Place.occupy`. The `Admission` asks the session for its channels only
+when the listener is full, so this costs nothing otherwise.
 """
 
 from __future__ import annotations
@@ -65,22 +85,24 @@ from muxkit._quick_check import QuickCheck
 from muxkit.runtime._log_pace import may_log
 
 GRACE: Final = 0.1
-"""Part of `Limits.handshake` for which a half-open connection of a full listener may make no progress. With the default
-it is one second: a round trip around the world takes a third of that, and a client program that opens a thousand
-connections at once needs about as long to answer each."""
+"""The fraction of `Limits.handshake` for which a half-open connection of a full listener may make no progress.
+
+By default, this is one second. A round trip around the world takes a third of that, and a client program that opens a
+thousand connections simultaneously needs about as long to answer on each.
+"""
 
 AT_ONCE: Final = 64
-"""Handshakes that go on at the same time. On one core 64 TLS handshakes take a tenth of a second, so the round trip of
-each is hidden behind the work for the others."""
+"""The number of handshakes that go on at the same time. On one core, 64 TLS handshakes take a tenth of a second. So
+while we wait for one client, there is enough work for the others."""
 
 LEAVING: Final = 1.0
-"""Seconds for a session that gave way to tell its peer why; then its connection is cut."""
+"""The time in seconds in which a session that has to give way can send the reason. Then its connection is closed."""
 
 NETWORK_BITS: Final = 64
-"""Bits of an IPv6 address that count as one address, because every host has at least a network of that size."""
+"""How many bits of an IPv6 address we compare, because every host has at least a network of this size."""
 
 CODE: Final = 503
-"""The code of the reason that those read who cannot be served: they may try again later."""
+"""The code of the reason for clients that can't be served. As in HTTP, it means that they may try again later."""
 
 _log = logging.getLogger("muxkit")
 
@@ -107,47 +129,50 @@ MOVES: Final = {
 
 
 class Occupant(Protocol):
-    """A session on a connection, as its place sees it."""
+    """The interface of a session for the `Place` of its connection."""
 
     def activity(self) -> int | None:
-        """Return None while there is a channel, otherwise a number that has grown if there was one since the last call.
+        """Return None if the session has a channel, and otherwise a number.
 
-        A session that was idle the last time and returns the same number has been idle all the time.
+        The number grows when the session is used, for example when a channel is opened. So if two calls return the same
+        number, the session has been idle in between.
         """
 
     def send_away(self, refused: Refused) -> None:
-        """End, and tell the peer why."""
+        """End the session, and send the reason to the peer."""
 
 
 @runtime_checkable
 class Refusing(Protocol, metaclass=QuickCheck):
-    """A handler of connections that can also tell a peer why it is not served."""
+    """A handler of connections that can also refuse a connection with a reason."""
 
     async def refuse(self, link: object, refused: Refused, /) -> None:
-        """Tell the peer, in place of serving it."""
+        """Send the reason to the peer instead of serving it."""
 
 
 @attrs.define(eq=False)
 class Place:
-    """The place of one connection; made by `Admission.admit`, and left when the block of `held` ends."""
+    """The record of one connection in its listener's `Admission`. `Admission.admit` creates it."""
 
     _admission: Admission
     source: str
-    """The address that the connection comes from, as `source_of` returns it; "" if it is not known."""
+    """The address of the peer, as `source_of` returns it, or "" if it isn't known."""
     since: float
     """When a half-open connection last made progress."""
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    """Around the whole connection; it is cancelled when the handshake takes too long or the connection gives way."""
+    """The scope of the connection. It is cancelled if the handshake takes too long or the connection gives way."""
     standing: Standing = Standing.HALF_OPEN
+    """The state of the connection."""
     occupant: Occupant | None = None
+    """The session on the connection, while its handler is running."""
     gave_way: bool = False
-    """True once the connection has had to give way to another."""
+    """True once the connection has had to give way."""
     _idle_since: float | None = None
     _activity: int | None = None
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Run a connection in this block, which ends without an error if the connection has to give way."""
+        """Serve the connection in this block. The block is cancelled, and ends without an error, if it gives way."""
         token = _current.set(self)
         try:
             with self.scope:
@@ -158,11 +183,11 @@ class Place:
 
     @property
     def timed_out(self) -> bool:
-        """True if the handshake was not finished within `Limits.handshake`; to be asked inside `held`."""
+        """True if the handshake has taken too long. Only meaningful inside the block of `held`."""
         return self.standing is Standing.HALF_OPEN and self.scope.cancel_called
 
     def progressed(self) -> None:
-        """Note that the peer's bytes have completed something, and that from now on we wait for the peer again."""
+        """Record that the handshake has made progress. This also extends its deadline."""
         if self.standing is Standing.HALF_OPEN:
             self.since = trio.current_time()
             if self.scope.deadline < math.inf:
@@ -170,18 +195,18 @@ class Place:
             self._admission._move(self, Standing.HALF_OPEN)
 
     def establish(self) -> None:
-        """Note that the handshake is finished."""
+        """Record that the handshake is finished."""
         if self.standing is Standing.HALF_OPEN:
             self.scope.deadline = math.inf
             self._admission._move(self, Standing.SERVED)
 
     def leave(self) -> None:
-        """Give the place back."""
+        """Record that the connection was closed."""
         self._admission._move(self, Standing.LEFT)
 
     @contextmanager
     def handshake(self) -> Iterator[None]:
-        """Count the connection as half-open during a handshake of its protocol; the caller bounds its time."""
+        """Count the connection as half-open while the block runs. The caller must limit the time of the handshake."""
         self._reopen()
         try:
             yield
@@ -189,14 +214,15 @@ class Place:
             self.establish()
 
     def await_word(self) -> None:
-        """Count the connection as half-open until `establish`, for as long as that takes while there is room."""
+        """Count the connection as half-open until `establish` is called, without a limit for the time."""
         self._reopen()
 
     @contextmanager
     def occupy(self, occupant: Occupant) -> Iterator[None]:
-        """Run the handler of a session in this block, for which `current_place` returns None.
+        """Run the handler of a session in this block.
 
-        The handler may be a client of other servers, whose answers are no progress of this connection.
+        Inside, `current_place` returns None, because the handler may connect to other servers, and their answers aren't
+        progress of this connection.
         """
         self.occupant = occupant
         token = _current.set(None)
@@ -212,10 +238,10 @@ class Place:
             self._admission._move(self, Standing.HALF_OPEN)
 
     def moved(self) -> None:
-        """Notice that `standing` has changed; for listeners that keep counters of their own."""
+        """Called when `standing` has changed. Listeners with counters of their own override this."""
 
     def give_way(self, why: str) -> None:
-        """Leave the place to another connection; `Admission` calls this."""
+        """Close the connection in favour of another one. Only `Admission` calls this."""
         self._admission._move(self, Standing.EVICTED)
         self.gave_way = True
         if self.occupant is None:
@@ -231,28 +257,29 @@ _current: ContextVar[Place | None] = ContextVar("the place of this connection", 
 
 
 def current_place() -> Place | None:
-    """Return the place of the connection that this task serves, None if it serves none of a listener with places."""
+    """Return the `Place` of the connection that this task serves, or None if it serves no connection of a listener."""
     return _current.get()
 
 
 class Admission:
-    """The places of one listener."""
+    """The connections of one listener, and the decisions about them. The module explains the rules."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._half_open: dict[str, dict[Place, None]] = {}  # by source; the longest without progress first
-        self._served: dict[Place, None] = {}  # oldest first
+        # The half-open connections by address. Those that have made no progress for the longest time come first.
+        self._half_open: dict[str, dict[Place, None]] = {}
+        self._served: dict[Place, None] = {}  # the connections in the state SERVED, oldest first
         self.half_open: int = 0
         """How many connections are half-open."""
-        self._started: dict[Place, float] = {}  # handshakes, and when they started; oldest first
-        self._turn = trio.Lock()  # of those that wait to start theirs, first come, first served
-        self._full_since = math.inf
-        self._looked_at = -math.inf  # for idle sessions
-        self._changed = trio.lowlevel.ParkingLot()
-        self._finished = trio.lowlevel.ParkingLot()
+        self._started: dict[Place, float] = {}  # the handshakes that go on, and when they started, oldest first
+        self._turn = trio.Lock()  # lets handshakes start in the order in which they came
+        self._full_since = math.inf  # since when the listener has been full without a connection that can give way
+        self._looked_at = -math.inf  # when we last looked for idle sessions
+        self._changed = trio.lowlevel.ParkingLot()  # tasks that wait until the listener isn't full
+        self._finished = trio.lowlevel.ParkingLot()  # the task that waits until a handshake is finished
 
     def __len__(self) -> int:
-        """Return how many places are taken."""
+        """Return the number of connections, without those that had to give way."""
         return self.half_open + len(self._served)
 
     @property
@@ -262,11 +289,11 @@ class Admission:
 
     @property
     def has_room(self) -> bool:
-        """True if one more can be admitted now without any other giving way."""
+        """True if the listener isn't full."""
         return self.half_open < self._limits.half_open and len(self) < self._limits.connections
 
     def make_room(self) -> bool:
-        """Return True if one more can be admitted now, if need be because another gives way; see the module."""
+        """Return True if another connection can be accepted. If necessary, make a connection give way."""
         now, limit = trio.current_time(), "half_open"
         while not self.has_room:
             place = self._silent_for_longest(now)
@@ -280,7 +307,11 @@ class Admission:
         return True
 
     async def wait_for_place(self, *, patience: float = math.inf) -> bool:
-        """Wait until one more can be admitted; return False once nobody could be for `patience` seconds."""
+        """Wait until another connection can be accepted.
+
+        Returns:
+            True, or False if the listener has been full for `patience` seconds without a connection that can give way.
+        """
         if not self.make_room():
             turned_away("connections" if self.half_open < self._limits.half_open else "half_open")
         while not self.make_room():
@@ -288,7 +319,8 @@ class Admission:
                 return False
             with trio.CancelScope(deadline=min(self._next_chance(), self._full_since + patience)):
                 await self._changed.park()
-            # What came from a peer while this program was busy is taken in now, before anybody is judged.
+            # If this program was busy, bytes may have arrived in the meantime. Let the connections read them before we
+            # decide which one makes no progress.
             await trio.lowlevel.checkpoint()
         return True
 
@@ -297,10 +329,17 @@ class Admission:
     @overload
     def admit(self, source: str, kind: type[PlaceT]) -> PlaceT | None: ...
     def admit(self, source: str = "", kind: type[Place] = Place) -> Place | None:
-        """Take a place for a connection from this address; None if the address has as many half-open ones as it may.
+        """Add a connection from an address.
 
-        The caller has made room. Several callers that wait for connections at the same time may exceed the limits by
-        their number.
+        The caller has called `wait_for_place` before. If several tasks do so at the same time, the limits may be
+        exceeded by their number.
+
+        Args:
+            source: The address, as `source_of` returns it.
+            kind: The class of the result.
+
+        Returns:
+            The `Place` of the connection, or None if its address already has too many half-open connections.
         """
         limits, now = self._limits, trio.current_time()
         of_source = self._half_open.get(source, {})
@@ -327,14 +366,14 @@ class Admission:
     async def start(self, place: Place) -> None:
         """Wait until the handshake of a connection may start."""
         self._move(place, Standing.WAITING)
-        place.scope.deadline = math.inf  # the delay is not the peer's
+        place.scope.deadline = math.inf  # we cause the delay, so it mustn't count against the peer
         async with self._turn:
             while len(self._started) >= AT_ONCE:
                 oldest, began = next(iter(self._started.items()))
                 with trio.CancelScope(deadline=began + self._grace) as scope:
                     await self._finished.park()
                 if scope.cancelled_caught:
-                    self._started.pop(oldest, None)  # it waits for its peer, so it costs nothing meanwhile
+                    self._started.pop(oldest, None)  # this handshake waits for its peer and needs no processor time
             place.since = self._started[place] = trio.current_time()
         place.scope.deadline = place.since + self._limits.handshake
         self._move(place, Standing.HALF_OPEN)
@@ -347,7 +386,7 @@ class Admission:
 
     def _move(self, place: Place, to: Standing) -> None:
         if to not in MOVES[place.standing]:
-            return  # it has given way or left meanwhile
+            return  # the connection has given way or was closed in the meantime
         if place.standing is Standing.HALF_OPEN:
             of_source = self._half_open[place.source]
             del of_source[place]
@@ -382,7 +421,7 @@ class Admission:
         place.give_way(why)
 
     def _silent_for_longest(self, now: float) -> Place | None:
-        """Return the half-open connection that has to give way, if there is one that may be asked to."""
+        """Return the half-open connection that has to give way, or None if all of them are making progress."""
         found: Place | None = None
         most = 0
         for of_source in [*self._half_open.values()]:
@@ -398,11 +437,11 @@ class Admission:
             place = next(iter(of_source))
             if place.occupant is None or place.occupant.activity() is not None:
                 return place
-            self._move(place, Standing.SERVED)  # a session of few words: we opened a channel
+            self._move(place, Standing.SERVED)  # the peer is silent, but this side has opened a channel
         return None
 
     def _idle_for_longest(self, now: float) -> Place | None:
-        """Return the session that has to give way; the sessions are only looked at once in a while."""
+        """Return the idle session that has to give way, or None. This looks at the sessions only now and then."""
         if now < self._looked_at + self._grace:
             return None
         self._looked_at = now
@@ -422,7 +461,7 @@ class Admission:
         return found
 
     def _next_chance(self) -> float:
-        """Return when the next connection may have to give way, as far as is known now."""
+        """Return the time at which the next connection may have to give way."""
         silent = [next(iter(of_source)).since for of_source in self._half_open.values()]
         chances = [since + self._grace for since in silent]
         if self.half_open < self._limits.half_open:
@@ -432,7 +471,10 @@ class Admission:
 
 @lru_cache(maxsize=1024)
 def source_of(host: str) -> str:
-    """Return what counts as one address: an IPv4 address, or the first 64 bits of an IPv6 address."""
+    """Return the address of a host for `Admission.admit`: an IPv4 address, or the first 64 bits of an IPv6 address.
+
+    The result is "" if `host` isn't an IP address.
+    """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
