@@ -134,8 +134,8 @@ class Occupant(Protocol):
     def activity(self) -> int | None:
         """Return None if the session has a channel, and otherwise a number.
 
-        The number grows when the session is used, for example when a channel is opened. So if two calls return the same
-        number, the session has been idle in between.
+        The number grows with the messages of the session. So if two calls return the same number, the session has been
+        idle in between.
         """
 
     def send_away(self, refused: Refused) -> None:

@@ -1,14 +1,18 @@
-"""The sessions of a listener by key: those that have a connection, and absent ones that wait for their next.
+"""Finds the session to which a new connection belongs, for servers whose sessions outlive their connections.
+
+A `Registry` contains the sessions of a listener. When a client reconnects, its handshake contains the key of its
+session, and the new connection *adopts* the session:
 
     sessions: Registry[bytes, Link] = Registry(weigh=Link.retained_bytes, forgotten=Link.forgotten)
 
     async def handle(stream):
         hello, stream = await handshakes.read_handshake(stream, HelloEngine())
         async with sessions.adopt(hello.link, make=lambda: Link(hello)) as adopted:
-            await adopted.session.run_connection(stream)      # ends when a newer connection comes
+            await adopted.session.run_connection(stream)  # cancelled when a newer connection adopts the session
 
-A session is held by one connection at a time: adopting it waits until the previous connection has been cancelled and
-has left its block.
+Only one connection at a time runs a session. If a second one adopts it, the block of the first one is cancelled, and
+the second one waits until that block has ended. Between two connections, a session is *absent*. The registry keeps
+absent sessions for a limited time and with a limited size, and then gives them up.
 """
 
 from __future__ import annotations
@@ -39,30 +43,30 @@ class Forgotten(Enum):
 
 @attrs.define(eq=False)
 class Adopted(Generic[SessionT]):
-    """A connection's hold on its session, inside the block of `Registry.adopt`."""
+    """The result of `Registry.adopt`, which a connection uses while it runs the session."""
 
     session: SessionT
     is_new: bool
-    """True if the session was made for this connection."""
+    """True if the session was created for this connection."""
     was_replaced: bool = False
-    """True if a newer connection took over; then this block is being cancelled, or was."""
+    """True if a newer connection has adopted the session, so that this block was cancelled."""
     _is_over: bool = attrs.field(default=False, init=False)
 
     def forget(self) -> None:
-        """The session is over: do not keep it when this block ends."""
+        """Remove the session when this block ends, because it has ended."""
         self._is_over = True
 
 
 @attrs.define(eq=False)
 class _Entry(Generic[SessionT]):
     session: SessionT
-    scope: trio.CancelScope | None = None  # of the connection that holds it
-    adopted: Adopted[SessionT] | None = None
-    newest: object = None  # the connection that came last
-    waiting: int = 0  # connections that wait for it
-    is_known: bool = True  # False once forgotten, though its last connection has not left yet
-    until: float = 0.0  # when it is forgotten, while absent
-    weight: int = 0  # bytes, while absent
+    scope: trio.CancelScope | None = None  # the block of the connection that runs the session
+    adopted: Adopted[SessionT] | None = None  # the result of that connection's `adopt`
+    newest: object = None  # identifies the last connection that has called `adopt`
+    waiting: int = 0  # number of connections that wait until the previous one has ended
+    is_known: bool = True  # False once the session was removed, although a connection may still run it
+    until: float = 0.0  # when an absent session is given up
+    weight: int = 0  # the size of an absent session in bytes
     changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
 
@@ -70,10 +74,16 @@ class _Entry(Generic[SessionT]):
 class Registry(Generic[KeyT, SessionT]):
     """The sessions of one listener by key.
 
-    A session without a connection is absent. At most `most` absent sessions are kept, with at most `most_bytes` in all
-    as `weigh` counts them, each for at most `most_age` seconds of `clock`; the one that has been absent for longest is
-    given up first. `forgotten` is called with each session that is given up. Run `expire` in a nursery to have that
-    happen in time; otherwise it happens when the registry is next used.
+    If a limit for absent sessions is exceeded, the session that has been absent for the longest time is given up. Run
+    `expire` in a nursery, or sessions that are too old are only given up when the registry is used.
+
+    Args:
+        weigh: Returns the size of an absent session in bytes.
+        forgotten: Called with each session that is given up, and with the reason.
+        most: The maximum number of absent sessions.
+        most_bytes: The maximum size of all absent sessions together.
+        most_age: How many seconds a session may be absent.
+        clock: Returns the current time.
     """
 
     _weigh: Callable[[SessionT], int] = lambda session: 0
@@ -83,22 +93,21 @@ class Registry(Generic[KeyT, SessionT]):
     _most_age: float = 30.0
     _clock: Callable[[], float] = trio.current_time
     _entries: dict[KeyT, _Entry[SessionT]] = attrs.field(factory=dict, init=False)
-    _absent: dict[KeyT, _Entry[SessionT]] = attrs.field(factory=dict, init=False)  # absent for longest first
-    # Of `expire`, while no session is absent.
-    _absences: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _absent: dict[KeyT, _Entry[SessionT]] = attrs.field(factory=dict, init=False)  # longest absence first
+    _absences: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)  # for `expire`
     absent_bytes: int = attrs.field(default=0, init=False)
-    """What the absent sessions weigh together."""
+    """The size of all absent sessions together."""
 
     # --- looking up
 
     def find(self, key: KeyT) -> SessionT | None:
-        """Return the session with this key, with or without a connection."""
+        """Return the session with this key, or None. It doesn't matter if it has a connection."""
         self.forget_the_old()
         entry = self._entries.get(key)
         return entry.session if entry is not None and entry.is_known else None
 
     def __iter__(self) -> Iterator[SessionT]:
-        """Iterate over a copy of all sessions, so the registry may change meanwhile."""
+        """Iterate over a copy of all sessions. The registry may change during the iteration."""
         return iter([entry.session for entry in self._entries.values() if entry.is_known])
 
     def __len__(self) -> int:
@@ -106,7 +115,7 @@ class Registry(Generic[KeyT, SessionT]):
 
     @property
     def absent(self) -> int:
-        """How many sessions have no connection."""
+        """The number of absent sessions."""
         return len(self._absent)
 
     # --- connections
@@ -115,14 +124,21 @@ class Registry(Generic[KeyT, SessionT]):
     async def adopt(
         self, key: KeyT, *, make: Callable[[], SessionT] | None = None, takeover: bool = True
     ) -> AsyncGenerator[Adopted[SessionT], None]:
-        """Hold the session with this key for one connection; the session is absent when the block ends.
+        """Let a connection run the session with this key inside the block.
 
-        A connection that holds it already is cancelled, and has left its own block before this one begins. This block
-        may be cancelled in the same way: it then ends without an error, and `was_replaced` is set. `make` makes a
-        session if there is none.
+        If another connection runs the session, its block is cancelled, and this waits until that block has ended. If a
+        newer connection adopts the session in turn, this block is cancelled and ends without an error, and
+        `Adopted.was_replaced` is True.
 
-        Raises LookupError if there is none and no `make`; `trio.BusyResourceError` if another connection holds it and
-        `takeover` is not set; `LinkLost` if a still newer connection came while this one waited.
+        Args:
+            key: The key of the session.
+            make: Creates a session if there is none with this key.
+            takeover: Whether to cancel another connection that runs the session.
+
+        Raises:
+            LookupError: If there is no such session, and no `make`.
+            trio.BusyResourceError: If another connection runs the session, and `takeover` is False.
+            LinkLost: If a newer connection has adopted the session while this one was waiting.
         """
         self.forget_the_old()
         is_new = key not in self._entries
@@ -153,12 +169,15 @@ class Registry(Generic[KeyT, SessionT]):
             self._keep_or_drop(key, entry)
 
     async def _take_over(self, key: KeyT, entry: _Entry[SessionT]) -> None:
-        """Wait until no connection holds it; nothing can run between this and the moment when the caller does."""
+        """Cancel the connection that runs the session, and wait until its block has ended.
+
+        No other task runs between the end of this method and the moment when the caller adopts the session.
+        """
         mine = entry.newest = object()
         if entry.adopted is not None and entry.scope is not None:
             entry.adopted.was_replaced = True
             entry.scope.cancel()
-        entry.changed.unpark_all()  # a connection that waited before is not the newest any more
+        entry.changed.unpark_all()  # other waiting connections aren't the newest any more, so they must give up
         entry.waiting += 1
         has_it = False
         try:
@@ -173,7 +192,7 @@ class Registry(Generic[KeyT, SessionT]):
             raise LinkLost("a newer connection of the same session came", by="peer")
 
     def _keep_or_drop(self, key: KeyT, entry: _Entry[SessionT]) -> None:
-        """Keep a session that no connection holds or waits for as absent, or drop it if it was forgotten."""
+        """Make a session absent that no connection runs or waits for, or drop it if it was removed."""
         if entry.scope is not None or entry.waiting:
             return
         if entry.is_known:
@@ -182,21 +201,21 @@ class Registry(Generic[KeyT, SessionT]):
             del self._entries[key]
 
     def forget(self, key: KeyT) -> None:
-        """Drop a session; a connection that holds it is cancelled. `forgotten` is not called."""
+        """Remove a session and cancel the connection that runs it. `forgotten` isn't called."""
         entry = self._entries.get(key)
         if entry is None:
             return
         entry.is_known = False
         self._leave_absence(key, entry)
         if entry.scope is not None:
-            entry.scope.cancel()  # it has to leave before the key can be used again
+            entry.scope.cancel()  # the key can't be used again before this block has ended
         else:
             self._keep_or_drop(key, entry)
 
     # --- absence
 
     def reweigh(self, key: KeyT) -> None:
-        """Weigh a session again, if it is absent; it may be given up for that."""
+        """Update the size of a session if it is absent. If it is too large now, sessions are given up."""
         entry = self._absent.get(key)
         if entry is not None:
             self.absent_bytes -= entry.weight
@@ -214,7 +233,7 @@ class Registry(Generic[KeyT, SessionT]):
             self._give_up(key, entry, Forgotten.TOO_OLD)
 
     async def expire(self) -> None:
-        """Give up each absent session when its time is over; runs until it is cancelled."""
+        """Give up each absent session when it becomes too old. Runs until it is cancelled."""
         while True:
             self.forget_the_old()
             if not self._absent:
@@ -237,7 +256,7 @@ class Registry(Generic[KeyT, SessionT]):
             entry.weight = 0
 
     def _forget_the_many(self, key: KeyT, entry: _Entry[SessionT]) -> None:
-        if entry.weight > self._most_bytes:  # giving up others would not help
+        if entry.weight > self._most_bytes:  # it would be too large even if we gave up all other sessions
             self._give_up(key, entry, Forgotten.TOO_LARGE)
         while len(self._absent) > self._most or self.absent_bytes > self._most_bytes:
             why = Forgotten.TOO_MANY if len(self._absent) > self._most else Forgotten.TOO_LARGE

@@ -1,6 +1,12 @@
-"""Dialling again when a connection is lost: at once after a working connection, with pauses after failures.
+"""Reconnects when a connection is lost: immediately after a connection that worked, and with pauses after failures.
 
-The engine that survives is the caller's; this brings it one connection after another.
+`redial` is for clients whose sessions outlive a connection, such as those of Relink. It opens one connection after
+another, and passes each to the caller's function `run`, which runs the session over it. `muxkit.reconnecting`, which
+opens a new session for each connection, uses the same rules.
+
+- `Backoff` has the rules for the pauses.
+- `Outage` contains the reason why there is no connection at the moment, for the tasks that wait for one.
+- `OutageLog` writes the log lines about failed attempts.
 """
 
 from __future__ import annotations
@@ -19,11 +25,11 @@ from muxkit.runtime._errors import RETRIED_ERRORS, can_heal
 from muxkit.runtime._scope import close_at_once
 
 Dial = Callable[[], AbstractAsyncContextManager[trio.abc.Stream]]
-"""Returns a context manager that connects when it is entered and closes the connection when it is left."""
+"""A function that returns a context manager, which opens a connection, and closes it when the block ends."""
 
 
 class Ended(Enum):
-    """How one connection ended, as the caller's `run` sees it."""
+    """How one connection has ended. The caller's function `run` returns it."""
 
     DONE = "there is nothing left to do: no more dialling"
     WORKED = "it is gone, and it had brought the work forward: dial again at once"
@@ -31,18 +37,19 @@ class Ended(Enum):
 
 
 Run = Callable[[trio.abc.Stream], Awaitable[Ended | Exception]]
-"""Runs one connection to its end; an exception that it *returns* says why this connection counts as a failed attempt.
+"""A function that runs the session over one connection, until the connection ends.
 
-What it raises ends the dialling.
+It returns how the connection has ended, or an exception if the connection counts as a failed attempt. An exception that
+it raises ends `redial`.
 """
 
 OnFailed = Callable[[Exception, float], None]
-"""Told of each failed attempt: the reason, and the seconds until the next one."""
+"""A function that is called after each failed attempt, with the error and the seconds until the next attempt."""
 
 _log = logging.getLogger("muxkit")
 
-SHORTEST_SHOWN = 0.05  # s; a shorter pause would be shown as 0.0 s
-BRIEF_CONNECTIONS = 8  # that worked, in a row, before `breath` counts
+SHORTEST_SHOWN = 0.05  # seconds; a shorter pause would be logged as 0.0 s
+BRIEF_CONNECTIONS = 8  # number of brief connections in a row after which `breath` applies
 
 
 def _seconds(default: float) -> float:
@@ -51,7 +58,7 @@ def _seconds(default: float) -> float:
 
 
 class _ModuleRandom(random.Random):
-    """Draws what the module `random` draws, so that `random.seed` repeats the pauses of a program."""
+    """Returns the numbers of the module `random`, so that a program can repeat its pauses with `random.seed`."""
 
     def random(self) -> float:
         return random.random()
@@ -62,53 +69,53 @@ class _ModuleRandom(random.Random):
 
 @attrs.frozen(kw_only=True)
 class Backoff:
-    """How long to wait after a failed attempt: `least` and a random part, whose bound doubles up to `most` in all.
+    """The pauses after failed attempts. All times are in seconds.
 
-    Times in seconds. The random part begins at 0 ("full jitter"), so clients that lost the same server do not come
-    back together.
+    A pause is the sum of `least` and a random number. The random number is between 0 and a maximum that doubles with
+    each failure ("full jitter"). So clients that have lost the same server don't all reconnect at the same time.
     """
 
     first: float = _seconds(0.1)
-    """The bound of the random part after the first failure in a row."""
+    """The maximum of the random part after the first failure."""
     most: float = _seconds(30.0)
-    """No wait is longer."""
+    """The longest possible pause."""
     least: float = _seconds(0.0)
-    """No wait is shorter; for protocols that say so."""
+    """The shortest possible pause, for protocols that demand one."""
     stable: float = _seconds(30.0)
-    """A connection that held so long resets the count of failures."""
+    """A connection that has lasted this long resets the number of failures."""
     brief: float = _seconds(1.0)
-    """A connection that was only lost, sooner than this, counts as a failure: otherwise a server that hangs up on
-    every client would be dialled without a pause."""
+    """A connection that was lost sooner than this counts as a failure. Otherwise, a client would reconnect without a
+    pause to a server that hangs up on every client."""
     random: random.Random = attrs.field(factory=_ModuleRandom, eq=False, repr=False)
-    """Where the random part comes from; a seeded one repeats it, and so does `random.seed`."""
+    """The source of the random numbers. Use a seeded one to get the same pauses each time."""
 
     def __attrs_post_init__(self) -> None:
         if self.most < self.least:
             raise ValueError(f"Backoff(most={self.most}) is below least={self.least}")
 
     def wait(self, failures: int) -> float:
-        """Return the seconds to wait after the n-th failure in a row, counted from 1."""
-        # 2.0 ** 64 doublings are more than any bound, and far from an overflow.
+        """Return the pause after this number of failures in a row, which is at least 1."""
+        # After 64 doublings the maximum is larger than any `most`, and the number can't overflow.
         bound = min(self.most - self.least, self.first * 2.0 ** min(failures - 1, 64))
         return self.least + self.random.uniform(0.0, bound)
 
 
 @attrs.define
 class Outage:
-    """What went wrong lately; given to `redial`, and read by tasks that wait for a connection."""
+    """The recent failures of `redial`, for tasks that wait for a connection."""
 
     failures: int = 0
-    """Failed attempts since a connection last was stable."""
+    """The number of failed attempts since the last connection that lasted for `Backoff.stable`."""
     last: Exception | None = None
-    """Why there is no connection; None if nothing failed since the last good one."""
+    """The error of the last attempt, or None if the last connection worked."""
 
     def over(self) -> None:
-        """Call this when a connection is known to work: earlier failures explain nothing any more."""
+        """Forget the last error, because a connection works."""
         self.last = None
 
     @contextmanager
     def fail_after(self, seconds: float) -> Iterator[trio.CancelScope]:
-        """`trio.fail_after`, whose TooSlowError has the last failure as its cause."""
+        """Limit the time of a block like `trio.fail_after`. The last failure is the cause of the `TooSlowError`."""
         with trio.CancelScope(deadline=trio.current_time() + seconds) as scope:
             yield scope
         if scope.cancelled_caught:
@@ -117,7 +124,10 @@ class Outage:
 
 
 class OutageLog:
-    """Logs an outage: a WARNING for its first failure and for each doubling, DEBUG for the others."""
+    """Logs the failed attempts of an outage.
+
+    The first failure is a WARNING, and so is one each time that the outage has doubled in length. The others are DEBUG.
+    """
 
     def __init__(self, what: str, *, patience: float | None = None) -> None:
         self._what = what
@@ -126,7 +136,7 @@ class OutageLog:
         self._next = 0.0  # seconds of outage after which the next warning is due
 
     def failed(self, error: Exception, pause: float) -> None:
-        """An attempt failed; the next one follows after `pause` seconds."""
+        """Log a failed attempt. The next attempt follows after `pause` seconds."""
         now = trio.current_time()
         if self._began is None:
             self._began = now
@@ -145,7 +155,7 @@ class OutageLog:
         _log.log(level, "%s: %s; %s (%s)", self._what, what, when, self._limit)
 
     def over(self) -> None:
-        """There is a connection again."""
+        """Log that there is a connection again, if there was an outage."""
         if self._began is not None:
             # log: The outage is over.
             _log.info("%s: connected again after %.0f s", self._what, trio.current_time() - self._began)
@@ -161,16 +171,27 @@ async def redial(
     outage: Outage | None = None,
     breath: float = 0.0,
 ) -> None:
-    """Dial and `run` one connection after another, until `run` says that all is done.
+    """Open one connection after another and run each, until `run` returns `Ended.DONE`.
 
-    It has no deadline of its own: cancel it, or put `outage.fail_after` around it. Failed attempts are repeated if
-    `can_heal` says so. Every other error of `dial` and all that `run` raises come out as they are. A connection is
-    closed, at the latest, when its `run` is over, and the next is dialled only then. `breath` bounds the random pause,
-    in seconds, that follows each connection that worked when more than 8 in a row were shorter than `Backoff.brief`.
+    A connection is closed when its `run` has returned, before the next one is opened. There is no time limit. Cancel
+    this function to stop it, or use it inside `outage.fail_after`.
+
+    Args:
+        dial: Opens a connection.
+        run: Runs the session over a connection.
+        backoff: The pauses after failed attempts.
+        on_failed: Called after each failed attempt.
+        outage: Updated with the failures.
+        breath: If more than 8 connections in a row have worked, but were shorter than `Backoff.brief`, each is followed
+            by a random pause of at most this many seconds.
+
+    Raises:
+        Exception: An error of `dial`, or one that `run` returned, that another attempt wouldn't heal (see `can_heal`).
+            Errors that `run` raises.
     """
     policy = backoff or Backoff()
     trouble = outage or Outage()
-    short = 0  # working connections in a row that were brief
+    short = 0  # number of connections in a row that worked but were brief
     while True:
         connected, ended, lived = await _attempt(dial, run)
         if connected and lived >= policy.stable:
@@ -195,7 +216,11 @@ async def redial(
 
 
 async def _attempt(dial: Dial, run: Run) -> tuple[bool, Ended | Exception, float]:
-    """Run one connection; return whether there was one, how it ended or why it failed, and the seconds it lived."""
+    """Open and run one connection.
+
+    Returns:
+        True if a connection was opened, how it ended or the error, and how many seconds it lasted.
+    """
     ended: Ended | Exception | None = None
     ran = False
     began = over = trio.current_time()
@@ -206,14 +231,14 @@ async def _attempt(dial: Dial, run: Run) -> tuple[bool, Ended | Exception, float
             ended = await run(stream)
             over = trio.current_time()
             if ended is not Ended.DONE:
-                # Without a goodbye to a peer that is gone, which could take its time.
+                # Close the stream without waiting, because the peer may not answer any more.
                 await close_at_once(stream)
     except RETRIED_ERRORS as error:
         if not ran:
             return False, error, 0.0
         if ended is None:
-            raise  # it is what `run` raised
-        # Trouble with closing changes nothing about how it went.
+            raise  # `run` has raised the error
+        # The error occurred while the connection was closed, so it doesn't matter.
     if ended is None:
         raise RuntimeError("dial swallowed an error that ended a connection")
     return True, ended, over - began
