@@ -1,12 +1,14 @@
-"""Aqueduct over one byte stream: frames that carry streams with their own credit, resets, stops and datagrams.
+"""The carrier, which runs Aqueduct over one byte stream.
 
-Aqueduct is made for QUIC. Over a byte stream the carrier does what QUIC does otherwise: it numbers streams, limits how
-many of them and how many bytes on each may be sent, and says why a connection ends. It is a `StreamEngine` around an
-`Engine`. docs/reference/aqueduct-carrier.md describes the framing.
+Aqueduct is designed for QUIC. Over a byte stream, such as TCP, the carrier does what QUIC would do: it multiplexes
+numbered streams and datagrams, limits the number of streams, grants credit for each stream, and transmits resets and
+the reason for the end of the connection. A `Carrier` is a `StreamEngine` that contains an Aqueduct `Engine`.
+docs/reference/aqueduct-carrier.md describes the framing.
 
-The windows of streams follow the path (`core.receive_windows`), for which the carrier needs the round trip. The framing
-has no ping. But a peer that has used up all credit of a stream waits for more, so the time between the next grant and
-the next bytes of that stream is a round trip. A new stream with more than `FIRST_CREDIT` bytes gives such a sample.
+The sizes of the streams' windows depend on the round-trip time (`muxkit.core.receive_windows`), but the framing has no
+pings. We measure the round-trip time with grants instead. When a peer that has used up its credit gets a grant, it can
+send again, and its next bytes arrive one round trip later. A new stream with more than `FIRST_CREDIT` bytes gives such
+a sample.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The Aqueduct engine: streams, datagrams and commands go in, events, streams and datagrams to send come out.
+"""The Aqueduct engine: one side of a connection, without I/O.
 
-How channels live is described in `state`. This module is the face of the engine: what the link brings and takes, and
-the commands that aren't those of one half. Messages are sent and received on the halves (`send`, `receive`).
+The bytes of streams, datagrams and the session's commands go in. Events, and the bytes and datagrams to send, come out.
+This module has the interface for the link, and the commands that don't concern a single channel. The commands for
+sending and receiving messages are methods of the halves (`send` and `receive`). The module `state` explains how
+channels begin and end.
 """
 
 from __future__ import annotations
@@ -27,16 +29,23 @@ from muxkit.protocols.aqueduct.receive import EngineReceiver
 from muxkit.protocols.aqueduct.send import EngineSender, Ticket
 from muxkit.protocols.aqueduct.state import State, Timer
 
-CHANNEL_PRICE: Final = 5 * 1024  # bytes of memory for a half, its session objects and a share of a task that handles it
+CHANNEL_PRICE: Final = 5 * 1024  # bytes of memory for a half, its session objects and its share of a handler's task
 
 
 class Engine(MuxEngine):
-    """One end of an Aqueduct connection; a `MultistreamEngine`.
+    """One side of an Aqueduct connection. It implements the interface `muxkit.core.MultistreamEngine`.
 
-    `receive_*` and `handle_deadline` return what happened. `events` returns what commands and writing caused. A command
-    either does all of its work, or raises `LocalProtocolError` and changes nothing. The application has to count every
-    `Arrived` message as consumed, or the credit of its stream is never renewed, and to `accept` every half that it
-    takes. `clock` gives the time to commands.
+    A command that raises `LocalProtocolError` has changed nothing. The session must pass every `Arrived` message to
+    `EngineReceiver.consumed`, or the engine grants no new credit. It must call `accept` for every half that the
+    application takes.
+
+    Args:
+        role: Whether this side is the client or the server.
+        config: The settings of the protocol.
+        headers: The connection headers of this side.
+        limits: Limits for memory, time and numbers of channels.
+        observer: Receives notifications about the frames.
+        clock: Commands read the time from this clock.
     """
 
     def __init__(
@@ -69,7 +78,7 @@ class Engine(MuxEngine):
         self.state.now = now
         self.state.deadlines.set(Timer.HANDSHAKE, now + self.limits.handshake)
 
-    # --- what a session asks
+    # --- properties for the session
 
     @property
     def over(self) -> bool:

@@ -1,12 +1,15 @@
-"""What the two halves of a channel have in common inside the engine.
+"""The base class of the two kinds of halves in an Aqueduct engine.
 
-A half exists from the moment at which this side makes it, or at which the first frame about it comes. It gets to the
-application on its own way: our own half immediately, and a half that the peer made with the message that carries it,
-which may come before or after the messages of the half. So a half is complete without the other one and without an
-owner, and `taken` says whether the application has it.
+An Aqueduct channel has one direction. One side has its sender (`EngineSender`), the other its receiver
+(`EngineReceiver`), and this module calls both *halves*. The side that creates a channel keeps one half. It sends the
+other half to the peer inside a message, as an *attachment*.
 
-To tell the two kinds apart, code asks for `type(half) is EngineSender`. Both are implementations of a
-`typing.Protocol`, for which an `isinstance` that fails is a call in Python, and each channel needs dozens of these.
+If the peer has created the channel, we create our half when its first frame arrives. That may be before the message
+with the attachment arrives, because Aqueduct's streams may overtake each other. So a half can exist, and receive
+messages, although the application doesn't have it yet. `taken` is True once the application has it.
+
+To distinguish the classes, we use `type(half) is EngineSender` instead of `isinstance`. Both classes derive from a
+`typing.Protocol`, so that an `isinstance` whose result is False is slow, and each channel needs dozens of these tests.
 """
 
 from __future__ import annotations
@@ -24,22 +27,22 @@ if TYPE_CHECKING:
 
 
 class Outcome(Enum):
-    """How a half ended."""
+    """How a half has ended."""
 
     FINISHED = "finished"
-    """Everything was sent and came."""
+    """The sender has finished, and all its messages were received or reported as missing."""
     CANCELLED = "cancelled"
-    """The sender gave up."""
+    """The sender has cancelled the channel, so messages may be missing."""
     NO_RECEIVER = "no receiver"
-    """The receiver was closed before everything had come. Reported at the sender's side only."""
+    """The receiver was closed before all messages had arrived. Only the sender's side reports this."""
     LOST_IN_TRANSIT = "lost in transit"
-    """The message that carried the channel did not arrive, so the channel never reached the other side."""
+    """The channel has never reached the other side, because the message with the attachment didn't arrive."""
     FORGOTTEN = "forgotten"
-    """The side that made the channel has discarded it, most often because it was lost in transit."""
+    """The side that created the channel has discarded it, usually because it was lost in transit."""
 
 
 class EngineHalf:
-    """One half of a channel. Its `id` is None until the other half was handed over to a message."""
+    """One half of a channel. Its `id` is None until the other half was attached to a message."""
 
     __slots__ = (
         "attached",
@@ -64,17 +67,17 @@ class EngineHalf:
         self.transit: Transit = transit
         self.outcome: Outcome | None = None
         self.taken: bool = False
-        """The application has the session's half."""
+        """True once the application has this half."""
         self.is_spent: bool = False
-        """The other half was handed over, or can't be handed over any more."""
+        """True if the other half was attached to a message, or can't be attached any more."""
         self.attached: bool = False
-        """The message that brings the half to the other side was sent, or has come from there."""
+        """True if the message with the attachment was sent by this side, or has arrived from the peer."""
         self.has_news: bool = False
-        """An event reports the end of the half, and the session hasn't handled it yet."""
+        """True while the session hasn't handled the event that reports the end of this half."""
         self.flush: bool = False
-        """Acks or counts of datagrams may be written now."""
+        """True if acks, or counts of datagrams, may be written now."""
         self.main: OutStream | None = None
-        """The stream for everything but unordered messages, once there is one."""
+        """The stream for everything except unordered messages, or None if it isn't needed yet."""
 
     @property
     def label(self) -> str:
@@ -87,19 +90,19 @@ class EngineHalf:
 
     @property
     def is_live(self) -> bool:
-        """True while the peer may know of the half and it hasn't ended."""
+        """True if the peer may know the channel, and neither this half nor the connection has ended."""
         return not (self.id is None or self.state.over or self.outcome is not None)
 
     def route(self) -> bytes:
         """Return the frame with which a stream of this channel begins."""
-        assert self.id is not None  # nothing is written before the other half is handed over
+        assert self.id is not None  # nothing is written before the other half is attached to a message
         return frames.encode_frame(frames.RouteTo(self.id))
 
     def stream(self) -> OutStream:
-        """Return the stream for everything but unordered messages; it is made when it is first needed."""
+        """Return the stream for everything except unordered messages, and create it if necessary."""
         raise NotImplementedError
 
     def check_handed_over(self) -> None:
-        """Raise `LocalProtocolError` if the other half wasn't sent, so the peer knows nothing of the channel."""
+        """Raise `LocalProtocolError` if the other half wasn't attached to a message, so the peer doesn't know it."""
         if self.id is None:
             raise LocalProtocolError("the other half of this channel has not been sent yet; attach its ticket first")

@@ -1,7 +1,8 @@
-"""The handshake: VERSION, ACK_VERSION and CONNECTION_HEADERS, each of which both sides send.
+"""The handshake of an Aqueduct connection.
 
-Every sequence of frames begins with VERSION until the peer has sent ACK_VERSION and its connection headers. Frames of
-channels that come before the peer's connection headers wait (`reader`).
+Each side sends three frames: VERSION, ACK_VERSION and CONNECTION_HEADERS. Streams and datagrams may arrive in any
+order, so each side begins every stream and every datagram with VERSION, until the peer has sent ACK_VERSION and its
+connection headers. Frames of channels that arrive before the peer's connection headers wait in the `reader`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from muxkit.protocols.aqueduct.streams import OutStream
 
 
 class Handshake:
-    """What was said and heard of the handshake."""
+    """The state of the handshake, and the frames that this side sends for it."""
 
     def __init__(self, state: State, headers: bytes) -> None:
         self.is_connected: bool = False
-        """The peer's connection headers have come."""
+        """True once the peer's connection headers have arrived."""
         self.sent_ack_version: bool = False
         self._state = state
         self._headers = headers
@@ -47,14 +48,14 @@ class Handshake:
                 self.is_connected = True
                 state.deadlines.stop(Timer.HANDSHAKE)
                 if state.role is frames.Role.SERVER:
-                    # A peer that takes each sequence in order holds ACK_VERSION back until it has our headers.
+                    # A peer that processes the frames of a stream in order must find our headers before ACK_VERSION.
                     self._send(self._headers, first=True)
                 state.events.append(Connected(headers))
         if self._version_acked and self.is_connected:
             state.streams.prefix = b""
 
     def _send(self, frame: bytes, *, first: bool = False) -> None:
-        """Queue a frame, in front of those that are not written yet or after them."""
+        """Queue a frame. With `first`, it comes before the frames that aren't written yet, otherwise after them."""
         stream = self._stream
         if stream is not None and stream.id is None and not stream.ended:
             stream.pending.insert(0 if first else len(stream.pending), frame)

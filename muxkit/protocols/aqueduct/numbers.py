@@ -1,8 +1,9 @@
-"""Message numbers: which ones are unanswered at the sender, and which ones have come at the receiver.
+"""Sets of message numbers: those that are unanswered at the sender, and those that have arrived at the receiver.
 
-Streams and datagrams number the messages of a channel separately, each from 0. A peer chooses the numbers that it
-sends and acks, so nothing here takes time or memory in proportion to the size of a number. The cost depends on how many
-runs of numbers there are, and `Config.gaps` bounds those.
+The messages of a channel that are sent in streams, and those that are sent in datagrams, are numbered separately, from
+0. The peer chooses the numbers that it sends and acks. So nothing in this module takes time or memory in proportion to
+the size of a number. Numbers are stored as runs of consecutive numbers, and `Config.gaps` limits how many runs there
+are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ RecordT = TypeVar("RecordT")
 
 
 def acked_ranges(varints: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges that an ACK_RELIABLE acks, as (first, last). Gaps and lengths alternate; a gap comes first."""
+    """Yield the ranges in an ACK_RELIABLE frame, as (first, last). The frame contains a gap and a length for each."""
     at = 0
     for gap, length in zip(varints[::2], varints[1::2], strict=True):
         at += gap
@@ -27,7 +28,7 @@ def acked_ranges(varints: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def ack_varints(ranges: Ranges) -> list[int]:
-    """Encode ranges as the varints of an ACK_RELIABLE."""
+    """Return the gaps and lengths for the ranges of an ACK_RELIABLE frame. The opposite of `acked_ranges`."""
     varints, at = [], 0
     for first, last in ranges:
         varints += [first - at, last - first + 1]
@@ -36,16 +37,18 @@ def ack_varints(ranges: Ranges) -> list[int]:
 
 
 class Flight(Generic[RecordT]):
-    """Sent numbers without an answer, with a record for each one that a receipt or an attachment depends on.
+    """The numbers of unanswered messages.
 
-    The numbers are kept as runs. So a message without a record takes no memory, as long as the peer acks in order.
+    A message with a receipt or an attachment has a record. A message without a record takes hardly any memory, as long
+    as the peer acks in order, because the numbers are stored as runs.
     """
 
     __slots__ = ("_count", "_records", "_runs")
 
     def __init__(self) -> None:
         self._count = 0
-        self._runs: list[int] = []  # the first and the last number of each run, in turn; one list takes less memory
+        # The first and the last number of each run, alternately. One list takes less memory than a list of pairs.
+        self._runs: list[int] = []
         self._records: dict[int, RecordT] = {}
 
     def __len__(self) -> int:
@@ -53,11 +56,11 @@ class Flight(Generic[RecordT]):
 
     @property
     def kept(self) -> int:
-        """What takes memory: records and runs of numbers."""
+        """The number of records and runs, which is a measure of the memory used."""
         return len(self._records) + len(self._runs) // 2
 
     def add(self, number: int, record: RecordT | None) -> None:
-        """Add a number above all earlier ones."""
+        """Add a number, which must be larger than all earlier ones."""
         self._count += 1
         if self._runs and self._runs[-1] == number - 1:
             self._runs[-1] = number
@@ -68,7 +71,7 @@ class Flight(Generic[RecordT]):
 
     def take(self, first: int, last: int) -> list[RecordT]:
         """Remove the numbers from `first` to `last`, and return their records."""
-        # The runs of which at least one number is in the range; bounds of runs that only touch it are outside.
+        # The positions of the runs that have at least one number in the range.
         begin, end = bisect_left(self._runs, first) // 2 * 2, (bisect_right(self._runs, last) + 1) // 2 * 2
         touched = self._runs[begin:end]
         taken: list[RecordT] = []
@@ -99,17 +102,19 @@ class Flight(Generic[RecordT]):
 
 
 class ReliableNumbers:
-    """The numbers of messages that came in streams, and the acks that are owed for them."""
+    """The numbers of the messages that have arrived in streams, and those that we haven't acked yet (`owed`)."""
 
     __slots__ = ("got", "owed", "total")
 
     def __init__(self, gaps: int) -> None:
         self.got: Ranges = Ranges(gaps)
-        # An owed range ends at a number that was acked before or is missing, so there are at most twice as many.
+        # A range in `owed` ends at a number that was acked before or is missing. So there are at most twice as many
+        # ranges as in `got`.
         self.owed: Ranges = Ranges(2 * gaps + 2)
-        self.total: int | None = None  # how many messages there are, once the sender has finished
+        self.total: int | None = None  # the number of messages, or None until the sender has finished
 
     def check(self, number: int) -> None:
+        """Raise `RemoteProtocolError` if the peer may not send a message with this number."""
         if self.total is not None and number >= self.total:
             raise RemoteProtocolError(
                 f"message {number} on a channel that finished with {self.total}", rule="aqueduct-S08"
@@ -118,34 +123,34 @@ class ReliableNumbers:
             raise RemoteProtocolError(f"message {number} came a second time", rule="aqueduct-S08")
 
     def arrived(self, number: int) -> None:
-        """Record a number that `check` has passed; an ack is owed for it."""
+        """Record that a message has arrived. `check` must have accepted its number."""
         self.got.add(number)
         self.owed.add(number)
 
     @property
     def is_complete(self) -> bool:
-        """True once the sender has finished and every message that it sent in a stream has come."""
+        """True once the sender has finished, and all messages that it sent in streams have arrived."""
         if self.total is None:
             return False
         return self.total == 0 or (len(self.got) == 1 and next(iter(self.got)) == (0, self.total - 1))
 
     def take_acks(self) -> list[int]:
-        """Return the varints of the ACK_RELIABLE that is owed. Nothing is owed after that."""
+        """Return the content of the next ACK_RELIABLE frame, and clear `owed`."""
         varints = ack_varints(self.owed)
         self.owed.discard_below((self.owed.highest or 0) + 1)
         return varints
 
 
 class UnreliableNumbers:
-    """The numbers of messages that came in datagrams. It always holds that reported ≤ due ≤ known."""
+    """The numbers of the messages that have arrived in datagrams. Always, reported ≤ due ≤ known."""
 
     __slots__ = ("_got", "due", "known", "reported")
 
     def __init__(self, gaps: int) -> None:
         self._got = Ranges(gaps)
-        self.reported: int = 0  # all numbers below were acked or nacked
-        self.due: int = 0  # all numbers below may be reported now
-        self.known: int = 0  # all numbers below have been sent
+        self.reported: int = 0  # all smaller numbers were acked or nacked
+        self.due: int = 0  # all smaller numbers may be acked or nacked now
+        self.known: int = 0  # the peer has announced that it has sent all smaller numbers
 
     @property
     def any(self) -> bool:
@@ -153,11 +158,14 @@ class UnreliableNumbers:
         return self.known > 0 or len(self._got) > 0
 
     def is_new(self, number: int) -> bool:
-        """Return True for a number that has neither come nor been nacked."""
+        """Return True if the message with this number hasn't arrived and wasn't nacked."""
         return number >= self.reported and number not in self._got
 
     def arrived(self, number: int) -> bool:
-        """Record a number; return False if it is known, nacked, or would open one gap too many."""
+        """Record that a message has arrived. Return False if it must be dropped.
+
+        That is the case if it has arrived before, if it was nacked, or if there would be too many gaps.
+        """
         if not self.is_new(number):
             return False
         try:
@@ -167,7 +175,7 @@ class UnreliableNumbers:
         return True
 
     def take_report(self) -> list[int]:
-        """Return the varints of the ACK_NACK_UNRELIABLE that is due. Acked and nacked lengths alternate."""
+        """Return the content of the ACK_NACK_UNRELIABLE frame that is due: lengths to ack and to nack, alternately."""
         varints, at = [], self.reported
         for first, last in self._got.missing(self.reported, self.due - 1):
             varints += [first - at, last - first + 1]

@@ -1,14 +1,16 @@
-"""The streams and datagrams of the peer, cut into frames.
+"""Parses the streams and datagrams of the peer.
 
-Bytes of a stream may come in any pieces. An `IncomingStream` keeps the bytes of its unfinished frame and parses the
-rest. A frame may have to wait: until the peer's connection headers have come, or until the application has read other
-messages (`unread`). Then the stream is *held back* from that frame on, and `resume` goes on with it.
+The bytes of a stream may arrive in any pieces. An `IncomingStream` parses the complete frames, and keeps the bytes of
+the last, incomplete frame. A frame may have to wait: until the peer's connection headers have arrived, or until the
+application has read other messages (see the module `unread`). The stream is then *held back*, and `resume` continues
+with that frame.
 
-A frame that doesn't fit the window of its stream needs credit that the window doesn't give. It borrows that from
-`Reassembly`, always as much as the whole frame may still need, so that no two frames wait for each other with half of
-their credit. The loan is repaid when the application has consumed the message.
+A frame that is larger than the window of its stream needs more credit than the window grants. The stream borrows the
+missing credit from `Reassembly`. It always borrows as much as the whole frame may need. Otherwise, two frames could
+each have half of the credit, and wait for each other forever. The loan is repaid when the application has consumed the
+message.
 
-A datagram is a whole sequence of frames, with message numbers of its own.
+A datagram contains complete frames. Its messages are numbered separately from those in streams.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from muxkit.protocols.aqueduct.rules import Rules
 from muxkit.protocols.aqueduct.send import EngineSender, SingleMessage
 from muxkit.protocols.aqueduct.state import State, Timer
 
-NOTHING: Final = Pieces()  # shared; nothing is ever put into it
-HEAD_MOST: Final = 64  # bytes of a message frame in addition to the message: tag, number and lengths
+NOTHING: Final = Pieces()  # a shared placeholder, which must stay empty
+HEAD_MOST: Final = 64  # maximum size of the tag, the number and the lengths in a message frame
 
 
 class Phase(Enum):

@@ -1,8 +1,9 @@
-"""The receiving half of a channel: which messages have come, and the acks and reports that are owed for them.
+"""The receiving half of a channel: which messages have arrived, and the acks for them.
 
-A message from a stream is acked `Config.flush_delay` after it came. About datagrams the peer says how many it has sent,
-and after `report_delay` this side reports which of them came. The half ends with CLOSE_RECEIVER, once the sender has
-finished and every message has come or is reported missing, or when the application wants no more.
+A message from a stream is acked `Config.flush_delay` seconds after it has arrived. For datagrams, the peer announces
+how many it has sent (SENT_UNRELIABLE), and after `State.report_delay` this side reports which of them have arrived. The
+half ends with CLOSE_RECEIVER, when the sender has finished and all messages have arrived or were reported as missing,
+or when the application doesn't want more messages.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
     from muxkit.protocols.aqueduct.events import Arrived
     from muxkit.protocols.aqueduct.state import State
 
-DATAGRAM_COST: Final = 256  # bytes that a message from a datagram counts in addition to its own
-# Consumed bytes that are worth a write of their own. The link sends a grant for half of the smallest window at the
-# earliest, so a write for fewer bytes would find nothing to send.
+DATAGRAM_COST: Final = 256  # bytes that a message from a datagram counts in addition to its payload
+# We request a write after the application has consumed this many bytes. The link grants credit only after half of the
+# smallest window was consumed, so a write after fewer bytes would have nothing to send.
 WORTH_A_GRANT: Final = 1024
 
 
 class EngineReceiver(EngineHalf, Receiver["Arrived"]):
-    """The half that receives."""
+    """The receiving half of a channel."""
 
     __slots__ = ("_consumed", "_counts_on", "_reports", "held", "reliable", "unread", "unread_messages", "unreliable")
 
@@ -42,12 +43,14 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
         self.reliable: ReliableNumbers = ReliableNumbers(state.config.gaps)
         self.unreliable: UnreliableNumbers = UnreliableNumbers(state.config.gaps)
         self.unread: int = 0
-        """What messages from datagrams that weren't consumed cost together."""
+        """The bytes that unconsumed messages from datagrams count, including `DATAGRAM_COST` for each."""
         self.unread_messages: int = 0
-        """Messages from streams that weren't consumed."""
-        self._consumed = 0  # bytes since `consumed` returned True
-        self._counts_on: StreamId | None = None  # the stream that brings SENT_UNRELIABLE
-        self._reports: deque[tuple[float, float, int]] = NO_QUEUE  # (begun, due, numbers below)
+        """The number of unconsumed messages from streams."""
+        self._consumed = 0  # number of bytes consumed since `consumed` last returned True
+        self._counts_on: StreamId | None = None  # the stream on which the peer sends SENT_UNRELIABLE
+        # The reports about datagrams that aren't due yet: when we began to collect them, when they are due, and the
+        # message number up to which they report.
+        self._reports: deque[tuple[float, float, int]] = NO_QUEUE
 
     # --- commands
 
@@ -61,7 +64,7 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
         return False
 
     def _consume(self, message: Arrived) -> bool:
-        """Count a message as taken, harmless the second time; return True if other messages may come because of it."""
+        """Count a message as consumed, unless it was counted before. Return True if other messages may arrive now."""
         cost, loan = message.cost, message.loan
         if not cost:
             return False
@@ -87,7 +90,7 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
         return True
 
     def stop(self, reason: Reason) -> None:
-        """Accept no more messages; the half ends immediately. Aqueduct can't say why."""
+        """Accept no more messages. The half ends immediately. Aqueduct can't transmit the reason."""
         if self.id is None:
             self.is_spent = True
         elif self.is_live:
@@ -97,7 +100,7 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
     # --- messages
 
     def check_message(self, number: int, *, unreliable: bool) -> None:
-        """Raise `RemoteProtocolError` if no message of this number may come; changes nothing."""
+        """Raise `RemoteProtocolError` if the peer may not send a message with this number. This changes nothing."""
         if self.oneshot:
             another = self.reliable.got.highest is not None if unreliable else self.unreliable.any
             if number or another:
@@ -108,7 +111,10 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
             self.reliable.check(number)
 
     def has_room(self, cost: int) -> bool:
-        """Return True if a datagram may wait here. Datagrams have no credit, so others count as not received."""
+        """Return True if there is room to keep the message of a datagram for the application.
+
+        The peer needs no credit for datagrams, so one for which there is no room is treated as lost.
+        """
         limits = self.state.limits
         return (
             self.unread + cost <= self.state.short_window
@@ -116,7 +122,7 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
         )
 
     def deliver(self, message: Arrived) -> None:
-        """Report a message, together with the one before it if that is the newest event and for this half, too."""
+        """Report a message. If the newest event is also for this half, the message is added to that event."""
         self.held += len(message.payload)
         events = self.state.events
         last = events[-1] if events else None
@@ -128,7 +134,7 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
     # --- counts, reports and the end
 
     def check_counts(self, count: int, stream: StreamId) -> None:
-        """Raise `RemoteProtocolError` if a SENT_UNRELIABLE with this count may not come in this stream."""
+        """Raise `RemoteProtocolError` if the peer may not send SENT_UNRELIABLE with this count in this stream."""
         if self._counts_on not in (None, stream):
             raise RemoteProtocolError(
                 f"SENT_UNRELIABLE on stream {stream} after stream {self._counts_on}", rule="aqueduct-A12"
@@ -138,7 +144,10 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
             raise RemoteProtocolError(f"{known} datagrams sent on a oneshot channel", rule="aqueduct-E26")
 
     def count_sent(self, count: int, stream: StreamId) -> float | None:
-        """Record that the peer has sent `count` more datagrams; return the time of the first report, if it is new."""
+        """Record that the peer has sent `count` more datagrams.
+
+        Returns the time when the report is due, or None if the time of the next report hasn't changed.
+        """
         self._counts_on = stream
         if not count:
             return None
@@ -147,7 +156,7 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
         due = now + self.state.report_delay
         was_idle = not self._reports
         if self._reports and now - self._reports[-1][0] < self.state.config.flush_delay:
-            # Counts that come shortly after one another are reported together, when the last of them are due.
+            # Combine this report with one that has begun shortly before.
             begun, _, _ = self._reports.pop()
             self._reports.append((begun, due, known))
         else:
@@ -156,7 +165,7 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
         return due if was_idle else None
 
     def check_finish(self, total: int, stream: StreamId) -> None:
-        """Raise `RemoteProtocolError` if a FINISH_SENDER with this total may not come in this stream."""
+        """Raise `RemoteProtocolError` if the peer may not send FINISH_SENDER with this total in this stream."""
         if self.reliable.total is not None:
             raise RemoteProtocolError("FINISH_SENDER a second time", rule="aqueduct-S12")
         if self._counts_on not in (None, stream):
@@ -172,34 +181,34 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
             )
 
     def report_due(self, now: float) -> bool:
-        """Return True if there is something to report by now."""
+        """Return True if a report is due."""
         while self._reports and self._reports[0][1] <= now:
             self.unreliable.due = self._reports.popleft()[2]
-        return self._owes_report
+        return self._has_report
 
     @property
     def next_report(self) -> float | None:
-        """When the next report is due."""
+        """The time when the next report is due, or None if none is waiting."""
         return self._reports[0][1] if self._reports else None
 
     @property
     def waiting_reports(self) -> int:
-        """How many reports wait until they are due."""
+        """The number of reports that aren't due yet."""
         return len(self._reports)
 
     @property
     def is_complete(self) -> bool:
-        """True once the sender has finished, and every message has come or may be reported now."""
+        """True once the sender has finished, and every message has arrived or may be reported as missing now."""
         return self.reliable.is_complete and self.unreliable.due == self.unreliable.known
 
     # --- the stream
 
     @property
-    def _owes_report(self) -> bool:
+    def _has_report(self) -> bool:
         return self.unreliable.due > self.unreliable.reported
 
     def stream(self) -> OutStream:
-        """Return the stream of acks, reports and CLOSE_RECEIVER."""
+        """Return the stream for acks, reports and CLOSE_RECEIVER, and create it if necessary."""
         if self.main is None:
             main = OutStream([self.route()], source=self, urgent=True)
             self.main: OutStream | None = main
@@ -207,27 +216,30 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
         return self.main
 
     def has_frames(self) -> bool:
-        return (self.flush and len(self.reliable.owed) > 0) or self._owes_report
+        return (self.flush and len(self.reliable.owed) > 0) or self._has_report
 
     def fill(self, stream: OutStream) -> None:
         if len(self.reliable.owed):
             self.flush: bool = False
             stream.pending.append(frames.encode_frame(frames.AckReliable(self.reliable.take_acks())))
             self.state.frame_written("ACK_RELIABLE", self.id)
-        elif self._owes_report:
+        elif self._has_report:
             field = self.id if self.state.config.channel_field else None
             stream.pending.append(frames.encode_frame(frames.AckNackUnreliable(self.unreliable.take_report(), field)))
             self.state.frame_written("ACK_NACK_UNRELIABLE", self.id)
 
     def pulled(self, stream: OutStream) -> None:
-        """Do nothing: no task waits until acks are written."""
+        """Do nothing, because no task waits until acks are written."""
 
     def write_close(self) -> OutStream | None:
-        """Append what is owed and CLOSE_RECEIVER to the stream of the acks, which outlives this half."""
+        """Append the remaining acks and reports, and CLOSE_RECEIVER, to the stream, which outlives this half.
+
+        Returns the stream, or None if the peer has stopped it.
+        """
         stream = self.stream()
-        if stream.ended:  # the peer stopped it
+        if stream.ended:
             return None
-        while len(self.reliable.owed) or self._owes_report:
+        while len(self.reliable.owed) or self._has_report:
             self.fill(stream)
         stream.pending.append(frames.encode_frame(frames.CloseReceiver()))
         stream.source, stream.fin = None, True

@@ -1,8 +1,11 @@
-"""The sending half of a channel: its queues, its unanswered messages, and the frames that it writes.
+"""The sending half of a channel: its queues of messages, and the frames that it writes.
 
-A message is *queued* until the link pulls it, gets its number when it is *written*, and is *unanswered* until the peer
-acks it or, if it went in a datagram, reports on it. Ordered messages go in the main stream of the half, unordered ones
-in a stream each, and unreliable ones in datagrams. `has_room` bounds the queued bytes and the unanswered messages.
+A message is *queued* until the link is ready to send it. When it is *written*, it gets its number. Then it is
+*unanswered* until the peer has acked it, or has reported that its datagram got lost. `has_room` limits the queued bytes
+and the number of unanswered messages.
+
+All ordered messages of a half share its main stream. Each unordered message has a stream of its own, and each
+unreliable message is sent in a datagram (`Mode`).
 """
 
 from __future__ import annotations
@@ -29,65 +32,66 @@ if TYPE_CHECKING:
     from muxkit.protocols.aqueduct.state import State
 
 EMPTY_FIELD: Final = frames.encode_headers(())  # no headers, or no attachments
-PLAIN_HEADERS_SIZE: Final = len(EMPTY_FIELD)  # bytes that the headers of a message without any count
-PLAIN_SIZE: Final = 2 * len(EMPTY_FIELD)  # bytes that a message without headers and attachments has beside its payload
-ATTACHMENT_SIZE: Final = 10  # bytes, the longest channel id
-# Unsent messages, records and runs of numbers of one channel. Each takes a few hundred bytes beside its payload.
+PLAIN_HEADERS_SIZE: Final = len(EMPTY_FIELD)  # size of the headers of a message that has none
+PLAIN_SIZE: Final = 2 * len(EMPTY_FIELD)  # size of the empty headers and the empty attachments of a message
+ATTACHMENT_SIZE: Final = 10  # size of the longest id of a channel
+# Maximum number of unsent messages, records and runs of numbers of one channel. Each takes a few hundred bytes in
+# addition to its payload.
 KEPT_MOST: Final = 1024
 
 
 class Mode(Enum):
-    """How a message travels."""
+    """How a message is sent."""
 
     ORDERED = "ordered"
-    """In one stream with the other ordered messages of the channel, in the order in which they were sent."""
+    """In the same stream as the other ordered messages of the channel, so that they arrive in order."""
     UNORDERED = "unordered"
-    """In a stream of its own."""
+    """In a stream of its own, so that it doesn't have to wait for other messages."""
     UNRELIABLE = "unreliable"
-    """In a datagram, if it fits. The oldest waiting messages are dropped when the link is slow."""
+    """In a datagram, if it fits into one. It may get lost. If the link is slow, the oldest queued ones are dropped."""
 
 
 @attrs.define(eq=False)
 class Ticket:
-    """The other half of a channel that we made, to be sent with one message."""
+    """The half of a channel that this side has created and will attach to a message."""
 
     half: EngineHalf
     headers: bytes
 
     @property
     def spent(self) -> bool:
-        """True once the ticket was sent, or its channel was closed before that."""
+        """True once the half was attached to a message, or its channel was closed before that."""
         return self.half.is_spent
 
 
 class Promise:
-    """What became of one message."""
+    """The result of one message, for the session's receipt."""
 
     __slots__ = ("arrived", "owner", "sender")
 
     def __init__(self, sender: EngineSender) -> None:
         self.sender: EngineSender = sender
         self.arrived: bool | None = None
-        """None until it is known."""
+        """True if the message has arrived, False if it hasn't, None while that isn't known."""
         self.owner: object = None
         """The session's receipt."""
 
 
 @attrs.define(eq=False)
 class Outgoing:
-    """A message without an answer; `headers` and `attachments` are encoded fields."""
+    """A message that is queued or unanswered."""
 
-    payload: bytes  # dropped when the message is written, as the encoded fields are
-    headers: bytes
-    attachments: bytes
-    size: int  # of these three
-    nodes: tuple[Transit, ...] = ()  # of the attached channels
+    payload: bytes  # freed when the message was written, like the two encoded fields
+    headers: bytes  # encoded
+    attachments: bytes  # encoded
+    size: int  # the sum of the sizes of these three
+    nodes: tuple[Transit, ...] = ()  # the attached channels
     receipt: Promise | None = None
-    stream: OutStream | None = None  # its own, if it has one
+    stream: OutStream | None = None  # the stream of an unordered message
 
 
 class EngineSender(EngineHalf, Sender):
-    """The half that sends."""
+    """The sending half of a channel."""
 
     __slots__ = (
         "_watched",

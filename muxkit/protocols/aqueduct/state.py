@@ -1,56 +1,65 @@
-"""The halves of all channels of a connection, and how they begin and end.
+"""The state of one side of an Aqueduct connection: the halves of its channels, and how they begin and end.
+
+All parts of the engine work on one `State`: `reader` and `rules` apply the frames that the peer has sent, and the
+halves (`send` and `receive`) write our frames.
 
 Theory of operation
 ===================
 
-A channel has one sender and one receiver, one on each side. Either side may make a channel, and chooses which half it
-keeps. The other half travels as an attachment of a message on some channel that exists already. There is one channel
-from the beginning, the entrypoint, whose sender is the client.
+An Aqueduct channel has one direction. One side has its *sender*, the other side its *receiver*, and we call both
+*halves*. Either side may create a channel, and chooses which half it keeps. It sends the other half to the peer as an
+*attachment* of a message on an existing channel. One channel, the *entrypoint*, exists from the beginning. The client
+has its sender.
 
-We send (`EngineSender`; `phase` is its state):
+Messages travel in streams or in datagrams, as in QUIC. The receiver *acks* the messages that have arrived, and *nacks*
+the datagrams that got lost.
+
+The half that sends (`EngineSender`) has these states, which are in its attribute `phase`:
 
     OPEN        the application sends                                          -> FINISHING, CANCELLING, ended
     FINISHING   `finish` was called; FINISH_SENDER follows the last message    -> CANCELLING, ended
     CANCELLING  CANCEL_SENDER was queued, unnumbered messages were dropped     -> ended
 
-We receive (`EngineReceiver`):
+The half that receives (`EngineReceiver`) has these states:
 
-    OPEN        messages may come                                              -> complete, ended
-    complete    FINISH_SENDER came, and every message has come or is reported  -> ended, immediately
+    OPEN        messages may arrive                                            -> complete, ended
+    complete    FINISH_SENDER has arrived, and all messages have arrived or were reported as missing
+                                                                               -> ended, immediately
 
-Only the receiver's side ends a channel: it writes CLOSE_RECEIVER when it is complete, when it hears CANCEL_SENDER, or
-when the application wants no more, and the receiver is gone at that moment. The sender is gone when it hears that. So
-a CLOSE_RECEIVER confirms an end, or is one. What happened to the half is its `Outcome`:
+Only the receiver's side can end a channel, with CLOSE_RECEIVER. It writes this frame when the receiver is complete,
+when CANCEL_SENDER has arrived, or when the application doesn't want more messages, and the receiver has then ended. The
+sender ends when the frame arrives. The `outcome` of a half is how it has ended:
 
-    FINISHED         CLOSE_RECEIVER after FINISH_SENDER was written and all messages were acked
-    CANCELLED        CLOSE_RECEIVER after CANCEL_SENDER; or CANCEL_SENDER, at the receiver
-    NO_RECEIVER      CLOSE_RECEIVER before that, or the peer stopped a stream of the sender
-    LOST_IN_TRANSIT  the message that carried the other half was nacked, or its channel was lost (`transit`)
-    FORGOTTEN        FORGET_CHANNEL came: the side that made the channel has discarded it
+- FINISHED: CLOSE_RECEIVER, after FINISH_SENDER was written and all messages were acked
+- CANCELLED: at the sender, CLOSE_RECEIVER after CANCEL_SENDER; at the receiver, CANCEL_SENDER
+- NO_RECEIVER: CLOSE_RECEIVER before that, or the peer stopped a stream of the sender
+- LOST_IN_TRANSIT: the channel has never reached the other side (see the module `transit`)
+- FORGOTTEN: FORGET_CHANNEL has arrived, because the side that created the channel has discarded it
 
-The side that made a channel may discard it at any time with FORGET_CHANNEL. It does so when the attachment is lost, and
-when a frame comes for a channel of its own that it no longer knows.
+The side that has created a channel may discard it at any time with FORGET_CHANNEL. It does so if the channel was lost
+in transit, and if a frame arrives for a channel of its own that it doesn't know any more.
 
-Streams and datagrams overtake each other, so frames may come in any order:
+Streams and datagrams overtake each other, so frames may arrive in any order:
 
-- The first frame of a channel may come before the message that carries it. Then the half is in the table without being
-  `attached`, its messages are reported, and the session keeps them until the attachment comes. A half that ends before
-  that is kept in `_ended` for `Limits.tombstones` channels, so that the application sees how it ended.
-- Frames may come after the end of a channel. The id is buried for `Config.tombstone` seconds, and frames for a buried
-  channel are dropped.
-- A datagram that is late enough brings back a channel that ended and whose tombstone is gone, and no frame would ever
-  end that channel again. So a receiver that only datagrams have mentioned (`_strays`) is dropped again, unless a stream
-  mentions it within `receipt_deadline`.
+- The first frame of a channel may arrive before the message that contains the channel. We then create the half, but
+  without `attached`. Its messages are reported, and the session keeps them until the attachment arrives. If the half
+  ends before that, we keep it in `_ended`, so that the application can find out how it ended. `Limits.tombstones`
+  limits how many of these we keep.
+- Frames may arrive after the end of a channel. We keep its id for `Config.tombstone` seconds (a *tombstone*), and drop
+  frames for channels with a tombstone.
+- A datagram may even arrive after the tombstone has expired. It looks like the first frame of a new channel, which no
+  frame would ever end. So we drop a receiver again if only datagrams have mentioned it (`_strays`) and no stream does
+  so within `receipt_deadline`.
 
-The invariants:
+Invariants:
 
-- A half is in `table` exactly as long as its outcome is None and its id isn't.
-- A half that has an outcome writes nothing more, except that the stream of a closed receiver lives on until
+- A half is in `table` exactly while it has an id but no outcome.
+- A half with an outcome writes nothing more, with one exception: the stream of a closed receiver stays open until
   CLOSE_RECEIVER was written (`closing`).
-- An end is reported once, unless the application caused it by closing the receiver itself.
-- Everything that a peer can make us keep is bounded by `Limits` or `Config`; `check_room` counts channels whose
-  CLOSE_RECEIVER isn't written yet, because a peer that doesn't read could pile them up.
-- Nothing here takes time in proportion to the number of channels or to a number that the peer chooses.
+- The end of a half is reported once, unless the application itself has closed the receiver.
+- Everything that a peer can make us keep is limited by `Limits` or `Config`. `check_room` also counts the channels
+  whose CLOSE_RECEIVER isn't written yet, because a peer that doesn't read could make us accumulate them.
+- No operation takes time in proportion to the number of channels, or to a number that the peer chooses.
 """
 
 from __future__ import annotations

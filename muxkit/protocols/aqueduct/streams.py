@@ -1,8 +1,7 @@
-"""The streams that we write, and the order in which they write.
+"""The streams on which this side sends, and the scheduler that lets them take turns.
 
-A frame is encoded when the link pulls it, so that what to write is decided as late as possible: a message that the
-application cancels in time is never encoded. An `OutStream` holds the bytes of one frame at most, and its source
-makes the next one. `StreamScheduler` lets the streams take turns.
+A frame is encoded only when the link is ready to send it. So a message that the application cancels before that is
+never encoded. An `OutStream` contains the bytes of at most one frame, and gets the next frame from its `FrameSource`.
 """
 
 from __future__ import annotations
@@ -16,38 +15,38 @@ from muxkit.core import Buffer, StreamId
 
 
 class FrameSource(Protocol):
-    """Makes the frames of one stream: a half of a channel, or a message that has a stream of its own."""
+    """The interface of objects that write frames: a half of a channel, or a message with a stream of its own."""
 
     def has_frames(self) -> bool:
         """Return True if `fill` would append a frame."""
 
     def fill(self, stream: OutStream) -> None:
-        """Append one frame to `stream.pending`, if there is one. Set `stream.fin` together with the last frame."""
+        """Append one frame to `stream.pending`, if there is one. Set `stream.fin` if it is the last frame."""
 
     def pulled(self, stream: OutStream) -> None:
-        """Note that some of `stream.pending` was taken."""
+        """Called when the link has taken bytes from `stream.pending`."""
 
 
 @attrs.define(eq=False)
 class OutStream:
-    """A stream that we write. Without a source it ends after the pending bytes."""
+    """A stream on which this side sends. Without a source, it ends after the pending bytes."""
 
-    pending: list[Buffer]  # short, because the source makes more when these were taken
+    pending: list[Buffer]  # the bytes of the current frame that the link hasn't taken
     source: FrameSource | None = None
-    urgent: bool = False  # opened before streams that bring messages
-    id: StreamId | None = None  # once it has begun to write
+    urgent: bool = False  # True if the stream is opened before streams with messages
+    id: StreamId | None = None  # None before the stream is opened
     fin: bool = attrs.Factory(lambda self: self.source is None, takes_self=True)
-    """The stream ends after the pending bytes."""
-    ended: bool = False  # nothing more may be written
-    parked: bool = False  # blocked until the link has room
+    """True if the stream ends after the pending bytes."""
+    ended: bool = False  # True if nothing more may be written
+    parked: bool = False  # True while the link accepts no bytes on this stream
     was_reset: bool = False
     listed_in: dict[int, OutStream] | None = None
-    """A table of the streams that bring the last frame of a channel; this one leaves it when it ends."""
+    """A table of streams that write the last frame of a channel, or None. The stream is removed when it ends."""
     channel: int = 0
     """The key of the stream in that table."""
 
     def list_in(self, table: dict[int, OutStream], channel: int) -> None:
-        """Stand in a table under the id of a channel until the stream has ended."""
+        """Add the stream to a table, until the stream has ended. The key is the id of a channel."""
         table[channel] = self
         self.listed_in, self.channel = table, channel
 
@@ -62,23 +61,28 @@ class OutStream:
 
 
 class StreamScheduler:
-    """Decides which stream writes next: open streams and streams that wait to be opened take turns."""
+    """Decides which stream writes next. Open streams, and streams that aren't open yet, take turns.
+
+    Args:
+        first: The id of the first stream.
+        prefix: Bytes that are written at the start of every stream.
+    """
 
     def __init__(self, first: StreamId, prefix: bytes) -> None:
-        self.prefix = prefix  # written first on every new stream
-        self.streams: dict[StreamId, OutStream] = {}  # open
-        self.resets: dict[StreamId, None] = {}  # to be reset by the link
+        self.prefix = prefix
+        self.streams: dict[StreamId, OutStream] = {}  # the open streams
+        self.resets: dict[StreamId, None] = {}  # the streams that the link has to reset
         self._next_id = first
-        self._ready: OrderedDict[OutStream, None] = OrderedDict()
-        self._urgent: OrderedDict[OutStream, None] = OrderedDict()
-        self._opening: OrderedDict[OutStream, None] = OrderedDict()
-        self._open_next = False  # the last turn went to an open stream
+        self._ready: OrderedDict[OutStream, None] = OrderedDict()  # open streams with something to write
+        self._urgent: OrderedDict[OutStream, None] = OrderedDict()  # urgent streams to open
+        self._opening: OrderedDict[OutStream, None] = OrderedDict()  # other streams to open
+        self._open_next = False  # True if the last turn went to an open stream
 
     def has_output(self, may_open: bool) -> bool:
         return bool(self._ready or self.resets or (may_open and (self._urgent or self._opening)))
 
     def add(self, stream: OutStream) -> None:
-        """Queue a stream that may have something to write; does nothing if it is queued, parked or empty."""
+        """Queue a stream if it has something to write, unless it is parked. It may be queued already."""
         if stream.parked or not stream.is_ready:
             return
         if stream.id is not None:
@@ -89,7 +93,10 @@ class StreamScheduler:
             self._opening.setdefault(stream)
 
     def next(self, may_open: bool) -> StreamId | None:
-        """Return the stream whose turn it is. Open and new streams alternate; urgent ones don't wait."""
+        """Return the stream whose turn it is, or None. Open and new streams alternate, but urgent ones come first.
+
+        `may_open` is True if the peer allows another stream.
+        """
         while may_open and (self._urgent or (self._opening and (self._open_next or not self._ready))):
             stream, _ = (self._urgent or self._opening).popitem(last=False)
             if stream.is_ready:
@@ -117,7 +124,11 @@ class StreamScheduler:
         return stream.id
 
     def pull(self, id: StreamId, limit: int) -> tuple[bytes, bool]:
-        """Give at most `limit` bytes of a stream, and whether they are its last; 0 parks it until `writable`."""
+        """Remove up to `limit` bytes of a stream's output. With a limit of 0, park the stream until `writable`.
+
+        Returns:
+            The bytes, and True if they are the last ones of the stream.
+        """
         stream = self.streams.get(id)
         if stream is None:
             return b"", False
@@ -150,19 +161,19 @@ class StreamScheduler:
         return b"".join(pieces), stream.ended
 
     def writable(self, id: StreamId) -> None:
-        """Unpark a stream: the link has room for it."""
+        """Unpark a stream, because the link accepts bytes on it again."""
         stream = self.streams.get(id)
         if stream is not None and stream.parked:
             stream.parked = False
             self.add(stream)
 
     def drop(self, stream: OutStream) -> None:
-        """Give up what is not written: reset an open stream, and never open another one."""
+        """Drop the output of a stream that hasn't ended. An open stream is reset, and any other is never opened."""
         if not stream.ended:
             self.reset(stream)
 
     def reset(self, stream: OutStream) -> None:
-        """Do the same as `drop`, also for a stream that has ended: the link may still hold its bytes."""
+        """Do the same as `drop`, even if the stream has ended, because the link may not have sent all its bytes."""
         self._urgent.pop(stream, None)
         self._opening.pop(stream, None)
         if stream.id is not None and not stream.was_reset:
@@ -171,7 +182,7 @@ class StreamScheduler:
         self._end(stream)
 
     def clear(self) -> None:
-        """Write nothing any more."""
+        """Drop everything, because the connection has ended."""
         for queue in (self._ready, self._urgent, self._opening):
             queue.clear()
         self.streams.clear()

@@ -1,10 +1,13 @@
-"""A bound on the messages from streams that wait for the application.
+"""Limits how many messages from streams wait for the application.
 
-Above the bound the stream of a message isn't parsed any further. Its unparsed bytes are bounded by the credit of the
-stream, so a peer whose messages nobody takes runs out of credit, as it should. A parsed message costs more memory than
-its bytes, so messages have a bound of their own: `Limits.short_window` for one receiver and `Limits.connection_bytes`
-for all of them, at 256 bytes for each message. A receiver without unread messages may always have one more. So
-receivers that nobody reads never block those that somebody does.
+The credit of a stream limits how many bytes the peer may send on it. But a parsed message takes more memory than its
+bytes, because of the objects around it. So we also limit the number of unread messages. When a receiver has reached the
+limit, its streams are *held back*: we stop parsing them, until the application has read some messages. The peer then
+runs out of credit, as it should.
+
+We count 256 bytes for each message. One receiver may have as many messages as fit into `Limits.short_window`, and all
+receivers together as many as fit into `Limits.connection_bytes`. But a receiver without unread messages may always have
+one. So a receiver that the application doesn't read can't block the others.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.aqueduct.reader import IncomingStream
     from muxkit.protocols.aqueduct.receive import EngineReceiver
 
-MESSAGE_COST: Final = 256  # bytes that a message takes in addition to its own, about
+MESSAGE_COST: Final = 256  # about how many bytes a message takes in addition to its payload
 
 
 class UnreadLimit:
@@ -29,36 +32,36 @@ class UnreadLimit:
         self.unread: int = 0
         self.most: int = max(1, limits.connection_bytes // MESSAGE_COST)
         self.most_of_one: int = max(1, limits.short_window // MESSAGE_COST)
-        # The streams that are held back. An ordered dictionary, as removing the first entry of a plain one costs a
-        # step for each entry that was removed before.
+        # The streams that are held back. An `OrderedDict` finds its first entry quickly. A plain dict would need a step
+        # for each entry that was removed before it.
         self._held: dict[EngineReceiver, OrderedDict[StreamId, IncomingStream]] = {}
-        # Receivers whose streams wait because of messages of other receivers.
+        # The receivers whose streams are held back because of the messages of other receivers.
         self._waiting: OrderedDict[EngineReceiver, None] = OrderedDict()
 
     def add(self, receiver: EngineReceiver) -> None:
-        """Count one more unread message."""
+        """Count an unread message."""
         receiver.unread_messages += 1
         self.unread += 1
 
     def remove(self, receiver: EngineReceiver) -> bool:
-        """Count one message less. Return True if a stream may wait for it; then the caller has to call `resume`."""
+        """Count a message as read. Return True if a stream may wait for that. The caller must then call `resume`."""
         receiver.unread_messages -= 1
         self.unread -= 1
         return bool(self._waiting) or receiver in self._held
 
     def is_full(self, receiver: EngineReceiver) -> bool:
-        """Return True if the receiver may have no more messages now; then the caller has to call `hold_back`."""
+        """Return True if the receiver may have no more messages now. The caller must then call `hold_back`."""
         unread = receiver.unread_messages
         return unread > 0 and (unread >= self.most_of_one or self.unread >= self.most)
 
     def hold_back(self, receiver: EngineReceiver, stream: IncomingStream) -> None:
-        """Resume the stream when the receiver may have one more message."""
+        """Record a stream that must wait. Its method `resume` is called when the receiver may have more messages."""
         self._held.setdefault(receiver, OrderedDict())[stream.id] = stream
         if receiver.unread_messages < self.most_of_one:
             self._waiting.setdefault(receiver)
 
     def resume(self, receiver: EngineReceiver) -> None:
-        """Resume the streams that may go on: those of this receiver, then those of others that waited for it."""
+        """Resume the streams that don't have to wait any more: those of this receiver, and then those of others."""
         if 2 * receiver.unread_messages <= self.most_of_one:
             self._resume(receiver)
         while self._waiting and self.unread < self.most:
@@ -66,7 +69,7 @@ class UnreadLimit:
             self._resume(first)
 
     def drop(self, receiver: EngineReceiver) -> None:
-        """Resume all streams of a receiver that has ended, whose messages are ignored from now on."""
+        """Resume all streams of a receiver that has ended. Their messages are dropped from now on."""
         self._waiting.pop(receiver, None)
         for stream in self._held.pop(receiver, {}).values():
             stream.resume()
