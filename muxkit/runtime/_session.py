@@ -29,26 +29,28 @@ INVALID_MESSAGE: Final = 422  # the code of a channel that was aborted for a mes
 
 @attrs.frozen(kw_only=True)
 class ChannelStats:
-    """Gauges of one channel; sizes in bytes, or in messages where the protocol counts messages (Relink)."""
+    """Statistics about one channel. Sizes are in bytes, except in Relink, which counts messages."""
 
     queued: int
-    """Accepted by `send` and not written yet."""
+    """How much `send` has accepted that hasn't been written yet."""
     unread: int
-    """Arrived and not received by the application yet."""
+    """How much has arrived that the application hasn't received."""
     credit_out: int | None
-    """How much the peer lets this side send now; None where the protocol has no such number."""
+    """How much the peer lets this side send now, or None if the protocol doesn't have this number."""
     credit_in: int | None
-    """How much this side lets the peer send now; None where the protocol has no such number."""
+    """How much this side lets the peer send now, or None if the protocol doesn't have this number."""
     waiting_since: float | None
-    """The time, by `trio.current_time`, since which a task waits to send; None if no task does."""
+    """The time (`trio.current_time`) since which a task has been waiting to send, or None if no task is waiting."""
 
 
 class Channel(trio.abc.Channel[bytes]):
-    """A two-way channel of whole messages inside a session.
+    """A two-way channel for messages. Many channels share one session.
 
-    `send` and `receive` are atomic under cancellation: cancelled means not sent, and nothing is lost. Both
-    check for cancellation in every call and yield at the latest on every 64th call or 128 KiB, and always when
-    they had to wait.
+    A message arrives as a whole or not at all. If `send` is cancelled, the message wasn't sent. If `receive` is
+    cancelled, no message is lost.
+
+    Each call of `send` and `receive` checks for cancellation. To be fast, they let other tasks run only if they have to
+    wait, or after 64 calls or 128 KiB.
     """
 
     __slots__ = ()
@@ -64,73 +66,79 @@ class Channel(trio.abc.Channel[bytes]):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What it was opened for; "" if the side that opened it gave no name."""
+        """The name of the channel, which says what it is for. "" if the side that opened it gave no name."""
 
     @property
     @abstractmethod
     def opening(self) -> bytes:
-        """The payload that came, or went, with the opening; not a message."""
+        """The payload that was sent with the opening of the channel. It isn't one of the messages."""
 
     @property
     def headers(self) -> Headers:
-        """The headers that came, or went, with the opening; empty if there were none.
+        """The headers that were sent with the opening of the channel. They are empty if there were none.
 
-        They are set by the peer, so treat them as input: check them before you act on them, and escape them before you
-        show them.
+        If the peer has opened the channel, it has chosen the headers. Check them before you act on them, and escape
+        them before you show them.
         """
         return NO_HEADERS
 
     @abstractmethod
     async def send_many(self, messages: Iterable[bytes]) -> None:
-        """Send several messages with one checkpoint; cancelled, a prefix of them was sent."""
+        """Send several messages with one checkpoint. If this is cancelled, the first ones may have been sent."""
 
     @abstractmethod
     async def receive_many(self, limit: int | None = None) -> list[bytes]:
-        """Wait for at least one message, then return all that have come, at most `limit`.
+        """Wait for at least one message, and return all messages that have arrived, but at most `limit`.
 
-        Raises `trio.EndOfChannel` at the clean end.
+        Raises:
+            trio.EndOfChannel: If the peer has finished sending, and all its messages were received.
         """
 
     @abstractmethod
     async def finish(self) -> None:
-        """Say that no more messages follow, and wait until the peer has heard it; receiving goes on."""
+        """Announce that this side sends no more messages, and wait until the peer has confirmed that.
+
+        The application can still receive messages.
+        """
 
     @abstractmethod
     def abort(self, reason: str = "", *, code: int = 0) -> None:
-        """Give up both directions now; the peer learns that messages are missing, and the reason where it can be sent.
+        """Cancel both directions of the channel without waiting. Some messages may not arrive.
 
-        At the peer `ChannelCancelled` and `ChannelStopped` have both as `reason` and `code`.
+        At the peer, receiving raises `ChannelCancelled` and sending raises `ChannelStopped`. Both have the reason and
+        the code, if the protocol can transmit them.
         """
 
     @abstractmethod
     def as_stream(self) -> trio.abc.HalfCloseableStream:
-        """Return the channel as a stream of bytes; use either that or the methods of the channel.
+        """Return the channel as a stream of bytes. Don't use the other methods of the channel afterwards.
 
-        Raises `Unsupported` where messages may be lost.
+        Raises:
+            Unsupported: If messages of this channel can get lost.
         """
 
     @abstractmethod
     def stats(self) -> ChannelStats:
-        """What is queued, the credit both ways, and since when a sender waits."""
+        """Return statistics about the channel."""
 
     def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
-        """Cancel this scope when the peer takes nothing more on this channel, because it gave up or is lost.
+        """Cancel a scope when the peer doesn't want more messages on this channel, or when the connection is lost.
 
-        For handlers whose peer ends the channel only when it needs nothing more: where a protocol tells neither, the
-        end of the peer's messages counts, too.
+        This is for handlers whose peer ends the channel only when it needs nothing more. In protocols that can't report
+        that the peer wants no more messages, the scope is cancelled when the peer has finished sending.
         """
 
     def _observe_span(self, ids: Mapping[str, str]) -> None:
-        """Tell the observer of the session which span this channel belongs to."""
+        """Notify the session's observer of the span that this channel belongs to."""
 
-    # For `muxkit.asyncio`, whose tasks save a round through Trio's loop by these; a protocol need not have them.
+    # Optional fast paths for `muxkit.asyncio`, which avoid a trip through Trio's scheduler.
 
     def _try_send(self, message: bytes) -> bool:
-        """Send a message if that needs no wait; False means that nothing was done."""
+        """Send a message if that is possible without waiting. Otherwise, do nothing and return False."""
         return False
 
     def _try_receive(self) -> bytes | None:
-        """Take a message that has come; None if the caller has to call `receive`."""
+        """Return a message that has arrived. Return None if the caller has to call `receive`."""
         return None
 
 
