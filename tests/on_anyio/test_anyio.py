@@ -339,12 +339,9 @@ def test_streams_of_yamux_are_byte_streams(backend: str) -> None:
 
 
 def test_a_typed_channel_is_a_stream_of_its_values(backend: str) -> None:
-    if backend == "asyncio":
-        pytest.skip("muxkit.asyncio has no typed channels")
-
     async def main(door: Door) -> None:
         async with door.serve(listen_for_messages) as server:
-            async with muxkit.connect(server.url) as session:
+            async with door.connect(server.url) as session:
                 async with session.open(codec=muxkit.Json(dict[str, int])) as channel:
                     stream = muxkit.anyio.object_stream(channel)
                     await stream.send({"one": 1})

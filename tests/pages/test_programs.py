@@ -137,3 +137,8 @@ def test_a_web_application_serves_rest_and_sessions(tmp_path: Path) -> None:
 def test_a_fastapi_application_serves_rest_and_sessions(tmp_path: Path) -> None:
     done = run(python(program("docs/how-to/web-applications.md", 2)), tmp_path)
     assert done.stdout.splitlines() == ["b'hello over a channel'"]
+
+
+def test_hypercorn_serves_an_application_on_a_session(tmp_path: Path) -> None:
+    done = run(python(program("docs/how-to/web-applications.md", 3)), tmp_path)
+    assert "HTTP/1.1 200" in done.stdout

@@ -870,7 +870,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
 
     def _shut_down(self) -> None:
         """Notify the peer that we open no more channels."""
-        self.is_draining = True
+        self.is_draining: bool = True
         self.engine.go_away(Reason())
         self.openers.wake_waiters()
         self.request_write()

@@ -103,12 +103,12 @@ class BlockEngine(ClientEngine):
 
 def _block_of(received: list[EncodedMessage]) -> Block:
     """Return messages that came as lines as a block, with their records encoded as in a block."""
-    datas: list[bytes] = [bytes(message.data) for message in received]
-    body = b"".join(datas)
+    bodies: list[bytes] = [bytes(message.data) for message in received]
+    body = b"".join(bodies)
     if JSON_PREFIX in body:
-        datas = [encoded_of(data) if data.startswith(JSON_PREFIX) else data for data in datas]
-        body = b"".join(datas)
-    return Block(received[0].id, [*map(len, datas)], [message.time for message in received], body)
+        bodies = [encoded_of(data) if data.startswith(JSON_PREFIX) else data for data in bodies]
+        body = b"".join(bodies)
+    return Block(received[0].id, [*map(len, bodies)], [message.time for message in received], body)
 
 
 def _decode(block: bytes) -> list[EncodedMessage] | None:

@@ -89,20 +89,20 @@ class Block:
 
 def block_of(messages: Sequence[StoredMessage]) -> Block:
     """Return a block of consecutive messages."""
-    datas = [message.data for message in messages]
-    return Block(messages[0].id, [*map(len, datas)], [message.time for message in messages], b"".join(datas))
+    bodies = [message.data for message in messages]
+    return Block(messages[0].id, [*map(len, bodies)], [message.time for message in messages], b"".join(bodies))
 
 
 def encode_block(messages: Sequence[StoredMessage]) -> bytes:
     """Return consecutive messages as a block."""
-    datas = [data for _, _, data in messages]
-    header = _Header(messages[0].id, [*map(len, datas)])
+    bodies = [data for _, _, data in messages]
+    header = _Header(messages[0].id, [*map(len, bodies)])
     time = messages[0].time
     if messages[-1].time == time and all(message.time == time for message in messages):
         header.time = time
     else:
         header.times = [message.time for message in messages]
-    return b"".join([BEGIN, _encode(header), b"}\n", *datas])
+    return b"".join([BEGIN, _encode(header), b"}\n", *bodies])
 
 
 def parse_header(line: bytes, most: int) -> Block:
