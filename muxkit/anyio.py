@@ -66,7 +66,9 @@ class MuxAttribute(anyio.TypedAttributeSet):
 @overload
 def object_stream(channel: AnyChannel) -> anyio.abc.ObjectStream[bytes]: ...
 @overload
-def object_stream(channel: runtime.TypedChannel[ValueT]) -> anyio.abc.ObjectStream[ValueT]: ...
+def object_stream(
+    channel: runtime.TypedChannel[ValueT] | muxkit.asyncio.TypedChannel[ValueT],
+) -> anyio.abc.ObjectStream[ValueT]: ...
 def object_stream(channel: Any) -> anyio.abc.ObjectStream[Any]:
     """Return a channel as a stream of its messages, or of its values if it is a typed channel.
 
@@ -140,7 +142,7 @@ async def _call(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.
 class _ObjectStream(anyio.abc.ObjectStream[Any]):
     """A channel of either backend. Their methods have the same names and raise the same errors."""
 
-    def __init__(self, channel: AnyChannel | runtime.TypedChannel[Any]) -> None:
+    def __init__(self, channel: AnyChannel | runtime.TypedChannel[Any] | muxkit.asyncio.TypedChannel[Any]) -> None:
         self._channel = channel
 
     async def send(self, item: Any) -> None:  # noqa: ANN401 - of the type that `object_stream` says
@@ -162,7 +164,9 @@ class _ObjectStream(anyio.abc.ObjectStream[Any]):
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
         channel = self._channel
-        return _attributes_of(channel.raw if isinstance(channel, runtime.TypedChannel) else channel)
+        if isinstance(channel, (runtime.TypedChannel, muxkit.asyncio.TypedChannel)):
+            channel = channel.raw
+        return _attributes_of(channel)
 
     def __repr__(self) -> str:
         return f"<muxkit.anyio object stream of {self._channel!r}>"

@@ -346,5 +346,6 @@ def test_a_typed_channel_is_a_stream_of_its_values(backend: str) -> None:
                     stream = muxkit.anyio.object_stream(channel)
                     await stream.send({"one": 1})
                     assert await stream.receive() == {"one": 1}
+                    assert stream.extra(MuxAttribute.session_info).protocol == "bpmux"
 
     run(backend, main)
