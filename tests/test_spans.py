@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from trio.testing import MockClock
 import muxkit
 import muxkit.spans
 from muxkit import rpc
+from muxkit.testing import ChaosPlan, chaos_relay
 from muxkit.trace import Trace, read, summary
 from tests._spans import Spans, attributes_of, context_of, is_child, recorded_spans
 from tests.rpc.orders import Order, Orders, OrdersService
@@ -142,27 +142,25 @@ async def test_the_span_of_a_failed_handler_notes_its_kind_and_not_its_text(
 
 @pytest.mark.parametrize("protocol", ["bpmux", "aqueduct"])  # the others end the channel before the connection
 async def test_a_lost_connection_ends_the_span_of_a_channel_that_nobody_closes(protocol: str, spans: Spans) -> None:
-    opened = trio.Event()
+    answered = trio.Event()
 
-    async def client(url: str) -> None:
-        with suppress(muxkit.LinkLost):
-            async with muxkit.connect(url) as session:
-                channel = await session.open("cut")
-                await channel.send(b"1")
-                await channel.receive()
-                opened.set()
-                with pytest.raises((muxkit.LinkLost, muxkit.ChannelCancelled, trio.EndOfChannel)):
-                    await channel.receive()
-                with trio.fail_after(5):
-                    while not spans.of(SpanKind.CLIENT):  # noqa: ASYNC110 - the loss follows the end of the channel
-                        await trio.sleep(0.01)
+    async def relay(target: str, task_status: trio.TaskStatus[str]) -> None:
+        async with chaos_relay(target, ChaosPlan()) as running:
+            task_status.started(running.address)
+            await answered.wait()  # then the relay resets the connection
 
-    async with trio.open_nursery() as nursery:
-        with trio.CancelScope() as scope:
-            async with muxkit.open_server(echo, f"{protocol}+mem://cut") as server:
-                nursery.start_soon(client, server.url)
-                await opened.wait()
-                scope.cancel()
+    async def use(url: str) -> None:
+        async with muxkit.connect(url) as session:
+            channel = await session.open("cut")
+            await channel.send(b"1")
+            await channel.receive()
+            answered.set()
+            await channel.receive()
+
+    async with muxkit.open_server(echo, f"{protocol}+tcp://127.0.0.1:0") as server, trio.open_nursery() as nursery:
+        address = await nursery.start(relay, server.url.partition("://")[2])
+        with pytest.raises(muxkit.LinkLost):
+            await use(f"{protocol}+tcp://{address}")
     [span] = spans.of(SpanKind.CLIENT)
     assert attributes_of(span)["error.type"] == "LinkLost"
 
