@@ -120,9 +120,10 @@ def lose(nodes: Iterable[Transit]) -> list[Transit]:
     for node in doomed:  # the loop appends the children of lost nodes to the list
         if node.fate is not Fate.PENDING:
             continue
-        if node.parent is not None:
-            node.parent.children.pop(node, None)
+        if (parent := node.parent) is not None:
+            parent.children.pop(node, None)
             node.parent = None
+            parent._prune()  # its channel may have ended, and it stayed only because it had two children
         children = [*node.children]
         for child in children:
             child.parent = None

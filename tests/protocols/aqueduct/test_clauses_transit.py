@@ -108,6 +108,23 @@ def test_the_side_that_is_told_to_forget_loses_what_went_on_a_channel_that_never
 
 
 @clause("aqueduct-X01")
+def test_a_node_that_joined_two_goes_when_one_of_them_is_lost() -> None:
+    root = Transit(0, ours=False)
+    last, depth = root, 0
+    for id in range(8, 808, 8):
+        joint, lost, following = Transit(id, ours=False), Transit(id + 1, ours=True), Transit(id + 2, ours=False)
+        for node, carrier in ((joint, last), (lost, joint), (following, joint)):
+            node.carried_by(carrier)
+        joint.ended()
+        assert lose([lost]) == [lost]
+        last = following
+    node = last
+    while node.parent is not None:
+        node, depth = node.parent, depth + 1
+    assert depth <= 101, "only the channels that live, and the root"
+
+
+@clause("aqueduct-X01")
 def test_messages_that_never_left_lose_what_was_attached_to_them_at_once() -> None:
     peer = client()
     both(peer)
