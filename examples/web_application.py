@@ -75,7 +75,8 @@ async def authorize(info: muxkit.SessionInfo, token: str | None) -> str | None:
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncIterator[None]:
     """Run the muxkit server as long as the application."""
-    async with muxkit.asyncio.open_server(watch, "bpmux+asgi://prices", authorize=authorize):
+    # A watcher ends with the next change at the earliest, so the application doesn't wait long for it when it stops.
+    async with muxkit.asyncio.open_server(watch, "bpmux+asgi://prices", authorize=authorize, linger=0.5):
         yield
 
 

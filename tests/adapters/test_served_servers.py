@@ -50,7 +50,7 @@ async def reached_behind_nat(url: str, serve: Serve) -> AsyncIterator[muxkit.Ses
         there.set()
         await trio.sleep_forever()
 
-    async with muxkit.open_server(keep, url) as server, muxkit.connect(server.url, linger=0.1) as session:
+    async with muxkit.open_server(keep, url, linger=0.1) as server, muxkit.connect(server.url, linger=0.1) as session:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve, session)
             await (await session.open("here")).aclose()  # over UDP, a server learns of a client by its first packet
