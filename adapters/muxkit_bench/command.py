@@ -166,7 +166,7 @@ def bench(
             taking_part = line_up(protocols, transports, Path(scratch), window, compiled)
             contestants, left_out = taking_part.contestants, taking_part.left_out
             if not no_peers:
-                found = find_peers(peers_folder or peers_of_checkout(), side_env)
+                found = find_peers(peers_folder or peers_of_checkout(), side_env, Path(scratch))
                 contestants += found.contestants
                 left_out += found.left_out
             cores = usable_cores()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -202,7 +204,17 @@ name = "one that lacks something"
 title = "of a test"
 program = "peer.py"
 needs = ["trio", "nobody_has_this"]
+
+[[peer]]
+name = "one in Go that lacks something"
+title = "of a test"
+program = "go_peer"
+
+[peer.go]
+"example.org/nobody/has/this" = "golang-nobody-has-this-dev"
 """
+GO_PROGRAM = Path(__file__).parents[1] / "bench" / "go_muxes"
+GO_LIBRARIES = ("github.com/hashicorp/yamux", "github.com/xtaci/smux")
 
 
 def folder_with(folder: Path, *, spoil: str = "pass") -> list[str]:
@@ -233,6 +245,36 @@ def test_a_program_in_a_folder_takes_part_and_one_that_lacks_a_package_does_not(
     assert peers_of(tmp_path) == {"odd one", "bpmux+tcp", "raw tcp"}
     why = "needs nobody_has_this, which --side-env DIR installs there"
     assert f"left out: one that lacks something: {why}" in done.stdout
+    assert re.search(r"one in Go that lacks something: needs (golang-go and )?golang-nobody-has-this-dev", done.stdout)
+
+
+@pytest.mark.skipif(
+    not shutil.which("go") or not all(Path("/usr/share/gocode/src", name).is_dir() for name in GO_LIBRARIES),
+    reason="needs golang-go and the Debian packages of yamux and smux",
+)
+def test_the_multiplexers_in_go_do_every_job(tmp_path: Path) -> None:
+    listed = "".join(
+        f'[[peer]]\nname = "{kind}"\ntitle = "of a test"\nprogram = "{GO_PROGRAM}"\narguments = ["{kind}"]\n'
+        f'[peer.go]\n"{GO_LIBRARIES[0]}" = "golang-go"\n'
+        for kind in ("yamux", "smux")
+    )
+    (tmp_path / "peers.toml").write_text(listed, encoding="utf-8")
+    files = ["--peers", str(tmp_path), "--json", str(tmp_path / "run.json")]
+    done = muxkit("bench", "--quick", "--jobs", "bulk,small,among,rtt,storm,openclose,idle,neighbour", *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = {(cell, kind) for cell, kind in measured_in(tmp_path / "run.json") if kind in ("yamux", "smux")}
+    jobs = {(cell.split("/")[0].split(" ")[0], kind) for cell, kind in cells}
+    wanted = ("bulk", "small", "among", "rtt", "storm", "openclose", "idle", "neighbour")
+    assert jobs == {(job, kind) for job in wanted for kind in ("yamux", "smux")}
+
+
+def test_the_run_says_first_what_machine_it_is(quick: Done) -> None:
+    machine = quick.report["machine"]
+    first = quick.process.stdout.splitlines()[0]
+    assert first.startswith(machine["processor"])
+    assert f"takes {machine['wake_up'] * 1e6:.1f} µs" in first
+    assert 0 < machine["wake_up"] < 1
+    assert machine["copy_rate"] > 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -281,6 +323,7 @@ def children_of(parent: int) -> list[int]:
 
 def wait_until_at_work(bench: subprocess.Popen[str]) -> None:
     assert bench.stdout is not None
+    bench.stdout.readline()  # which describes the machine
     assert bench.stdout.readline().startswith("round 1")
 
 

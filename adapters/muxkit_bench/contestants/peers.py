@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -17,6 +18,7 @@ from muxkit_bench.contestants.contestant import Contestant
 
 LIST = "peers.toml"
 WORK = Path(__file__).parents[1]  # where the programs find the package `bench_work`
+GO_SOURCES = Path("/usr/share/gocode")  # where Debian's packages put the sources of Go libraries
 
 
 class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -25,8 +27,13 @@ class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     name: str
     title: str
     program: str
+    """A Python file, or the folder of a program in Go."""
+    arguments: list[str] = []
+    """These precede the arguments that each program is started with."""
     needs: list[str] = []
-    """Packages, importable under these names."""
+    """Python packages, importable under these names."""
+    go: dict[str, str] = {}
+    """The libraries that a program in Go imports, each with the Debian package that has its sources."""
     most: int = 1000
     """Channels at the same time."""
     idle: int = 1000
@@ -51,8 +58,12 @@ def peers_of_checkout() -> Path | None:
     return folder if (folder / LIST).exists() else None
 
 
-def find_peers(folder: Path | None, side_env: Path | None) -> Found:
-    """Find the programs of a folder; install missing packages into the side environment, if one is given."""
+def find_peers(folder: Path | None, side_env: Path | None, scratch: Path) -> Found:
+    """Find the programs of a folder.
+
+    Missing Python packages are installed into the side environment, if one is given. Programs in Go are built in
+    `scratch`, from libraries that are installed already.
+    """
     if folder is None:
         return Found([], ["other multiplexers: no checkout of muxkit here; name their folder with --peers"])
     described = _read(folder / LIST)
@@ -65,9 +76,32 @@ def find_peers(folder: Path | None, side_env: Path | None) -> Found:
     for one in described:
         if missing := [need for need in one.needs if need in lacking]:
             left_out.append(f"{one.name}: needs {', '.join(missing)}, which --side-env DIR installs there")
+        elif missing := _missing_for_go(one):
+            left_out.append(f"{one.name}: needs {' and '.join(missing)} (packages of Debian and Ubuntu)")
+        elif one.go:
+            contestants.append(_contestant(one, [_built(folder / one.program, scratch)]))
         else:
-            contestants.append(_contestant(one, folder, python))
+            contestants.append(_contestant(one, [python, "-P", str(folder / one.program)]))
     return Found(contestants, left_out)
+
+
+def _missing_for_go(one: Described) -> list[str]:
+    """Return the packages that a program in Go still needs."""
+    libraries = {package for name, package in one.go.items() if not (GO_SOURCES / "src" / name).is_dir()}
+    compiler = {"golang-go"} if one.go and shutil.which("go") is None else set()
+    return sorted(compiler | libraries)
+
+
+def _built(source: Path, scratch: Path) -> str:
+    """Build a program in Go, once for all contestants that it plays, and return its path."""
+    program = scratch / source.name
+    if not program.exists():
+        go = {"GO111MODULE": "off", "GOFLAGS": "", "GOPATH": str(GO_SOURCES)}
+        command = ["go", "build", "-o", str(program), "."]
+        done = subprocess.run(command, cwd=source, env=os.environ | go, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CommandFailed(f"{source}: `go build` failed: {done.stderr.strip()}")
+    return str(program)
 
 
 def _read(path: Path) -> list[Described]:
@@ -79,11 +113,11 @@ def _read(path: Path) -> list[Described]:
         raise CommandFailed(f"{path}: {error}", Exit.USAGE) from error
 
 
-def _contestant(one: Described, folder: Path, python: str) -> Contestant:
+def _contestant(one: Described, command: list[str]) -> Contestant:
     return Contestant(
         name=one.name,
         title=one.title,
-        command=[python, "-P", str(folder / one.program)],
+        command=[*command, *one.arguments],
         address="tcp",
         baseline=one.baseline,
         extra={"PYTHONPATH": str(WORK)},

@@ -10,7 +10,7 @@ from muxkit_bench.report.figures import Figures, Line
 from muxkit_bench.report.targets import Row, judge
 from muxkit_bench.report.words import MICRO, beside, cpu, extent, latency, median, short
 from muxkit_bench.run.cells import EXPLAINED
-from muxkit_bench.run.machine import where
+from muxkit_bench.run.machine import describe, where
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -87,7 +87,7 @@ def _facts(report: Report) -> str:
     facts = {
         "began": f"{report.began}, took {report.seconds:.0f} s",
         "rounds": f"{report.rounds}, passes of {report.pass_seconds:g} s, seed {report.seed}",
-        "machine": f"{machine.processor}, {machine.cores} cores, {machine.system}",
+        "machine": describe(machine),
         "cores": where(machine),
         "software": ", ".join([machine.python, *(f"{name} {version}" for name, version in machine.packages.items())]),
         "load": f"{_load(machine.load_before)} before, {_load(machine.load_after)} after",

@@ -21,6 +21,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     packages: dict[str, str]
     load_before: list[float]
     load_after: list[float] = []
+    wake_up: float = 0.0
+    """Seconds of a round trip of one byte between two blocking processes; 0 in older files."""
+    copy_rate: float = 0.0
+    """Bytes per second that the memory copies; 0 in older files."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from rich.text import Text
 from muxkit.cli.terminal import printable
 from muxkit_bench.report.figures import Figures, Line
 from muxkit_bench.report.words import beside, cpu, extent, latency, median
-from muxkit_bench.run.machine import where
+from muxkit_bench.run.machine import describe, where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +95,7 @@ def _about(report: Report) -> str:
     machine = report.machine
     load = " ".join(f"{average:.2f}" for average in machine.load_before[:1] + machine.load_after[:1])
     return (
-        f"{report.seconds:.0f} s on {machine.cores} cores ({printable(machine.processor)}), {where(machine)}, "
+        f"{report.seconds:.0f} s on {printable(describe(machine))}; {where(machine)}, "
         f"{machine.python}, trio {machine.packages.get('trio', '?')}; load before and after: {load or '?'}"
     )
 

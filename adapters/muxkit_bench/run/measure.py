@@ -19,7 +19,7 @@ import muxkit
 from muxkit.cli.commands import build
 from muxkit.cli.terminal import is_live, printable
 from muxkit_bench.report.results import Entry, Report, Shape
-from muxkit_bench.run.machine import load, this_machine
+from muxkit_bench.run.machine import describe, load, this_machine
 from muxkit_bench.run.rounds import Plan, Rounds
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 def measure(plan: Plan, left_out: list[str], out: Console) -> tuple[Report | None, signal.Signals | None]:
     """Run a plan; return its report, if a round is complete, and the signal that ended it early."""
     began, machine = time.monotonic(), this_machine(list(plan.cores), awake=bool(plan.awake))
+    out.print(Text(printable(describe(machine))), soft_wrap=True)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     with progress(out, plan.rounds) as say:
         rounds = Rounds(plan, say)
