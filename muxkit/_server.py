@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Literal, Unpack
 
@@ -45,6 +46,8 @@ GRACE_SECONDS = 30.0  # for clients of a program that is told to end
 REFUSAL_SECONDS = 1.0  # to wait for what a client wants that is sent away
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ABORTED = 1  # the exit code of a program that was told twice to end
+DEFAULT_THRESHOLDS = (700, 2000)  # new objects at which Python's garbage collector starts by default; 2,000 since 3.13
+MIN_NEW_OBJECTS = 50_000  # the same while `run_server` runs; they take some 5 MB
 
 _log = logging.getLogger("muxkit")
 
@@ -259,6 +262,9 @@ def run_server(
     On SIGINT or SIGTERM the server stops accepting sessions and waits for live ones to finish. A second signal ends
     them immediately. SIGHUP reloads the files of `tls`. This function starts Trio, so call it outside `trio.run`.
 
+    While the server runs, Python's garbage collector starts after 50,000 new objects instead of 700, unless the program
+    has called `gc.set_threshold` or `gc.disable` itself.
+
     Args:
         handler: As for `open_server`.
         url: As for `open_server`.
@@ -274,7 +280,28 @@ def run_server(
     """
     session_handler(handler)  # a mistake in it is raised here, and not out of Trio's run
     start = partial(open_server, handler, url, **options)
-    return trio.run(_run_until_signal, start, grace, on_started, on_ending, beside)
+    with _collecting_seldom():
+        return trio.run(_run_until_signal, start, grace, on_started, on_ending, beside)
+
+
+@contextmanager
+def _collecting_seldom() -> Iterator[None]:
+    """Let the garbage collector start less often, unless the program has chosen thresholds of its own.
+
+    Each task that waits for a message keeps some twenty objects alive that the collector counts as new. With 900
+    sessions that wait, 700 objects are new in each pass of Trio's loop, although none of them is garbage. The collector
+    then starts all the time, and promotes them until it examines the whole heap. With 900 active sessions that took
+    40 % of the processor time (198 instead of 123 µs for a message and its echo, both ends), with 3,000 it took 60 %.
+    """
+    thresholds = gc.get_threshold()
+    if not gc.isenabled() or thresholds[0] not in DEFAULT_THRESHOLDS:
+        yield
+        return
+    gc.set_threshold(MIN_NEW_OBJECTS, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 async def _run_until_signal(

@@ -338,3 +338,25 @@ async def test_listeners_of_another_kind_are_refused_with_the_kind_that_is_neede
             pass
     for listener in listeners:
         await listener.aclose()
+
+
+COLLECTING = """
+import gc, os, signal, sys, muxkit
+
+async def echo(channel: muxkit.Channel) -> None: ...
+
+def started(server: muxkit.Server) -> None:
+    print(*gc.get_threshold())
+    os.kill(os.getpid(), signal.SIGTERM)
+
+gc.set_threshold(int(sys.argv[1]), 5, 6)
+muxkit.run_server(echo, "bpmux+mem://collecting", on_started=started)
+print(*gc.get_threshold())
+"""
+
+
+@pytest.mark.parametrize(("before", "during"), [("700", "50000"), ("2000", "50000"), ("1234", "1234"), ("0", "0")])
+def test_a_server_program_collects_garbage_seldom_unless_it_has_chosen_itself(before: str, during: str) -> None:
+    command = [sys.executable, "-c", COLLECTING, before]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == [f"{during} 5 6", f"{before} 5 6"]
