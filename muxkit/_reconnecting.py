@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextvars
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack, cast
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, Unpack
 
 import trio
 
@@ -24,20 +22,21 @@ from muxkit.runtime import (
     OutageLog,
     Session,
     background,
+    called,
     can_heal,
     protect_package,
     protected_manager,
 )
-
-SessionT = TypeVar("SessionT", bound=Session, covariant=True)
 
 _log = logging.getLogger("muxkit")
 
 MAX_MOVES = 5  # redirects in a row that are followed without a pause, so that two servers can't keep a client busy
 
 
-def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> Sessions[Session]:
-    """Iterate over sessions with the server at `url`. When one has ended, the loop opens the next.
+def reconnecting(
+    url: str | Sequence[str], **options: Unpack[ReconnectOptions]
+) -> AbstractAsyncContextManager[AsyncIterator[Session]]:
+    """Open one session after another with the server at `url`: whenever one has ended, the loop opens the next.
 
         async with muxkit.reconnecting(url) as sessions:
             async for session in sessions:
@@ -49,9 +48,8 @@ def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) 
     The first attempt after a session that worked is immediate. After failed attempts the loop pauses. Any error that
     the body doesn't catch ends the loop, `LinkLost` included.
 
-    The sessions belong to the block: their tasks run in it, leaving it closes the present session as leaving `connect`
-    does, and cancelling it cuts the session. Without the block, `async for session in muxkit.reconnecting(url)` keeps
-    each session in a system task of Trio, and a session that is left with the loop is cut in the background.
+    The sessions belong to the block: their tasks run in it. Leaving the block after `break` or `return` closes the
+    present session as leaving `connect` does. An error or a cancellation cuts it.
 
     By default, the first failure and each doubling of the outage log a WARNING. A protocol that reconnects on its own,
     such as Relink, gets `backoff`, `patience` and `on_failed` too. With `patience`, the loop waits for its first
@@ -81,7 +79,19 @@ def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) 
             theirs |= getattr(load(PROTOCOLS, each.partition("+")[0]), "options", frozenset[str]())
     given |= {name: value for name, value in ours.items() if value is not None and name in theirs}
     opener = _Opener(tuple(urls), given, RedirectPolicy(tuple(urls), redirects))
-    return Sessions(opener, options)
+    return called("reconnecting", _sessions_of(opener, options))
+
+
+@protected_manager
+async def _sessions_of(opener: _Opener, options: ReconnectOptions) -> AsyncGenerator[AsyncIterator[Session], None]:
+    """Run the sessions of `reconnecting` while the block runs."""
+    async with background() as nursery:
+        sessions = _Sessions(opener, options, nursery)
+        try:
+            yield sessions
+        finally:
+            sessions.is_closed = True
+        await sessions.leave()  # without an error: otherwise the nursery cuts the session
 
 
 class _Opener:
@@ -151,15 +161,18 @@ async def _answered_session(url: str, options: Mapping[str, Any]) -> AsyncGenera
         yield session
 
 
-class Sessions(AsyncIterator[SessionT], Generic[SessionT]):
-    """The sessions of `reconnecting`: a block, and an iterator within it.
+class _Sessions(AsyncIterator[Session]):
+    """The sessions of a block of `reconnecting`, each of which runs in a task of the block.
 
-    It isn't a generator, because a generator that is left early needs another block around it to be cleaned up.
+    A session needs a task that enters and leaves its block, because the program may enter and leave cancel scopes
+    between two steps of its loop, and Trio's scopes must be nested within one task.
     """
 
-    def __init__(self, opener: _Opener, options: ReconnectOptions) -> None:
+    def __init__(self, opener: _Opener, options: ReconnectOptions, nursery: trio.Nursery) -> None:
+        self.is_closed: bool = False
         self._opener = opener
         self._url = opener.shown
+        self._nursery = nursery
         self._observer = options.get("observer")
         self._is_first = True
         self._policy = options.get("backoff") or Backoff()
@@ -168,40 +181,24 @@ class Sessions(AsyncIterator[SessionT], Generic[SessionT]):
         self._on_failed = options.get("on_failed") or self._outage.failed
         self._failures = 0
         self._moves = 0  # redirects in a row without a session that lived
-        self._lost_at = trio.current_time()
+        self._lost_at = 0.0
         self._began = 0.0
         self._kept: _Kept | None = None
-        self._block: AbstractAsyncContextManager[trio.Nursery] | None = None
-        self._nursery: trio.Nursery | None = None  # of the block, if there is one
 
-    async def __aenter__(self) -> Self:
-        if self._block is not None:
-            raise RuntimeError("this block was entered before; call reconnecting() again")
-        self._block = background()
-        self._nursery = await self._block.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        """Close the present session in order, or cut it if the block is left by an error."""
-        assert self._block is not None  # it was entered
+    async def leave(self) -> None:
+        """Close the present session in order, if there is one."""
         kept, self._kept = self._kept, None
-        if error is not None or kept is None:
-            return await self._block.__aexit__(kind, error, traceback)
-        async with AsyncExitStack() as stack:
-            stack.push_async_exit(self._block.__aexit__)  # it also ends the block if this is cancelled
+        if kept is not None:
             await kept.end()
-        return None
 
-    def __del__(self) -> None:
-        if self._kept is not None:
-            self._kept.let_go()
-
-    async def __anext__(self) -> SessionT:
+    async def __anext__(self) -> Session:
+        if self.is_closed:
+            raise trio.ClosedResourceError("the block of these sessions was left")
         policy = self._policy
         failure: Exception | None = None
-        if self._kept is not None:
+        if self._kept is None:
+            self._lost_at = trio.current_time()
+        else:
             await self._kept.end()
             self._lost_at = trio.current_time()
             lived = self._lost_at - self._began
@@ -218,7 +215,7 @@ class Sessions(AsyncIterator[SessionT], Generic[SessionT]):
                 failure = ConnectionError(f"{self._url}: connection lost after {lived:.2f} s")
         while True:
             if failure is None:
-                kept = _Kept(self._url, self._opener.open, connected=self._patience is not None)
+                kept = _Kept(self._opener, connected=self._patience is not None)
                 await kept.begin(self._nursery)
                 failure = kept.failure
                 if failure is None:
@@ -229,7 +226,7 @@ class Sessions(AsyncIterator[SessionT], Generic[SessionT]):
                         info = kept.session.info
                         tell(self._observer, "reconnected", self._began - self._lost_at, info.protocol, info.transport)
                     self._is_first = False
-                    return cast("SessionT", kept.session)  # made by the protocol of the URL
+                    return kept.session
                 if self._opener.follow(failure) and self._moves < MAX_MOVES:
                     self._moves += 1
                     failure = None
@@ -249,13 +246,10 @@ class Sessions(AsyncIterator[SessionT], Generic[SessionT]):
 
 
 class _Kept:
-    """A session in a task of its own, so that a loop may be left at any point without harm to the task it runs in."""
+    """A session in a task of its own, which enters the session's block and leaves it."""
 
-    def __init__(
-        self, url: str, open_one: Callable[[], AbstractAsyncContextManager[Session]], *, connected: bool
-    ) -> None:
-        self._url = url
-        self._open = open_one
+    def __init__(self, opener: _Opener, *, connected: bool) -> None:
+        self._opener = opener
         self._connected = connected
         self._release = trio.Event()
         self._began = trio.Event()
@@ -263,17 +257,13 @@ class _Kept:
         self._scope = trio.CancelScope()
         self.session: Session
         self.failure: Exception | None = None
-        """Why there is no session."""
+        """Why the session couldn't be opened."""
         self.lost: LinkLost | None = None
-        """Why the session was lost, if leaving it told."""
+        """Why the session was lost, if leaving its block raised that."""
 
-    async def begin(self, nursery: trio.Nursery | None) -> None:
-        """Wait until there is a session in a task of this nursery, or why there is none."""
-        name = f"session with {self._url}"
-        if nursery is None:
-            trio.lowlevel.spawn_system_task(self._run, name=name, context=contextvars.copy_context())
-        else:
-            nursery.start_soon(self._run, name=name)
+    async def begin(self, nursery: trio.Nursery) -> None:
+        """Open the session in a task of this nursery. Afterwards there is either `session` or `failure`."""
+        nursery.start_soon(self._run, name=f"session with {self._opener.shown}")
         try:
             await self._began.wait()
         except BaseException:
@@ -281,21 +271,15 @@ class _Kept:
             raise
 
     async def end(self) -> None:
-        """Leave the session in order."""
+        """Leave the session in order, and wait until it has ended."""
         self._release.set()
         await self._over.wait()
-
-    def let_go(self) -> None:
-        """End the session at once; harmless when it is over, or the run of Trio is."""
-        if not self._over.is_set():
-            with suppress(RuntimeError):
-                self._scope.cancel()
 
     async def _run(self) -> None:
         try:
             with self._scope:
-                async with self._open() as self.session:
-                    # Relink's session is there before its connection; without one it would not count as a failure.
+                async with self._opener.open() as self.session:
+                    # Relink's session exists before its connection. Waiting here makes a missing connection a failure.
                     connected: Callable[[], Awaitable[None]] | None = getattr(self.session, "connected", None)
                     if self._connected and connected is not None:
                         await connected()

@@ -7,14 +7,14 @@ result is a session of the protocol, because the protocol's plugin made it, so t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeAlias, TypeVar, cast
 
 from muxkit._door import connect
 from muxkit._handlers import SessionHandler
 from muxkit._options import ConnectOptions, ReconnectOptions, ServeOptions
-from muxkit._reconnecting import Sessions, reconnecting
+from muxkit._reconnecting import reconnecting
 from muxkit._server import Server, open_server
 from muxkit.runtime import Channel, Session
 
@@ -39,9 +39,10 @@ def open_server_typed(
 
 def reconnecting_typed(
     protocol: str, session: type[SessionT], url: str | Sequence[str], options: ReconnectOptions
-) -> Sessions[SessionT]:
+) -> AbstractAsyncContextManager[AsyncIterator[SessionT]]:
     """Call `muxkit.reconnecting` for one protocol, whose sessions have this type."""
-    return cast("Sessions[SessionT]", reconnecting(urls_of(protocol, url), **options))
+    made = reconnecting(urls_of(protocol, url), **options)
+    return cast("AbstractAsyncContextManager[AsyncIterator[SessionT]]", made)
 
 
 def urls_of(protocol: str, url: str | Sequence[str]) -> str | Sequence[str]:

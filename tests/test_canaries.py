@@ -150,8 +150,9 @@ async def test_the_query_of_a_url_is_in_no_log_and_no_trace(
 ) -> None:
     url = f"{protocol}+ws://127.0.0.1:1/jobs?token={QUERY}"
     with trio.move_on_after(0.2):
-        async for session in muxkit.reconnecting(url, backoff=muxkit.Backoff(first=0.01)):
-            await session.ping()
+        async with muxkit.reconnecting(url, backoff=muxkit.Backoff(first=0.01)) as sessions:
+            async for session in sessions:
+                await session.ping()
     assert watched_log.found == []
     assert secrets_of_traces(traces) == []
 

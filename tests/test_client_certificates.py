@@ -116,9 +116,10 @@ async def test_a_relink_client_that_is_refused_is_never_connected(
 async def test_a_loop_without_a_certificate_ends(scheme: str, certificates: Certificates) -> None:
     async with muxkit.open_server(echo, f"{scheme}://127.0.0.1:0", tls=certificates.server) as running:
         with trio.fail_after(20), pytest.raises((OSError, muxkit.LinkLost), match="certificate required"):  # noqa: PT012
-            async for session in muxkit.reconnecting(running.url, tls=certificates.without):
-                with suppress(muxkit.LinkLost):
-                    await wait(session)
+            async with muxkit.reconnecting(running.url, tls=certificates.without) as sessions:
+                async for session in sessions:
+                    with suppress(muxkit.LinkLost):
+                        await wait(session)
 
 
 @pytest.mark.parametrize("use", [leave, wait])

@@ -175,13 +175,14 @@ async def test_reconnecting_races_again_after_each_loss(autojump_clock: MockCloc
     async with served(SLOW) as network:
         async with muxkit.open_server(echo, FAST) as first:
             peers: list[str] = []
-            async for session in muxkit.reconnecting([FAST, SLOW]):
-                peers.append(session.info.peer)
-                if len(peers) == 2:
-                    break
-                await first.shutdown(grace=0)
-                network.cut("client", "fast")
-                await trio.sleep(2)
+            async with muxkit.reconnecting([FAST, SLOW]) as sessions:
+                async for session in sessions:
+                    peers.append(session.info.peer)
+                    if len(peers) == 2:
+                        break
+                    await first.shutdown(grace=0)
+                    network.cut("client", "fast")
+                    await trio.sleep(2)
         assert peers == ["sim fast", "sim slow"]
 
 

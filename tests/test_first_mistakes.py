@@ -36,10 +36,12 @@ async def echo_on_asyncio(channel: muxkit.asyncio.Channel) -> None:
 MAKERS: dict[str, Callable[[], Any]] = {
     "connect": lambda: muxkit.connect(URL),
     "open_server": lambda: muxkit.open_server(echo, URL),
+    "reconnecting": lambda: muxkit.reconnecting(URL),
     "link": lambda: relink.link(URL.replace("bpmux", "relink")),
     "open_local": lambda: forward.open_local(cast("Any", None), "127.0.0.1:0", "127.0.0.1:1"),
     "asyncio's connect": lambda: muxkit.asyncio.connect(URL),
     "asyncio's open_server": lambda: muxkit.asyncio.open_server(echo_on_asyncio, URL),
+    "asyncio's reconnecting": lambda: muxkit.asyncio.reconnecting(URL),
 }
 EACH_BLOCK = pytest.mark.parametrize("name", MAKERS)
 
@@ -53,6 +55,13 @@ def expected(name: str, got: str) -> str:
 async def test_a_block_that_is_awaited_says_async_with(name: str) -> None:
     with pytest.raises(TypeError, match=expected(name, "'await'")):
         await MAKERS[name]()
+
+
+@EACH_BLOCK
+async def test_a_loop_over_a_block_that_is_not_open_says_async_with(name: str) -> None:
+    with pytest.raises(TypeError, match=expected(name, "'async for'")):
+        async for _ in MAKERS[name]():
+            pass
 
 
 @EACH_BLOCK

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -239,7 +238,7 @@ async def test_a_loop_over_sessions_goes_on_after_both_tasks_of_its_body_have_lo
             return
 
     async with muxkit.open_server(handler, "bpmux+mem://groups") as server:
-        async with aclosing(sessions_of(server.url)) as sessions:
+        async with muxkit.reconnecting(server.url) as sessions:
             async for session in sessions:
                 try:
                     async with trio.open_nursery() as nursery:
@@ -251,11 +250,6 @@ async def test_a_loop_over_sessions_goes_on_after_both_tasks_of_its_body_have_lo
                 else:
                     break
     assert served == 2
-
-
-async def sessions_of(url: str):  # type: ignore[no-untyped-def]  # noqa: ANN201 - of sessions
-    async for session in muxkit.reconnecting(url):
-        yield session
 
 
 LOST = LinkLost("gone", by="peer")

@@ -40,14 +40,15 @@ async def test_each_lost_session_is_followed_by_another(protocol: str, autojump_
                 await trio.sleep(3)
 
         nursery.start_soon(come_and_go)
-        async for session in muxkit.reconnecting(url):
-            try:
-                while len(got) < 10:
-                    got.append(await call(session, b"%d" % len(got)))
-                    await trio.sleep(1)
-                break
-            except trio.BrokenResourceError:
-                continue
+        async with muxkit.reconnecting(url) as sessions:
+            async for session in sessions:
+                try:
+                    while len(got) < 10:
+                        got.append(await call(session, b"%d" % len(got)))
+                        await trio.sleep(1)
+                    break
+                except trio.BrokenResourceError:
+                    continue
         nursery.cancel_scope.cancel()
     assert got == [b"%d" % number for number in range(10)]
 
@@ -64,9 +65,10 @@ async def test_an_outage_is_told_at_its_begin_and_at_each_doubling(
                 await trio.sleep_forever()
 
         nursery.start_soon(come_late)
-        async for session in muxkit.reconnecting(MEM, backoff=muxkit.Backoff(most=2.0)):
-            assert await call(session, b"x") == b"x"
-            break
+        async with muxkit.reconnecting(MEM, backoff=muxkit.Backoff(most=2.0)) as sessions:
+            async for session in sessions:
+                assert await call(session, b"x") == b"x"
+                break
         nursery.cancel_scope.cancel()
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert 5 <= len(warnings) <= 9
@@ -78,8 +80,9 @@ async def test_an_outage_is_told_at_its_begin_and_at_each_doubling(
 async def test_patience_ends(autojump_clock: trio.testing.MockClock) -> None:
     began = trio.current_time()
     with pytest.raises(OSError, match="comes-and-goes"):  # noqa: PT012 - where in the block it is raised is not fixed
-        async for _ in muxkit.reconnecting(MEM, patience=60):
-            raise AssertionError("there is no server")
+        async with muxkit.reconnecting(MEM, patience=60) as sessions:
+            async for _ in sessions:
+                raise AssertionError("there is no server")
     assert 20 < trio.current_time() - began <= 60
 
 
@@ -88,14 +91,15 @@ async def test_patience_ends_for_a_protocol_that_dials_by_itself(autojump_clock:
     url = "relink+mem://comes-and-goes"
     began = trio.current_time()
     with pytest.raises(muxkit.LinkLost, match="no connection for 60 s"), trio.fail_after(1000):  # noqa: PT012
-        async for _ in muxkit.reconnecting(url, patience=60):
-            raise AssertionError("there is no server")
+        async with muxkit.reconnecting(url, patience=60) as sessions:
+            async for _ in sessions:
+                raise AssertionError("there is no server")
     assert trio.current_time() - began == pytest.approx(60)
 
 
 async def test_patience_ends_also_after_a_link_that_was_lost(autojump_clock: trio.testing.MockClock) -> None:
     url = "relink+mem://comes-and-goes"
-    sessions = 0
+    got = 0
     async with trio.open_nursery() as nursery:
 
         async def serve_a_while() -> None:
@@ -105,19 +109,20 @@ async def test_patience_ends_also_after_a_link_that_was_lost(autojump_clock: tri
 
         nursery.start_soon(serve_a_while)
         with pytest.raises(muxkit.LinkLost, match="no connection for 60 s"), trio.fail_after(1000):  # noqa: PT012
-            async for session in muxkit.reconnecting(url, patience=60):
-                sessions += 1
-                with pytest.raises(muxkit.LinkLost):  # noqa: PT012 - any of the calls
-                    while True:
-                        assert await call(session, b"x") == b"x"
-                        await trio.sleep(1)
-    assert sessions == 1
+            async with muxkit.reconnecting(url, patience=60) as sessions:
+                async for session in sessions:
+                    got += 1
+                    with pytest.raises(muxkit.LinkLost):  # noqa: PT012 - any of the calls
+                        while True:
+                            assert await call(session, b"x") == b"x"
+                            await trio.sleep(1)
+    assert got == 1
 
 
 async def test_what_no_later_attempt_can_mend_comes_out_at_once() -> None:
-    with pytest.raises(ValueError, match="invalid URL"):
-        async for _ in muxkit.reconnecting("bpmux"):
-            pass
+    async with muxkit.reconnecting("bpmux") as sessions:
+        with pytest.raises(ValueError, match="invalid URL"):
+            await anext(sessions)
 
 
 async def _wait(session: muxkit.Session) -> None:
@@ -137,8 +142,9 @@ async def test_a_loop_whose_token_is_missing_ends_with_the_reason(
     only = muxkit.tokens({"a": "a-token-that-is-long"})
     async with muxkit.open_server(echo, f"{protocol}+mem://wants-a-token", authorize=only) as server:
         with pytest.raises(muxkit.LinkLost) as caught, trio.fail_after(60):  # noqa: PT012
-            async for session in muxkit.reconnecting(server.url):
-                await _wait(session)
+            async with muxkit.reconnecting(server.url) as sessions:
+                async for session in sessions:
+                    await _wait(session)
     assert (caught.value.code, caught.value.peer_reason) == (401, "this server wants a token: connect(…, token=…)")
 
 
@@ -158,8 +164,9 @@ async def test_a_loop_to_a_path_that_is_not_there_ends_with_the_answer(protocol:
     """Was: the upgrade was tried again for ever."""
     async with muxkit.open_server(echo, f"{protocol}+ws://127.0.0.1:0/here") as server:
         with pytest.raises((OSError, muxkit.LinkLost), match="HTTP 404"), trio.fail_after(60):  # noqa: PT012
-            async for session in muxkit.reconnecting(server.url.replace("/here", "/there")):
-                await _wait(session)
+            async with muxkit.reconnecting(server.url.replace("/here", "/there")) as sessions:
+                async for session in sessions:
+                    await _wait(session)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("aqueduct", "bpmux"), ("bpmux", "aqueduct"), ("relink", "bpmux")])
@@ -169,8 +176,9 @@ async def test_a_loop_to_a_server_of_another_protocol_ends_with_its_name(
     """Was: each of them dialled again for ever, though the text of the failure named the other protocol."""
     async with muxkit.open_server(echo, f"{theirs}+mem://another-protocol") as server:
         with pytest.raises(muxkit.LinkLost, match=f"(?i)look like {theirs}"), trio.fail_after(60):  # noqa: PT012
-            async for session in muxkit.reconnecting(server.url.replace(theirs, ours, 1)):
-                await _wait(session)
+            async with muxkit.reconnecting(server.url.replace(theirs, ours, 1)) as sessions:
+                async for session in sessions:
+                    await _wait(session)
 
 
 async def test_a_server_that_asks_for_another_attempt_gets_one(autojump_clock: trio.testing.MockClock) -> None:
@@ -184,27 +192,30 @@ async def test_a_server_that_asks_for_another_attempt_gets_one(autojump_clock: t
         return "a"
 
     async with muxkit.open_server(echo, MEM, authorize=not_now) as server:
-        async for session in muxkit.reconnecting(server.url, token="a-token"):
-            assert await call(session, b"x") == b"x"
-            break
+        async with muxkit.reconnecting(server.url, token="a-token") as sessions:
+            async for session in sessions:
+                assert await call(session, b"x") == b"x"
+                break
     assert attempts == 3
 
 
 async def test_what_the_body_raises_ends_the_loop_and_the_session() -> None:
     async with muxkit.open_server(echo, MEM) as server:
         with pytest.raises(ZeroDivisionError):  # noqa: PT012 - where in the block it is raised is not fixed
-            async for session in muxkit.reconnecting(server.url):
-                assert await call(session, b"x") == b"x"
-                raise ZeroDivisionError
+            async with muxkit.reconnecting(server.url) as sessions:
+                async for session in sessions:
+                    assert await call(session, b"x") == b"x"
+                    raise ZeroDivisionError
         await trio.testing.wait_all_tasks_blocked()
         assert server.sessions() == []
 
 
 async def test_a_loop_that_is_left_closes_its_session() -> None:
     async with muxkit.open_server(echo, MEM) as server:
-        async for session in muxkit.reconnecting(server.url):
-            await session.ping()
-            break
+        async with muxkit.reconnecting(server.url) as sessions:
+            async for session in sessions:
+                await session.ping()
+                break
         await trio.testing.wait_all_tasks_blocked()
         assert server.sessions() == []
 
@@ -212,9 +223,10 @@ async def test_a_loop_that_is_left_closes_its_session() -> None:
 async def test_a_cancelled_loop_closes_its_session(autojump_clock: trio.testing.MockClock) -> None:
     async with muxkit.open_server(echo, MEM) as server:
         with trio.move_on_after(5) as scope:
-            async for session in muxkit.reconnecting(server.url):
-                await session.ping()
-                await trio.sleep_forever()
+            async with muxkit.reconnecting(server.url) as sessions:
+                async for session in sessions:
+                    await session.ping()
+                    await trio.sleep_forever()
         assert scope.cancelled_caught
         await trio.testing.wait_all_tasks_blocked()
         assert server.sessions() == []
@@ -274,11 +286,32 @@ async def test_leaving_the_block_by_an_error_or_a_cancellation_cuts_the_session(
         assert server.sessions() == []
 
 
-async def test_a_block_is_entered_once() -> None:
-    sessions = muxkit.reconnecting(MEM)
-    async with sessions:
-        with pytest.raises(RuntimeError, match="entered before"):
-            await sessions.__aenter__()
+async def test_the_sessions_end_with_their_block() -> None:
+    async with muxkit.open_server(echo, MEM) as server:
+        async with muxkit.reconnecting(server.url) as sessions:
+            await anext(sessions)
+        with pytest.raises(trio.ClosedResourceError, match="the block of these sessions was left"):
+            await anext(sessions)
+
+
+async def test_patience_begins_with_the_loop_and_not_with_the_block(autojump_clock: trio.testing.MockClock) -> None:
+    async with muxkit.reconnecting(MEM, patience=60) as sessions:
+        await trio.sleep(1000)
+        began = trio.current_time()
+        with pytest.raises(OSError, match="comes-and-goes"):
+            await anext(sessions)
+        assert trio.current_time() - began > 20
+
+
+async def test_a_step_of_the_loop_may_have_a_time_limit(autojump_clock: trio.testing.MockClock) -> None:
+    async with muxkit.reconnecting(MEM) as sessions:
+        with trio.move_on_after(5) as waited:
+            await anext(sessions)
+        assert waited.cancelled_caught
+        async with muxkit.open_server(echo, MEM):
+            with trio.fail_after(60):
+                session = await anext(sessions)
+            assert await call(session, b"x") == b"x"
 
 
 async def test_a_server_that_hangs_up_on_everybody_is_not_dialled_without_a_pause(
@@ -292,8 +325,9 @@ async def test_a_server_that_hangs_up_on_everybody_is_not_dialled_without_a_paus
 
     async with muxkit.open_server(hang_up, MEM) as server:
         with trio.move_on_after(60):
-            async for session in muxkit.reconnecting(server.url):
-                with pytest.raises((trio.BrokenResourceError, trio.ClosedResourceError)):  # noqa: PT012 - where in the block it is raised is not fixed
-                    while True:
-                        await session.ping()
+            async with muxkit.reconnecting(server.url) as sessions:
+                async for session in sessions:
+                    with pytest.raises((trio.BrokenResourceError, trio.ClosedResourceError)):  # noqa: PT012 - where in the block it is raised is not fixed
+                        while True:
+                            await session.ping()
     assert 3 < dials < 40

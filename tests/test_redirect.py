@@ -45,17 +45,18 @@ async def used(session: muxkit.Session) -> None:
 async def peers(url: str | list[str], servers: int, redirects: list[str]) -> list[str]:
     """Use session after session until each has had its turn; return the peers."""
     seen: list[str] = []
-    async for session in muxkit.reconnecting(url, redirects=redirects):
-        try:
-            if isinstance(session, relink.Link):
-                await session.connected()  # Relink's session begins before its connection
-            seen.append(session.info.peer.removeprefix("sim "))
-            if len(seen) == servers:
-                break
-            async for _ in session.incoming():
+    async with muxkit.reconnecting(url, redirects=redirects) as sessions:
+        async for session in sessions:
+            try:
+                if isinstance(session, relink.Link):
+                    await session.connected()  # Relink's session begins before its connection
+                seen.append(session.info.peer.removeprefix("sim "))
+                if len(seen) == servers:
+                    break
+                async for _ in session.incoming():
+                    pass
+            except muxkit.LinkLost:
                 pass
-        except muxkit.LinkLost:
-            pass
     return seen
 
 

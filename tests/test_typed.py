@@ -26,10 +26,11 @@ async def test_bpmux_gives_sessions_that_have_requests() -> None:
             async with bpmux.connect(server.url) as session:
                 assert_type(session, bpmux.Session)
                 assert await session.request(b"tea") == b"aet"
-            async for again in bpmux.reconnecting(server.url.partition("+")[2]):
-                assert_type(again, bpmux.Session)
-                assert await again.request(b"ab") == b"ba"
-                break
+            async with bpmux.reconnecting(server.url.partition("+")[2]) as sessions:
+                async for again in sessions:
+                    assert_type(again, bpmux.Session)
+                    assert await again.request(b"ab") == b"ba"
+                    break
 
 
 async def test_a_handler_may_take_the_channels_of_the_protocol() -> None:

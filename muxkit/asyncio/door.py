@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar, Unpack, cast
@@ -17,7 +17,7 @@ from muxkit._authorize import Authorize
 from muxkit._options import ConnectOptions, ReconnectOptions, ServeOptions
 from muxkit._signatures import check_handler, kind_of
 from muxkit.asyncio.faces import Channel, Request, Server, Session
-from muxkit.asyncio.guest import Block, Guest, enter_guest, guest_of_loop
+from muxkit.asyncio.guest import Block, Guest, guest_of_loop
 from muxkit.asyncio.topics import Topic
 from muxkit.runtime import SessionInfo
 
@@ -150,28 +150,34 @@ def open_server(
     return _AsyncioBlock("open_server(...)", Server, Block(make))
 
 
-async def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> AsyncGenerator[Session, None]:
-    """Iterate over sessions with the server at `url`, one after the other, as `muxkit.reconnecting` does.
+def reconnecting(
+    url: str | Sequence[str], **options: Unpack[ReconnectOptions]
+) -> AbstractAsyncContextManager[AsyncIterator[Session]]:
+    """Open one session after another with the server at `url`, as `muxkit.reconnecting` does.
 
-    If you leave the loop, its session is closed when the generator is: in the background, or immediately with
-    `contextlib.aclosing`.
+        async with muxkit.asyncio.reconnecting(url) as sessions:
+            async for session in sessions:
+                ...
+
+    Leaving the block closes the present session.
 
     Args:
         url: The server's URL, or a list of URLs.
         **options: The options of `ReconnectOptions`.
     """
-    guest = await enter_guest()
-    try:
-        sessions = muxkit._reconnecting.reconnecting(url, **options)
+    make = partial(muxkit._reconnecting.reconnecting, url, **options)
+    return _AsyncioBlock("reconnecting(...)", _Sessions, Block(lambda _: make()))
 
-        async def following() -> runtime.Session | None:
-            return await anext(sessions, None)
 
-        while (session := await guest.call(following)) is not None:
-            yield Session(guest, session)
-    finally:
-        sessions = following = None  # type: ignore[assignment]  # which ends a session that was left
-        await guest.leave()
+class _Sessions(AsyncIterator[Session]):
+    """The sessions of a block of `reconnecting`, for an asyncio task."""
+
+    def __init__(self, guest: Guest, native: AsyncIterator[runtime.Session]) -> None:
+        self._guest = guest
+        self._native = native
+
+    async def __anext__(self) -> Session:
+        return Session(self._guest, await self._guest.call(self._native.__anext__))
 
 
 async def in_trio(function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -198,8 +198,7 @@ async def line(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) ->
     kept = Line(url, options.get("on_failed"))
     options["backoff"] = options.get("backoff") or Backoff(most=LONGEST_PAUSE)
     options["on_failed"] = kept.failed
-    sessions = reconnecting(url, **options)
-    async with sessions, background() as nursery:
+    async with reconnecting(url, **options) as sessions, background() as nursery:
         nursery.start_soon(kept.run, sessions)
         yield kept
 

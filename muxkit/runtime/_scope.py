@@ -118,6 +118,9 @@ class NeedsBlock:
         def __exit__(self, *_: object) -> None:
             """Exist, since Python looks for it before it calls `__enter__`."""
 
+        def __aiter__(self) -> NoReturn:
+            raise TypeError(self._explain("'async for'"))
+
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)

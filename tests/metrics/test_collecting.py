@@ -252,19 +252,20 @@ async def test_sessions_that_are_opened_again_are_counted(network: SimNetwork, a
     ours = Metrics()
     async with muxkit.open_server(echo, "bpmux+sim://server") as server:
         left = 3
-        async for session in muxkit.reconnecting(server.url, observer=ours):
-            try:
-                async with session.open() as channel:
-                    await channel.send(b"tea")
-                    await channel.receive()
-                    left -= 1
-                    if not left:
-                        break
-                    await trio.sleep(10)
-                    network.cut()
-                    await channel.receive()
-            except muxkit.LinkLost:
-                continue
+        async with muxkit.reconnecting(server.url, observer=ours) as sessions:
+            async for session in sessions:
+                try:
+                    async with session.open() as channel:
+                        await channel.send(b"tea")
+                        await channel.receive()
+                        left -= 1
+                        if not left:
+                            break
+                        await trio.sleep(10)
+                        network.cut()
+                        await channel.receive()
+                except muxkit.LinkLost:
+                    continue
     assert value(ours, "reconnections", "bpmux", "sim") == 2
     assert value(ours, "sessions_opened") == 3
 

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -328,7 +328,7 @@ def test_sessions_follow_each_other(loop: Loop) -> None:
 
         backoff = muxkit.Backoff(first=0.01)
         async with muxkit.asyncio.open_server(drop_the_first, URL) as server:
-            async with aclosing(muxkit.asyncio.reconnecting(server.url, backoff=backoff)) as sessions:
+            async with muxkit.asyncio.reconnecting(server.url, backoff=backoff) as sessions:
                 async for session in sessions:
                     try:
                         async with session.open() as channel:
@@ -345,9 +345,10 @@ def test_sessions_follow_each_other(loop: Loop) -> None:
 def test_a_loop_over_sessions_may_be_left_early(loop: Loop) -> None:
     async def main() -> None:
         async with muxkit.asyncio.open_server(echo, URL) as server:
-            async for session in muxkit.asyncio.reconnecting(server.url):
-                assert await session.ping() >= 0
-                break
+            async with muxkit.asyncio.reconnecting(server.url) as sessions:
+                async for session in sessions:
+                    assert await session.ping() >= 0
+                    break
 
     run(loop, main)  # which looks for what is left
 
@@ -412,8 +413,9 @@ def test_a_list_of_urls_is_raced(loop: Loop) -> None:
         async with muxkit.asyncio.open_server(echo, URL) as server:
             async with muxkit.asyncio.connect(["bpmux+tcp://127.0.0.1:1", server.url]) as session:
                 await session.ping()
-            async for session in muxkit.asyncio.reconnecting(["bpmux+tcp://127.0.0.1:1", server.url]):
-                await session.ping()
-                break
+            async with muxkit.asyncio.reconnecting(["bpmux+tcp://127.0.0.1:1", server.url]) as sessions:
+                async for session in sessions:
+                    await session.ping()
+                    break
 
     run(loop, main)

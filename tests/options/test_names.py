@@ -90,8 +90,9 @@ async def inside(manager: AbstractAsyncContextManager[object]) -> None:
         await trio.sleep_forever()
 
 
-async def first(sessions: AsyncIterator[object]) -> None:
-    await anext(sessions)
+async def first(manager: AbstractAsyncContextManager[AsyncIterator[object]]) -> None:
+    async with manager as sessions:
+        await anext(sessions)
 
 
 async def restream_server() -> None:

@@ -45,10 +45,11 @@ def test_the_first_server_of_the_page_serves_until_it_is_asked_to_stop(tmp_path:
 
             async def talk() -> bytes:
                 with trio.fail_after(300):
-                    async for session in muxkit.reconnecting(f"bpmux+tcp://127.0.0.1:{free[7000]}"):
-                        async with session.open() as channel:
-                            await channel.send(b"tea")
-                            return await channel.receive()
+                    async with muxkit.reconnecting(f"bpmux+tcp://127.0.0.1:{free[7000]}") as sessions:
+                        async for session in sessions:
+                            async with session.open() as channel:
+                                await channel.send(b"tea")
+                                return await channel.receive()
                 raise AssertionError
 
             assert trio.run(talk) == b"tea"

@@ -358,19 +358,20 @@ async def restart(where: Place, kind: str, count: int) -> int:
     there, came, all_there = set[int](), list[float](), trio.Event()
 
     async def visit(number: int, url: str, options: dict[str, Any]) -> None:
-        async for session in muxkit.reconnecting(url, linger=0.2, on_failed=lambda *_: None, **options):
-            try:
-                async with session.open() as channel:
-                    await channel.send(MESSAGE)
-                    await channel.receive()
-                    there.add(number)
-                    came.append(trio.current_time())
-                    if len(there) == count:
-                        all_there.set()
-                    async for _ in session.incoming():
-                        pass
-            except muxkit.MuxError:
-                there.discard(number)
+        async with muxkit.reconnecting(url, linger=0.2, on_failed=lambda *_: None, **options) as sessions:
+            async for session in sessions:
+                try:
+                    async with session.open() as channel:
+                        await channel.send(MESSAGE)
+                        await channel.receive()
+                        there.add(number)
+                        came.append(trio.current_time())
+                        if len(there) == count:
+                            all_there.set()
+                        async for _ in session.incoming():
+                            pass
+                except muxkit.MuxError:
+                    there.discard(number)
 
     async with trio.open_nursery() as nursery:
         with server(where, where.url(kind), carried=count) as (url, process):

@@ -152,16 +152,17 @@ def test_chaos_comes_over_a_program_and_is_that_of_the_seed(pytester: pytest.Pyt
 async def test_all_arrives(muxkit_server, chaos, muxkit_seed):
     server = await muxkit_server(echo)
     got = 0
-    async for session in muxkit.reconnecting(server.url):
-        try:
-            async with session.open() as channel:
-                while got < 40:
-                    await ask(channel)
-                    got += 1
-                    await trio.sleep(0.5)
-            break
-        except muxkit.LinkLost:
-            pass
+    async with muxkit.reconnecting(server.url) as sessions:
+        async for session in sessions:
+            try:
+                async with session.open() as channel:
+                    while got < 40:
+                        await ask(channel)
+                        got += 1
+                        await trio.sleep(0.5)
+                break
+            except muxkit.LinkLost:
+                pass
     assert chaos.done == [*chaos.plan.faults]
     assert chaos.plan.seed == muxkit_seed
 

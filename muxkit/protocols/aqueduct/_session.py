@@ -6,7 +6,7 @@ entrypoint, or with the two-way channels of every protocol, which need the entry
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Unpack, overload
 
@@ -15,7 +15,6 @@ import trio
 from muxkit import _options, _server
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit._reconnecting import Sessions
 from muxkit._typed import Handler, connect_typed, open_server_typed, reconnecting_typed
 from muxkit.protocols.aqueduct._channels import AqueductSendHalf, Channel, OpeningHalf, Receiver, Sender
 from muxkit.protocols.aqueduct._connection import Connection
@@ -219,8 +218,10 @@ def open_server(
     return open_server_typed("aqueduct", handler, url, options)
 
 
-def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> Sessions[Session]:
-    """Iterate over sessions of Aqueduct with the server at `url`, one after the other, as `muxkit.reconnecting` does.
+def reconnecting(
+    url: str | Sequence[str], **options: Unpack[ReconnectOptions]
+) -> AbstractAsyncContextManager[AsyncIterator[Session]]:
+    """Open one session of Aqueduct after another with the server at `url`, as `muxkit.reconnecting` does.
 
     Args:
         url: A URL such as `aqueduct+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.

@@ -6,7 +6,7 @@ call `session`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Literal, Unpack, overload
@@ -16,7 +16,6 @@ import trio
 from muxkit import _options, _spans
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit._reconnecting import Sessions
 from muxkit._server import Server
 from muxkit._typed import Handler, connect_typed, open_server_typed, reconnecting_typed
 from muxkit.codecs import Codec, announced
@@ -188,8 +187,10 @@ def open_server(
     return open_server_typed("e3x", handler, url, options)
 
 
-def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> Sessions[Session]:
-    """Iterate over sessions of e3x with the server at `url`, one after the other, as `muxkit.reconnecting` does.
+def reconnecting(
+    url: str | Sequence[str], **options: Unpack[ReconnectOptions]
+) -> AbstractAsyncContextManager[AsyncIterator[Session]]:
+    """Open one session of e3x after another with the server at `url`, as `muxkit.reconnecting` does.
 
     Args:
         url: A URL such as `e3x+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.

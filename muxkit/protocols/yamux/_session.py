@@ -14,7 +14,6 @@ import trio
 from muxkit import _options
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit._reconnecting import Sessions
 from muxkit._server import Server
 from muxkit._typed import Handler, connect_typed, open_server_typed, reconnecting_typed
 from muxkit.protocols.yamux._channels import Channel, YamuxStream
@@ -148,8 +147,10 @@ def open_server(
     return open_server_typed("yamux", handler, url, options)
 
 
-def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> Sessions[Session]:
-    """Iterate over sessions of yamux with the server at `url`, one after the other, as `muxkit.reconnecting` does.
+def reconnecting(
+    url: str | Sequence[str], **options: Unpack[ReconnectOptions]
+) -> AbstractAsyncContextManager[AsyncIterator[Session]]:
+    """Open one session of yamux after another with the server at `url`, as `muxkit.reconnecting` does.
 
     Args:
         url: A URL such as `yamux+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.

@@ -146,19 +146,20 @@ async def answers(network: SimNetwork, calls: int) -> list[float]:
     """Make a call in each session, and cut its connection; return the seconds from the cut to the next answer."""
     took: list[float] = []
     lost_at = trio.current_time()
-    async for session in muxkit.reconnecting(URL):
-        try:
-            async with session.open("echo") as channel:
-                await round_trip(channel, b"x")
-                took.append(trio.current_time() - lost_at)
-                if len(took) == calls:
-                    return took
-                await trio.sleep(5)
-                lost_at = trio.current_time()
-                network.cut(how=Cut.RESET)
-                await channel.receive()
-        except muxkit.LinkLost:
-            continue
+    async with muxkit.reconnecting(URL) as sessions:
+        async for session in sessions:
+            try:
+                async with session.open("echo") as channel:
+                    await round_trip(channel, b"x")
+                    took.append(trio.current_time() - lost_at)
+                    if len(took) == calls:
+                        return took
+                    await trio.sleep(5)
+                    lost_at = trio.current_time()
+                    network.cut(how=Cut.RESET)
+                    await channel.receive()
+            except muxkit.LinkLost:
+                continue
     raise AssertionError("the loop ended")
 
 
@@ -180,19 +181,20 @@ async def test_a_server_that_announces_nothing_any_more_costs_one_more_attempt(a
                     await serve(task_status=task_status)  # type: ignore[arg-type]  # the server isn't needed
 
             await nursery.start(serve_first)
-            async for session in muxkit.reconnecting(URL, limits=Limits()):
-                try:
-                    async with session.open("echo") as channel:
-                        await round_trip(channel, b"x")
-                        took.append(trio.current_time())
-                        if len(took) == 2:
-                            break
-                        first.cancel()
-                        await trio.sleep(5)
-                        await nursery.start(partial(serve, config=Config(initial_credit=0)))
-                        await channel.receive()
-                except (muxkit.LinkLost, muxkit.ChannelCancelled):
-                    continue
+            async with muxkit.reconnecting(URL, limits=Limits()) as sessions:
+                async for session in sessions:
+                    try:
+                        async with session.open("echo") as channel:
+                            await round_trip(channel, b"x")
+                            took.append(trio.current_time())
+                            if len(took) == 2:
+                                break
+                            first.cancel()
+                            await trio.sleep(5)
+                            await nursery.start(partial(serve, config=Config(initial_credit=0)))
+                            await channel.receive()
+                    except (muxkit.LinkLost, muxkit.ChannelCancelled):
+                        continue
             nursery.cancel_scope.cancel()
         assert len(took) == 2
         assert network.connections == 3

@@ -5,7 +5,7 @@ The module also has the protocol plugin for `muxkit.connect` and `muxkit.serve`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Final, Literal, Unpack
@@ -18,7 +18,6 @@ from muxkit._errors import Refused as NotLetIn
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, frames_of
-from muxkit._reconnecting import Sessions
 from muxkit._server import Server
 from muxkit._typed import Handler, connect_typed, open_server_typed, reconnecting_typed
 from muxkit.core import Reason, without_secrets
@@ -451,8 +450,10 @@ def open_server(
     return open_server_typed("relink", handler, url, options)
 
 
-def reconnecting(url: str | Sequence[str], **options: Unpack[ReconnectOptions]) -> Sessions[Link]:
-    """Iterate over links with the server at `url`, one after the other, as `muxkit.reconnecting` does.
+def reconnecting(
+    url: str | Sequence[str], **options: Unpack[ReconnectOptions]
+) -> AbstractAsyncContextManager[AsyncIterator[Link]]:
+    """Open one link after another with the server at `url`, as `muxkit.reconnecting` does.
 
     Args:
         url: A URL such as `relink+tcp://127.0.0.1:7000` or `tcp://127.0.0.1:7000`, or a list of URLs.
