@@ -53,6 +53,10 @@ class ChannelSpan(Protocol):
         """Return `trace_id` and `span_id` as hexadecimal texts."""
         ...
 
+    def join(self, open_spans: set[ChannelSpan]) -> None:
+        """Add this span to the open spans of its connection. It leaves them when it ends."""
+        ...
+
     def failed(self, error: BaseException) -> None:
         """Note the error that ends the channel, unless an error was noted before."""
         ...

@@ -29,7 +29,7 @@ import trio
 
 from muxkit import _spans
 from muxkit._errors import Refused
-from muxkit._spans import SpannedCall, SpannedChannel, SpannedSession
+from muxkit._spans import ChannelSpan, SpannedCall, SpannedChannel, SpannedSession
 from muxkit.codecs import InvalidMessage
 from muxkit.core import Headers, printable
 from muxkit.rpc import Code, Error
@@ -174,13 +174,18 @@ class _Maker:
 class _ChannelSpan:
     """The span of a channel; `muxkit._spans.ChannelSpan` describes the methods."""
 
-    __slots__ = ("_has_ended", "_has_failed", "_is_client", "_span")
+    __slots__ = ("_has_ended", "_has_failed", "_is_client", "_open_spans", "_span")
 
     def __init__(self, span: Span, *, is_client: bool) -> None:
         self._span = span
         self._is_client = is_client
         self._has_failed = False
         self._has_ended = False
+        self._open_spans: set[ChannelSpan] | None = None
+
+    def join(self, open_spans: set[ChannelSpan]) -> None:
+        self._open_spans = open_spans
+        open_spans.add(self)
 
     def ids(self) -> dict[str, str]:
         return _ids_of(self._span)
@@ -197,6 +202,8 @@ class _ChannelSpan:
         if self._has_ended:
             return
         self._has_ended = True
+        if self._open_spans is not None:
+            self._open_spans.discard(self)
         if code is not None and not self._has_failed:
             is_fault = self._is_client or code >= FIRST_FAULT
             _fail(self._span, str(code) if code else "aborted", is_fault=is_fault)

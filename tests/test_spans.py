@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from trio.testing import MockClock
 import muxkit
 import muxkit.spans
 from muxkit import rpc
-from muxkit.testing import ChaosPlan, chaos_relay
+from muxkit.testing import ChaosPlan, SimNetwork, chaos_relay
 from muxkit.trace import Trace, read, summary
 from tests._spans import Spans, attributes_of, context_of, is_child, recorded_spans
 from tests.rpc.orders import Order, Orders, OrdersService
@@ -163,6 +164,34 @@ async def test_a_lost_connection_ends_the_span_of_a_channel_that_nobody_closes(p
             await use(f"{protocol}+tcp://{address}")
     [span] = spans.of(SpanKind.CLIENT)
     assert attributes_of(span)["error.type"] == "LinkLost"
+
+
+@ALL
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_the_end_of_a_session_ends_the_spans_of_ended_channels_that_nobody_closes(
+    protocol: str, is_cut: bool, spans: Spans, autojump_clock: MockClock
+) -> None:
+    async def take_one(channel: muxkit.Channel) -> None:
+        await channel.receive()  # and end both halves by returning
+
+    kept: list[muxkit.Channel] = []
+    with SimNetwork() as network:
+        async with muxkit.open_server(take_one, f"{protocol}+sim://server", linger=1) as server:
+            with suppress(muxkit.LinkLost):
+                async with muxkit.connect(server.url, linger=1) as session:
+                    channel = await session.open("left")
+                    kept.append(channel)
+                    await channel.send(b"1")
+                    with pytest.raises(trio.EndOfChannel):
+                        await channel.receive()
+                    await trio.sleep(1)
+                    assert spans.of(SpanKind.CLIENT) == []  # a program that goes on could still note an error
+                    if is_cut:
+                        network.cut()
+                        await trio.sleep(1)
+    [span] = spans.of(SpanKind.CLIENT)
+    was_open = protocol == "e3x"  # whose channels end when both sides have closed them
+    assert attributes_of(span).get("error.type") == ("LinkLost" if is_cut and was_open else None)
 
 
 async def test_a_typed_channel_notes_a_message_that_does_not_fit(spans: Spans) -> None:

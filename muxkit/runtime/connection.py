@@ -47,6 +47,7 @@ from muxkit import _spans
 from muxkit._info import SessionInfo
 from muxkit._limits import Limits
 from muxkit._observer import Facts, Observer, facts_of, frames_of, tell_limit
+from muxkit._spans import ChannelSpan
 from muxkit.core import Queued, Reason, counted, opening_refusal
 from muxkit.core.events import (
     Cancelled,
@@ -139,6 +140,8 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         """True once this side takes no new channels."""
         self.messages_received: int = 0
         self.limits: Limits = limits
+        self.open_spans: set[ChannelSpan] = set()
+        """The open spans of channels. They end with the connection, even if nobody closes the channels."""
         self.info: SessionInfo = describe(link, protocol)
         self._backlogs: list[Backlog[Any]] = []
         self._unclaimed: Unclaimed = Unclaimed(self._backlogs, self.decline, peer=self.info.peer)
@@ -269,6 +272,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         if _spans.maker is not None and isinstance(item, MuxChannel):
             item._span = _spans.maker.taken(item)
             if item._span is not None:
+                item._span.join(self.open_spans)
                 item._observe_span(item._span.ids())
 
     def took(self, item: Any) -> None:  # noqa: ANN401 - what a protocol puts into its backlogs
@@ -494,14 +498,26 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
                 channel = half.channel
                 if channel is not None and channel._span is not None:
                     channel._span.failed(loss())
-                    channel._span.end()
                 if isinstance(half, SendHalf):
                     half.lost(loss)
                 else:
                     half.ended(loss)
+        self.end_spans()
         self.pings.ended(loss)
         self.stop_opening(None if self.ends_in_order() else loss)
         self.gone.unpark_all()
+
+    def keep_span(self, span: ChannelSpan) -> None:
+        """Keep the span of a channel that this side has just opened, and end it with the connection at the latest."""
+        span.join(self.open_spans)
+        if (loss := self.loss) is not None:  # lost while the task that opens the channel was waking up
+            span.failed(loss())
+            span.end()
+
+    def end_spans(self) -> None:
+        """End the spans of all channels, including channels that have ended before and that nobody has closed."""
+        for span in [*self.open_spans]:
+            span.end()
 
     def ends_in_order(self) -> bool:
         """Return True if iterators over new channels should end normally, although the connection is lost."""

@@ -117,6 +117,8 @@ class MuxSession(Session, Generic[ConnectionT, ChannelT]):
                 span.end()
             raise
         channel._span = span
+        if span is not None:
+            self._connection.keep_span(span)
         channel._observe_span(maker.ids() if span is None else span.ids())
         return channel
 

@@ -749,12 +749,12 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             for channel in channels:
                 if channel._span is not None:
                     channel._span.failed(error())
-                    channel._span.end()
                 channel.sending.lost(error)
                 channel.receiving.ended(error)
                 self.engine.forget(channel.common)
                 for end in (channel.common.sender, channel.common):
                     self.half_ended(end)
+        self.end_spans()
         self._pass_on()
 
     def handle_lost(self) -> None:
