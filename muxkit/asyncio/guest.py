@@ -361,7 +361,11 @@ def guest_of_loop() -> Guest:
 
 
 class Block(Generic[T]):
-    """A block of Trio that an asyncio task enters and leaves, and in which a Trio task waits meanwhile."""
+    """A block of Trio that an asyncio task enters and leaves, and in which a Trio task waits meanwhile.
+
+    If a background task of the block fails, Trio cancels the block. We do the same with the body in asyncio: we cancel
+    the task that has entered the block, as `asyncio.TaskGroup` does, and leaving the block raises the failure.
+    """
 
     def __init__(self, make: Callable[[Guest], AbstractAsyncContextManager[T]]) -> None:
         self._make = make
@@ -370,6 +374,8 @@ class Block(Generic[T]):
         self._error: BaseException | None = None  # with which the block is left
         self._guest: Guest | None = None
         self._left: Call[None] | None = None
+        self._task: asyncio.Task[Any] | None = None  # whose block it is, while its body runs
+        self._is_interrupted = False
 
     async def enter(self) -> tuple[Guest, T]:
         """Enter the block; cancelled means that it was not entered, or left again."""
@@ -382,7 +388,9 @@ class Block(Generic[T]):
             trio.lowlevel.spawn_system_task(
                 self._hold, guest, entered, self._left, name="block of asyncio", context=contextvars.copy_context()
             )
-            return guest, await outcome_of(entered)
+            value = await outcome_of(entered)
+            self._task = asyncio.current_task()
+            return guest, value
         except BaseException:
             await guest.leave()
             raise
@@ -394,6 +402,9 @@ class Block(Generic[T]):
         guest, left = self._guest, self._left
         if guest is None or left is None:
             return
+        task, self._task = self._task, None
+        if self._is_interrupted and task is not None:
+            task.uncancel()
         traceback: TracebackType | None = None if error is None else error.__traceback__
         self._error = error
         if error is None or isinstance(error, Exception):
@@ -407,6 +418,10 @@ class Block(Generic[T]):
             return
         try:
             await outcome_of(left)
+        except BaseException as failure:
+            if self._is_interrupted and failure.__cause__ is None:
+                failure.__suppress_context__ = True  # the cancellation of the body was ours
+            raise
         finally:
             if error is not None:
                 error.__traceback__ = traceback  # without the way through Trio
@@ -435,6 +450,7 @@ class Block(Generic[T]):
                 left.succeeded(None)
             else:
                 left.failed(error)
+                self._interrupt()
         else:
             if not entered.done():
                 entered.stopped()
@@ -444,3 +460,10 @@ class Block(Generic[T]):
                 left.succeeded(None)
         finally:
             del entered, left  # as in `_settle`
+
+    def _interrupt(self) -> None:
+        """Cancel the body of the block, which a failure in the background has ended. `leave` raises the failure."""
+        task = self._task
+        if task is not None and not task.done() and not task.get_loop().is_closed():
+            self._is_interrupted = True
+            task.cancel()

@@ -48,20 +48,24 @@ async def connect(
     """
     sessions = _Reconnecting()
     made = client_over(service, sessions, codec, tuple(interceptors))
-    async with background() as nursery:
-        nursery.start_soon(sessions.run, url, options)
-        yield made
+    try:
+        async with background() as nursery:
+            nursery.start_soon(sessions.run, url, options)
+            yield made
+    finally:
+        sessions.close()
 
 
 class _Reconnecting:
-    """The session of now, or the event that there is one."""
+    """The present session, and an event for the calls that wait for the next one."""
 
     def __init__(self) -> None:
         self._session: Session | None = None
         self._changed = trio.Event()
+        self._is_closed = False
 
     async def run(self, url: str | Sequence[str], options: ReconnectOptions) -> None:
-        """Connect again and again; raises the error that no other attempt would change."""
+        """Connect again and again. Raises failures that another attempt can't change."""
         async with reconnecting(url, **options) as sessions:
             async for session in sessions:
                 self._session = session
@@ -73,9 +77,20 @@ class _Reconnecting:
                     pass
                 self._session, self._changed = None, trio.Event()
 
+    def close(self) -> None:
+        """Fail the calls of tasks outside of the block, which its end doesn't cancel."""
+        self._session, self._is_closed = None, True
+        self._changed.set()
+
     async def get(self) -> Session:
-        """Return the session of now; wait for the next one if there is none."""
+        """Return the present session, or wait for the next one.
+
+        Raises:
+            trio.ClosedResourceError: If the block of the client was left. Tasks outside of it may still make calls.
+        """
         while self._session is None:
+            if self._is_closed:
+                raise trio.ClosedResourceError("the block of this client was left")
             await self._changed.wait()
         return self._session
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+import trio
 
 import muxkit
 import muxkit.asyncio
@@ -119,5 +120,79 @@ def test_a_client_of_a_url_works_from_asyncio(loop: Loop) -> None:
         async with muxkit.asyncio.open_server(rpc.serve(AsyncioOrders()), URL) as server:
             async with rpc.connect(Orders, server.url) as orders:
                 assert await orders.get(7) == Order(7)
+
+    run(loop, main)
+
+
+ONLY_ALICE = muxkit.tokens({"the-right-token": "alice"})
+PATIENCE = 60.0
+
+
+async def sleep(orders: Orders) -> None:
+    """Wait for something that has nothing to do with the client."""
+    await asyncio.sleep(3600)
+
+
+async def sleep_with_a_limit(orders: Orders) -> None:
+    async with asyncio.timeout(1800):
+        await asyncio.sleep(3600)
+
+
+async def sleep_in_a_group(orders: Orders) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.sleep(3600))
+
+
+async def call(orders: Orders) -> None:
+    await orders.get(7)
+
+
+@pytest.mark.parametrize("body", [sleep, sleep_with_a_limit, sleep_in_a_group, call])
+def test_a_block_ends_with_the_failure_of_its_client(loop: Loop, body: Callable[[Orders], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with muxkit.asyncio.open_server(rpc.serve(AsyncioOrders()), URL, authorize=ONLY_ALICE) as server:
+            task = asyncio.current_task()
+            assert task is not None
+            async with asyncio.timeout(PATIENCE):
+                with pytest.raises(muxkit.Refused):
+                    async with rpc.connect(Orders, server.url, token="wrong") as orders:
+                        await body(orders)
+                assert task.cancelling() == 0  # the request that ended the body is withdrawn
+                await asyncio.sleep(0.01)  # which isn't cancelled any more
+
+    run(loop, main)
+
+
+def test_a_cancellation_from_outside_ends_a_block_whose_client_has_failed(loop: Loop) -> None:
+    async def main() -> None:
+        async with muxkit.asyncio.open_server(rpc.serve(AsyncioOrders()), URL, authorize=ONLY_ALICE) as server:
+            interrupted = asyncio.Event()
+
+            async def use() -> None:
+                async with rpc.connect(Orders, server.url, token="wrong"):
+                    try:
+                        await asyncio.sleep(3600)
+                    finally:
+                        interrupted.set()
+                        await asyncio.sleep(3600)
+
+            task = asyncio.create_task(use())
+            async with asyncio.timeout(PATIENCE):
+                await interrupted.wait()
+                task.cancel()
+                with pytest.raises(muxkit.Refused):
+                    await task
+
+    run(loop, main)
+
+
+def test_a_call_of_another_task_ends_with_the_block(loop: Loop) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE):
+            async with rpc.connect(Orders, "bpmux+tcp://127.0.0.1:1") as orders:
+                waiting = asyncio.ensure_future(orders.get(7))
+                await asyncio.sleep(0.1)
+            with pytest.raises(trio.ClosedResourceError, match="was left"):
+                await waiting
 
     run(loop, main)

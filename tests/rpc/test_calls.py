@@ -412,6 +412,20 @@ async def test_a_client_of_a_url_ends_if_the_server_refuses_it(autojump_clock: M
                 await orders.get(7)
 
 
+async def test_a_call_of_another_task_ends_with_the_block_of_the_client(autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        async with rpc.connect(Orders, "bpmux+mem://nobody") as orders:
+
+            async def call() -> None:
+                with pytest.raises(trio.ClosedResourceError, match="the block of this client was left"):
+                    await orders.get(7)
+
+            nursery.start_soon(call)
+            await trio.sleep(1)
+        nursery.cancel_scope.deadline = trio.current_time() + 60
+    assert not nursery.cancel_scope.cancelled_caught
+
+
 async def test_reflection_describes_every_method(shop: Shop) -> None:
     description = await rpc.client(rpc.Reflection, shop.session).describe()
     by_name = {method.name: method for method in description.methods}
