@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import product
 
 import attrs
@@ -71,11 +72,12 @@ class Borrower:
 class Owner(ReadingOwner):
     """A pump and its parser: each byte is a frame, and one call parses five of them.
 
-    The frame `h` takes long, and the frame `x` ends the connection.
+    The frame `h` takes long, and the frame `x` ends the connection. Each frame is a message for `borrower`.
     """
 
     def __init__(self, stream: memory.MemoryStream, shared: Turns | None = None) -> None:
         self.got: list[bytes] = []
+        self.borrower = Borrower()
         self.errors: list[Exception] = []
         self.unparsed = 0
         self.frames_at_once = 5
@@ -88,6 +90,7 @@ class Owner(ReadingOwner):
         self.unparsed = len(self._rest)
         self.got.append(frames)
         self.reading.is_heavy = b"h" in frames
+        self.borrower.is_called = True
         if b"x" in frames:
             self.reading.stop()
         return True
@@ -175,6 +178,59 @@ async def test_a_borrower_whose_read_took_long_returns_the_job_without_an_offer(
         for _ in range(20):
             assert owner.reading.state is ReaderState.READING
             await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_reader_task_sleeps_while_one_task_borrows_its_job_again_and_again() -> None:
+    here, there = memory.pair()
+    owner = Owner(here)
+    steps: Counter[trio.lowlevel.Task] = Counter()
+
+    class CountSteps(trio.abc.Instrument):
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            steps[task] += 1
+
+    is_lent = trio.Event()
+
+    async def borrow() -> None:
+        await _offered(owner, there)
+        is_lent.set()
+        for _ in range(50):
+            borrower = Borrower()
+            owner.borrower = borrower
+            await owner.reading.read_for(borrower)
+
+    async def read(task_status: trio.TaskStatus[trio.lowlevel.Task]) -> None:
+        task_status.started(trio.lowlevel.current_task())
+        await owner.reading.run()
+
+    async with trio.open_nursery() as nursery:
+        reader = await nursery.start(read)
+        nursery.start_soon(borrow)
+        await is_lent.wait()
+        await at_rest()
+        assert owner.reading.borrower_sleeps
+        counter = CountSteps()
+        trio.lowlevel.add_instrument(counter)
+        for _ in range(40):
+            there.send_nowait([b"a"])
+            await at_rest()
+        trio.lowlevel.remove_instrument(counter)
+        assert steps[reader] == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_reader_task_takes_the_job_back_if_nobody_borrows_it_in_the_next_pass() -> None:
+    here, there = memory.pair()
+    owner = Owner(here)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(owner.reading.run)
+        await _offered(owner, there)
+        await at_rest()
+        assert owner.reading.state is ReaderState.READING
+        there.send_nowait([b"b"])
+        await at_rest()
+        assert owner.got[-1] == b"b"
         nursery.cancel_scope.cancel()
 
 

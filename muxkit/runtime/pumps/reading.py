@@ -10,10 +10,10 @@ the measurements.
 We keep the answer to "who may read now?" in one place, `Reading.state`:
 
 - READING: the reader task has the job. It waits for bytes, or it reads them.
-- OFFERED: the first receiver that comes may borrow the job. The reader offers it for one pass of Trio's loop, if a
-  receiver has asked for it and the latest read was small. A borrower that returns the job offers it as well, so that
-  the same task can borrow it again before the reader task runs.
-- LENT: a borrower has the job. The reader task sleeps until the borrower returns it.
+- OFFERED: the first receiver that comes may borrow the job. The reader offers it until the next pass of Trio's loop,
+  if a receiver has asked for it and the latest read was small. A borrower that returns the job offers it as well, so
+  that the same task can borrow it again. Meanwhile the reader task sleeps. `Offers` wakes it if nobody borrows the job.
+- LENT: a borrower has the job. The reader task sleeps.
 - BEHIND: a read brought more frames than one turn of processor time allows. The reader task has the rest parsed, turn
   by turn, and nobody reads until nothing is left. A borrower leaves such a backlog to the reader task.
 - CLOSED: nobody reads any more. The owner has stopped us, the reader task has ended, or a borrower has failed.
@@ -33,8 +33,8 @@ These rules make borrowing safe:
   borrower meets while it reads may concern messages of other tasks, so it must not come out of the borrower's
   `receive()`. We close, keep the error, and the reader task raises it. Only an error that isn't an `Exception`, such as
   `KeyboardInterrupt`, comes out of both tasks.
-- The reader task rearms the clock whenever it gets the job back. So deadlines are kept that a borrowed read has set,
-  and a borrower that has its message doesn't spend time on them.
+- The clock is rearmed after each read. If a borrower has got its message, that happens in the next pass, when its offer
+  expires. So deadlines are kept that a borrowed read has set, and an answer doesn't have to wait for them.
 
 A stream that can't be waited for (that isn't a `WaitableLink`) is read by the reader task alone, so its states are
 READING, BEHIND and CLOSED.
@@ -54,6 +54,7 @@ import trio
 from muxkit.core import BoundedParsing
 from muxkit.runtime._links import WaitableLink
 from muxkit.runtime.pumps.clock import Clock
+from muxkit.runtime.pumps.offers import Offerer
 from muxkit.runtime.pumps.spin import Spin
 from muxkit.runtime.pumps.turns import Turns
 
@@ -165,7 +166,7 @@ class BorrowingReader(Protocol):
 
 
 @attrs.define(eq=False)
-class Reading:
+class Reading(Offerer):
     """Reads a stream until `stop`, one task at a time. The module's docstring explains how tasks share that job."""
 
     _stream: trio.abc.ReceiveStream
@@ -187,7 +188,7 @@ class Reading:
     _may_hold_more: bool = attrs.field(default=False, init=False)
     # True if the latest read was small and woke few tasks
     _may_offer: bool = attrs.field(default=False, init=False)
-    # The reader task, while it waits for the borrower
+    # The reader task, while its job is offered or lent
     _reader: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
     # The exception of a borrower, which the reader task raises
     _failure: BaseException | None = attrs.field(default=None, init=False)
@@ -231,33 +232,30 @@ class Reading:
 
     async def _wait_and_read(self, link: WaitableLink) -> None:
         while self.state is not CLOSED:
-            # A borrower may have had the job since the reader task last ran.
             self._owner.rearm()
-            while self.state is LENT:
-                await self._wait_for_return()
-                self._owner.rearm()
-            if self.state is BEHIND:
+            if self.state is OFFERED or self.state is LENT:
+                await self._sleep_until_returned()
+            elif self.state is BEHIND:
                 await self._catch_up()
-            if self.state is OFFERED:
-                self.state = READER[OFFERED, RESUME]
-            elif self.state is CLOSED:
-                return
-            is_read = False
-            if self._may_hold_more:
-                await trio.lowlevel.checkpoint()
-            elif self._spin.is_due() and not self.is_heavy:
-                is_read = await self._spin.until(partial(self._read_now, link))
             else:
-                await self._sleep(link)
-            if not is_read:
-                if self.is_heavy:
-                    await self._turns.wait()
-                self._read_now(link)
-            if self._may_offer and self.is_wanted:
-                self.is_wanted = False
-                if self.state is READING:
-                    self.state = READER[READING, OFFER]
-                await trio.lowlevel.checkpoint()
+                await self._read_once(link)
+                if self._may_offer and self.is_wanted and self.state is READING:
+                    self.is_wanted = False
+                    self._offer()
+
+    async def _read_once(self, link: WaitableLink) -> None:
+        """Wait until the stream has bytes, and read them. It may turn out that there are none."""
+        is_read = False
+        if self._may_hold_more:
+            await trio.lowlevel.checkpoint()
+        elif self._spin.is_due() and not self.is_heavy:
+            is_read = await self._spin.until(partial(self._read_now, link))
+        else:
+            await self._sleep(link)
+        if not is_read:
+            if self.is_heavy:
+                await self._turns.wait()
+            self._read_now(link)
 
     async def _catch_up(self) -> None:
         """Parse the rest in turns, because a flood of tiny frames must not keep other connections waiting."""
@@ -270,8 +268,8 @@ class Reading:
             if self.state is BEHIND and not (self._parser is not None and self._parser.unparsed):
                 self.state = READER[BEHIND, CATCH_UP]
 
-    async def _wait_for_return(self) -> None:
-        """Sleep until the borrower returns the job."""
+    async def _sleep_until_returned(self) -> None:
+        """Sleep until the reader task has to take the job back, or the stream is closed."""
         self._reader = trio.lowlevel.current_task()
 
         def abort(_: object) -> trio.lowlevel.Abort:
@@ -279,6 +277,25 @@ class Reading:
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None:
+            task, self._reader = self._reader, None
+            trio.lowlevel.reschedule(task)
+
+    # --- offers
+
+    def _offer(self) -> None:
+        """Let the first receiver that comes borrow the job, until the next pass."""
+        self.state = READER[self.state, OFFER]
+        self._turns.offers.add(self)
+
+    def offer_expired(self) -> None:
+        self._owner.rearm()  # a borrower may have left this to us
+        if self.state is OFFERED:
+            self.state = READER[OFFERED, RESUME]
+        if self.state is not LENT:
+            self._wake_reader()
 
     # --- the borrower
 
@@ -300,17 +317,18 @@ class Reading:
                     await self._sleep(link)
                     self.borrower_sleeps = False
                     self._read_as_borrower(link)
-                if not borrower.is_called:  # otherwise the reader task comes next
+                if not borrower.is_called:  # otherwise the offer expires in the next pass
                     self._owner.rearm()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._broke(error)
         finally:
             self.borrower_sleeps = self.is_wanted = False
-            if self.state is LENT:
-                self.state = READER[LENT, RESUME if self.is_heavy else OFFER]
-            if self._reader is not None:
-                task, self._reader = self._reader, None
-                trio.lowlevel.reschedule(task)
+            if self.state is LENT and not self.is_heavy:
+                self._offer()
+            else:
+                if self.state is LENT:
+                    self.state = READER[LENT, RESUME]
+                self._wake_reader()
 
     def _look_as_borrower(self, link: WaitableLink, borrower: BorrowingReader) -> bool:
         """Return True if the borrower can stop looking, since it has read or another task has called it."""

@@ -10,6 +10,7 @@ import trio
 from muxkit import ChannelStopped
 from muxkit.protocols.bpmux import Kind
 from muxkit.runtime.mux_session import connection_of
+from muxkit.runtime.pumps.offers import TASK_NAME
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -58,13 +59,14 @@ def _credit(entity: Entity, *, out: bool) -> int:
 
 
 def tasks_alive() -> set[trio.lowlevel.Task]:
-    """Return every task of the run."""
+    """Return every task of the run, except the one that muxkit starts once in each run."""
     found: set[trio.lowlevel.Task] = set()
     root = trio.lowlevel.current_root_task()
     rest = [] if root is None else [root]
     while rest:
         task = rest.pop()
-        found.add(task)
+        if task.name != TASK_NAME:
+            found.add(task)
         for nursery in task.child_nurseries:
             rest += nursery.child_tasks
     return found
