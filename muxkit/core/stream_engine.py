@@ -173,7 +173,8 @@ class StreamMuxEngine(MuxEngine):
             self._stall.watch(now, self.bytes_received, shared.reassembly.served)
         elif self._stall.is_running:
             self._stall.stop()
-        return self.events()
+        events, shared.events = shared.events, []
+        return events
 
     def receive_eof(self, now: float) -> Sequence[Any]:
         """End the connection, because the peer has ended its direction of the byte stream."""

@@ -136,6 +136,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         self.openers: SlotQueue = SlotQueue(self.free_slots)
         self.gone: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
         """Tasks that wait until certain halves have ended. They wake up whenever any half ends."""
+        self.reading: Reading | None = None
         self.is_draining: bool = False
         """True once this side takes no new channels."""
         self.messages_received: int = 0
@@ -156,6 +157,8 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
 
     def start(self, nursery: trio.Nursery) -> None:
         """Start the session's background tasks, which end with its block."""
+        if isinstance(self.pump, StreamPump):
+            self.reading = self.pump.reading
         nursery.start_soon(self.pump.run)
         self._unclaimed.nursery = nursery
 
@@ -166,9 +169,6 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
 
     def dispatch_events(self) -> None:
         self.pump.dispatch_events()
-
-    def reading(self) -> Reading | None:
-        return self.pump.reading if isinstance(self.pump, StreamPump) else None
 
     @property
     def loss(self) -> ErrorMaker | None:
@@ -314,7 +314,8 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
     # --- events
 
     def handle_written(self) -> None:
-        self.budget.wake_waiting()
+        if self.budget.line:
+            self.budget.wake_waiting()
 
     def queued_bytes(self) -> int:
         return self.engine.outbox

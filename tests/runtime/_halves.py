@@ -46,7 +46,7 @@ class MemoryConnection(HalfOwner):
     def __init__(self, outbox: Outbox, reader: Reading | None = None) -> None:
         self.budget = outbox.room
         self._outbox = outbox
-        self._reader = reader
+        self.reading = reader
 
     def request_write(self) -> None:
         self._outbox.ring()
@@ -57,9 +57,6 @@ class MemoryConnection(HalfOwner):
     @property
     def loss(self) -> ErrorMaker | None:
         return None
-
-    def reading(self) -> Reading | None:
-        return self._reader
 
 
 class Window:

@@ -54,7 +54,6 @@ from muxkit.runtime import (
     Backlog,
     ErrorMaker,
     LinkLost,
-    Reading,
     SessionStats,
     Side,
     StreamPump,
@@ -177,9 +176,6 @@ class Connection(MuxConnection[CommonChannels, Channel]):
     def loss(self) -> ErrorMaker | None:
         return self.error
 
-    def reading(self) -> Reading | None:
-        return None if self.carrier is None else self.carrier.reading
-
     def request_write(self) -> None:
         """Handle the events of a command, and write its output. This has to be called after every command."""
         if self.engine.events or self.link.state.events:
@@ -239,7 +235,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         pump: StreamPump[Any] = StreamPump(stream, link, self, outbox=link.waiting)
         pump.phase = "open"  # the handshake was finished before the pump was created
         link.connection_made(trio.current_time(), epoch=epoch, link_id=link_id)
-        self.carrier = pump
+        self.carrier, self.reading = pump, pump.reading
         self._peer = self._unclaimed.peer = pump.peer or self._peer
         self.info: SessionInfo = describe(stream, "relink")
         self.connections += 1
@@ -259,7 +255,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             works = self.works
             self._bytes_received += link.bytes_received
             self._bytes_sent += pump.bytes_sent
-            self.carrier = None
+            self.carrier = self.reading = None
             self.last_loss = pump.loss
             link.connection_lost(trio.current_time())
             self.dispatch_events()

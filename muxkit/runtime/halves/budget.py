@@ -73,9 +73,9 @@ class OutboxBudget:
         "_bypasses",
         "_largest_share",
         "_limit",
-        "_line",
         "_outbox",
         "facts",
+        "line",
         "reserved",
         "thread",
         "thread_ident",
@@ -94,14 +94,15 @@ class OutboxBudget:
         self._outbox = Outbox() if outbox is None else outbox
         self.reserved: int = 0
         """Bytes that are reserved for senders that have been woken and haven't run yet."""
-        self._line: OrderedDict[Half, None] = OrderedDict()
+        self.line: OrderedDict[Half, None] = OrderedDict()
+        """The halves that wait for room, longest first."""
         self._bypasses = 0  # how often `wake_waiting` has found too little room for the first half
         self.watchdog: SenderWatchdog = SenderWatchdog()
 
     def admits(self, size: int) -> bool:
         """Return True if a new sender may queue `size` bytes without waiting."""
         used = self._outbox.used + self.reserved
-        return (used == 0 or used + size <= self._limit) and (not self._line or self._bypasses < MAX_BYPASSES)
+        return (used == 0 or used + size <= self._limit) and (not self.line or self._bypasses < MAX_BYPASSES)
 
     def reservation_for(self, size: int) -> int:
         """Return the number of bytes to reserve for a sender that is woken to send `size` bytes.
@@ -113,24 +114,24 @@ class OutboxBudget:
 
     def enqueue(self, half: Half) -> None:
         """Add the half to the queue, where it waits until the budget has room for its first sender."""
-        self._line.setdefault(half)
+        self.line.setdefault(half)
 
     def dequeue(self, half: Half) -> None:
         """Remove a half from the queue, because it waits for its own window or doesn't have to wait."""
-        self._line.pop(half, None)
+        self.line.pop(half, None)
 
     def withdraw(self, half: Half) -> None:
         """Remove a half on which no sender waits any more, and wake the next half if there is room."""
         self.watchdog.forget(half)
-        if half in self._line:
-            del self._line[half]
+        if half in self.line:
+            del self.line[half]
             self._bypasses = 0
             self.wake_waiting()
 
     def wake_waiting(self) -> None:
         """Wake waiting halves in order while there is room, because queued bytes have been written or dropped."""
-        while self._line:
-            half = next(iter(self._line))
+        while self.line:
+            half = next(iter(self.line))
             size = half.first_size
             reservation = self.reservation_for(size)
             used = self._outbox.used + self.reserved
@@ -139,7 +140,7 @@ class OutboxBudget:
             if used and used + reservation > self._limit and half.has_room(size):
                 self._bypasses += 1
                 return
-            del self._line[half]
+            del self.line[half]
             half.wake_first(reservation)
             self._bypasses = 0
 

@@ -13,6 +13,8 @@ class HalfOwner(ABC):
 
     budget: OutboxBudget
     """Limits how many bytes all halves together may queue, and knows the thread that may use the halves."""
+    reading: Reading | None = None
+    """Reads the stream of the connection, if a task that waits for a message may borrow that job."""
 
     @abstractmethod
     def request_write(self) -> None:
@@ -26,7 +28,3 @@ class HalfOwner(ABC):
     @abstractmethod
     def loss(self) -> ErrorMaker | None:
         """A function that creates the error for the lost connection, or None while the connection isn't lost."""
-
-    def reading(self) -> Reading | None:
-        """Return the `Reading` of the connection, if a task that waits for a message may borrow the reader's job."""
-        return None

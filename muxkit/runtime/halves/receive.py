@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 ItemT = TypeVar("ItemT")
 
-DRAINING = Receiving.DRAINING  # a global is faster than an attribute of an enum, and it is read for each item
+# Globals are faster than attributes of an enum, and these are read for each item.
+OPEN, DRAINING = Receiving.OPEN, Receiving.DRAINING
 PORTION_LEAST = 4  # minimum number of items in a portion
 
 
@@ -280,15 +281,16 @@ class ReceiveHalf(Generic[ItemT]):
 
     async def _wait(self) -> ItemT:
         """Wait for the next item in the queue of waiting tasks. This always executes a checkpoint."""
-        self._thread.check()
-        if self.state is not Receiving.OPEN:
+        if get_ident() != self._thread.ident:
+            refuse_thread()
+        if self.state is not OPEN:
             await trio.lowlevel.checkpoint()  # so that a loop around `receive` lets other tasks run
             raise self._error()
         waiter: Waiter[ItemT] = Waiter()  # not `Waiter[ItemT]()`, which takes 1 µs longer
         if self._waiters is NO_WAITERS:
             self._waiters = []
         self._waiters.append(waiter)
-        reading = self._connection.reading()
+        reading = self._connection.reading
         if reading is not None:
             reading.is_wanted = True
             if reading.state is OFFERED:

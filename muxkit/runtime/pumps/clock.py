@@ -15,8 +15,8 @@ class Clock(ABC):
     """Wakes up at the earliest of several deadlines. Each pump is a clock."""
 
     @abstractmethod
-    def rearm(self) -> None:
-        """Check all deadlines again, because one of them may be earlier now."""
+    def wake_at(self, due: float) -> None:
+        """Wake up at this time, or earlier."""
 
 
 class Reminder(ABC):
@@ -38,7 +38,7 @@ class Reminder(ABC):
         if due < self.due:
             self.due = due
             if self._clock is not None:
-                self._clock.rearm()
+                self._clock.wake_at(due)
 
     def ring_if_due(self, now: float) -> None:
         """Call `ring` if the reminder is due. The clock calls this whenever it wakes up."""

@@ -250,7 +250,7 @@ class MultistreamPump(Pump[EventT]):
                 counted = self._engine.frames
                 if counted - handed_out >= STEP_FRAMES:  # handling events has to count as time of the turn
                     handed_out = counted
-                    self._handle(events)
+                    self.dispatch_events(events)
                     events = []
                 if (
                     size >= TURN_BYTES

@@ -234,7 +234,7 @@ class DatagramPump(Pump[EventT]):
         if self._observer is not None:
             self._observer.transport("in", packet)
         if events := self._engine.receive_datagram(packet, now):
-            self._handle(events)
+            self.dispatch_events(events)
 
     def _judge(self, error: OSError) -> None:
         self.refused += 1

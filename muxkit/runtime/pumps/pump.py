@@ -206,20 +206,18 @@ class Pump(Clock, Generic[EventT]):
 
     # --- events and time
 
-    def dispatch_events(self) -> None:
-        """Dispatch pending engine events, including events caused by handling them."""
-        while events := self._rules.events():
-            self._owner.handle_events(events)
-            if self._place is not None:
-                self._heard()
+    def dispatch_events(self, events: Sequence[EventT] | None = None) -> None:
+        """Dispatch the engine's events, and those that are caused by handling them.
 
-    def _handle(self, events: Sequence[EventT] | None) -> None:
-        """Dispatch events that the engine has returned, and then the events caused by handling them."""
-        if events:
+        `events` are events that the engine has returned. Without them, its pending events are dispatched.
+        """
+        if not events:
+            events = self._rules.events()
+        while events:
             self._owner.handle_events(events)
             if self._place is not None:
                 self._heard()
-        self.dispatch_events()
+            events = self._rules.events()
 
     def _heard(self) -> None:
         """Notify the listener that the peer has sent a valid frame."""
@@ -229,7 +227,7 @@ class Pump(Clock, Generic[EventT]):
 
     def _dispatch(self, events: Sequence[EventT] | None = None) -> None:
         """Dispatch the events of a read or a deadline and the events that follow from them, and request a write."""
-        self._handle(events)
+        self.dispatch_events(events)
         self.request_write()
         self.rearm()
 
@@ -255,14 +253,18 @@ class Pump(Clock, Generic[EventT]):
         return due if deadline is None or due < deadline else deadline
 
     def rearm(self) -> None:
-        """Make the clock wake up earlier if the next deadline is earlier now.
+        """Make the clock wake up earlier if the engine's next deadline is earlier now.
 
         Call this after a command that may have set a deadline. If the next deadline is later now, the clock wakes up
         once without effect, and then sleeps until the new deadline.
         """
-        deadline = self._next_deadline()
-        if deadline < self._due:
-            self._alarm.deadline = self._due = deadline
+        deadline = self._engine_deadline()
+        if deadline is not None and deadline < self._due:
+            self.wake_at(deadline)
+
+    def wake_at(self, due: float) -> None:
+        if due < self._due:
+            self._alarm.deadline = self._due = due
 
     # --- waking the writer
 

@@ -42,7 +42,7 @@ READING, BEHIND and CLOSED.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from enum import Enum
 from functools import partial
@@ -53,7 +53,6 @@ import trio
 
 from muxkit.core import BoundedParsing
 from muxkit.runtime._links import WaitableLink
-from muxkit.runtime.pumps.clock import Clock
 from muxkit.runtime.pumps.offers import Offerer
 from muxkit.runtime.pumps.spin import Spin
 from muxkit.runtime.pumps.turns import Turns
@@ -127,7 +126,7 @@ READER: Final[Mapping[tuple[ReaderState, ReaderStep], ReaderState]] = _Steps(
 )
 
 
-class ReadingOwner(Clock):
+class ReadingOwner(ABC):
     """Handles the bytes that `Reading` reads. The owner is the pump, which calls the engine and the session.
 
     Each of these methods may call `Reading.stop`. `handle_bytes`, `handle_end` and `handle_broken` run in the task that
@@ -152,7 +151,7 @@ class ReadingOwner(Clock):
 
     @abstractmethod
     def rearm(self) -> None:
-        """Check the deadlines again after `handle_bytes`, which may have set an earlier deadline.
+        """Rearm the clock after `handle_bytes`, which may have set an earlier deadline.
 
         Receivers don't have to wait for that. So a borrower that has got its message leaves this to the reader task.
         """
@@ -190,7 +189,7 @@ class Reading(Offerer):
     _may_offer: bool = attrs.field(default=False, init=False)
     # The reader task, while its job is offered or lent
     _reader: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
-    # The exception of a borrower, which the reader task raises
+    # The exception that the reader task has to raise
     _failure: BaseException | None = attrs.field(default=None, init=False)
     _spin: Spin = attrs.field(init=False)
 
@@ -251,7 +250,9 @@ class Reading(Offerer):
         elif self._spin.is_due() and not self.is_heavy:
             is_read = await self._spin.until(partial(self._read_now, link))
         else:
-            await self._sleep(link)
+            began = self._turns.now()
+            await link.wait_readable()
+            self._spin.slept(self._turns.now() - began)
         if not is_read:
             if self.is_heavy:
                 await self._turns.wait()
@@ -314,9 +315,11 @@ class Reading(Offerer):
                     await self._spin.until(partial(self._look_as_borrower, link, borrower))
                 else:
                     self.borrower_sleeps = True
-                    await self._sleep(link)
+                    began = self._turns.now()
+                    await link.wait_readable()
+                    self._spin.slept(self._turns.now() - began)
                     self.borrower_sleeps = False
-                    self._read_as_borrower(link)
+                    self._read_now(link)
                 if not borrower.is_called:  # otherwise the offer expires in the next pass
                     self._owner.rearm()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -332,18 +335,7 @@ class Reading(Offerer):
 
     def _look_as_borrower(self, link: WaitableLink, borrower: BorrowingReader) -> bool:
         """Return True if the borrower can stop looking, since it has read or another task has called it."""
-        return borrower.is_called or self._read_as_borrower(link)
-
-    def _read_as_borrower(self, link: WaitableLink) -> bool:
-        """Do the same as `_read_now`, and leave an error to the reader task."""
-        try:
-            return self._read_now(link)
-        except BaseException as error:
-            self._failure = error
-            self.stop()
-            if not isinstance(error, Exception):
-                raise
-            return True
+        return borrower.is_called or self._read_now(link)
 
     def wake_borrower(self) -> None:
         """Wake the borrower, which has been called. Only to be used while `borrower_sleeps`."""
@@ -353,14 +345,11 @@ class Reading(Offerer):
 
     # --- for both
 
-    async def _sleep(self, link: WaitableLink) -> None:
-        clock = self._turns.now
-        began = clock()
-        await link.wait_readable()
-        self._spin.slept(clock() - began)
-
     def _read_now(self, link: WaitableLink) -> bool:
-        """Read the bytes that have arrived. Return False if there are none, and some may still come."""
+        """Read the bytes that have arrived. Return False if there are none, and some may still come.
+
+        If anything fails other than the stream, the reader task raises the exception, whichever task has read.
+        """
         if self.state is CLOSED:  # don't read, because the session may have resumed on another connection
             return True
         try:
@@ -371,6 +360,11 @@ class Reading(Offerer):
             self._took(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._broke(error)
+        except BaseException as error:
+            self._failure = error
+            self.stop()
+            if not isinstance(error, Exception):
+                raise
         return True
 
     def _broke(self, error: Exception) -> None:

@@ -17,7 +17,7 @@ from time import perf_counter
 import trio
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import Answering, BoundedParsing, Buffer, Queued, SeparateTimers, StreamEngine
+from muxkit.core import Answering, BoundedParsing, Buffer, Outbox, Queued, SeparateTimers, StreamEngine
 from muxkit.runtime._errors import CLOSED_HERE, HEAD, Phase, Side, looks_like
 from muxkit.runtime._links import Explaining, NowaitLink, Parting, may_answer_after_end
 from muxkit.runtime.pumps.owner import EventT, PumpOwner
@@ -32,8 +32,8 @@ PARTING_READ_BYTES = 64 * 1024
 WRITE_BYTES = 256 * 1024  # maximum number of bytes to take from the engine for one write
 JOIN_BELOW = 4 * 1024  # buffers are joined before a write if their average size is below this many bytes
 BURST = 2  # if a read causes at least this many events, the replies to them are written together
-# If one message between these two sizes is queued, wait for the sender's next message. One write for two such messages
-# costs a third less than two writes.
+# If one message between these two sizes is queued, wait for the sender's next message. The sender yields after such a
+# message, so its next one comes soon, and one write for two such messages costs a third less than two writes.
 LARGE_BYTES = 48 * 1024
 LARGE_PAIR_BYTES = 128 * 1024
 # If the writer was woken but hasn't run for this many seconds, other tasks are taking long, and a sender writes in the
@@ -60,7 +60,7 @@ class StreamPump(Pump[EventT], ReadingOwner):
         self._timers = engine if isinstance(engine, SeparateTimers) else None
         super().__init__(stream, engine, owner)
         keep_freed_memory()
-        self._outbox = outbox
+        self._outbox: Queued = outbox or Outbox()
         self._nowait = stream if isinstance(stream, NowaitLink) else None
         # The engine, once the peer has ended its direction of the stream while this side still owes it answers
         self._answering: Answering | None = None
@@ -196,26 +196,17 @@ class StreamPump(Pump[EventT], ReadingOwner):
         if self._is_writing or self._carry:  # the current write has to finish first, and then the writer checks again
             self._was_requested = True
             return
-        if self._sleeper is None:  # the writer is awake, but other tasks may keep it from running for a while
-            if perf_counter() - self._wrote_at < LATE_SECONDS:
-                return
-        elif not self._engine.has_output():
-            return
+        since = perf_counter() - self._wrote_at
+        if self._sleeper is None and since < LATE_SECONDS:
+            return  # the writer is awake, but other tasks may keep it from running for a while
         if self._nowait is None or self.is_lost or self._hanging_up:
             self._wake_writer()
         elif self._sleeper is not None and (
-            self._is_burst or self._grows() or perf_counter() - self._wrote_at < INLINE_PAUSE
+            self._is_burst or since < INLINE_PAUSE or LARGE_BYTES <= self._outbox.used < LARGE_PAIR_BYTES
         ):
             self._wake_writer()  # other tasks may have output in this pass as well, so write it all together
         else:
             self._write_now(self._nowait)
-
-    def _grows(self) -> bool:
-        """Return True while one large message is queued.
-
-        Its sender yields after a large message, so the writer can wait for the sender's next message and write both.
-        """
-        return self._outbox is not None and LARGE_BYTES <= self._outbox.used < LARGE_PAIR_BYTES
 
     def _write_now(self, link: NowaitLink) -> None:
         """Write in the current task instead of the writer, which sleeps or hasn't run yet."""
@@ -263,7 +254,7 @@ class StreamPump(Pump[EventT], ReadingOwner):
                 self._wrote_at = perf_counter()
                 if self._timers is not None:
                     self.rearm()
-            if self._grows():
+            if LARGE_BYTES <= self._outbox.used < LARGE_PAIR_BYTES:
                 await trio.lowlevel.checkpoint()
                 if self._carry:  # in the meantime, a sender has written, and the kernel hasn't accepted everything
                     continue
@@ -294,7 +285,8 @@ class StreamPump(Pump[EventT], ReadingOwner):
 
     def _pulled_out(self) -> None:
         """Dispatch events, and wake senders that can use the free room, because output was taken from the engine."""
-        self.dispatch_events()
+        if events := self._engine.events():
+            self.dispatch_events(events)
         self._owner.handle_written()
 
     async def _hand_over(self, buffers: list[Buffer]) -> None:
@@ -342,7 +334,7 @@ class StreamPump(Pump[EventT], ReadingOwner):
         clock, engine, now = self._turns.now, self._engine, self._time()
         until = began + self._turns.allowance
         for _ in range(TURN_FRAMES // STEP_FRAMES - 1):
-            self._handle(events)
+            self.dispatch_events(events)
             events = None
             if clock() >= until or self.is_lost or not parser.unparsed:
                 break
@@ -384,11 +376,9 @@ class StreamPump(Pump[EventT], ReadingOwner):
         events = events or self._engine.events()
         self._is_burst = len(events) >= BURST
         if events:
-            self._owner.handle_events(events)
-            if self._place is not None:
-                self._heard()
-            self.dispatch_events()  # handling an event may cause further events
-        self.request_write()
+            self.dispatch_events(events)
+        if self._engine.has_output() or self._answering is not None:
+            self.request_write()
 
     def _engine_deadline(self) -> float | None:
         if self._timers is not None and (self._is_writing or self._carry or self._hanging_up):
