@@ -171,10 +171,19 @@ class Connection(MuxConnection[Engine, Channel]):
             self.pump.dispatch_events()
 
     def request_write(self) -> None:
-        if not (self._is_dispatching or self.pump.is_lost):
+        if self._is_dispatching or self.pump.is_lost:
+            return
+        if self.engine.state.events:
             self.pump.dispatch_events()
+        self.pump.request_write()
+        self._rearm()
+
+    def _rearm(self) -> None:
+        """Make the clock notice a new deadline. This comes after writing, because acks that were written need none."""
+        state = self.engine.state
+        if state.has_new_deadline:
+            state.has_new_deadline = False
             self.pump.rearm()
-            self.pump.request_write()
 
     def raise_if_lost(self) -> None:
         """Raise why the connection is lost, if it is."""
@@ -442,7 +451,7 @@ class Connection(MuxConnection[Engine, Channel]):
 
     def handle_written(self) -> None:
         super().handle_written()
-        self.pump.rearm()  # what was written may have to be announced to the peer after a delay
+        self._rearm()  # what was written may have to be announced to the peer after a delay
         if self.gone:  # the end of a receiver that was closed here is not an event
             self.gone.unpark_all()
         self.openers.wake_waiters()  # a written end makes room for other channels

@@ -16,7 +16,7 @@ class Config:
     channel_field: bool = True
     """Whether ACK_NACK_UNRELIABLE has a CHANNEL field, as in the specification. Both sides must use the same value."""
     flush_delay: float = attrs.field(default=0.025, validator=ABOVE_ZERO)
-    """How long acks and counts of datagrams are collected before they are sent."""
+    """How long acks and counts of datagrams are collected before they are sent. They may go earlier with a message."""
     receipt_deadline: float | None = attrs.field(default=None, validator=ABOVE_ZERO_OR_NONE)
     """How long to wait for a datagram that the peer has sent, before it is reported as lost. By default, this is twice
     the round-trip time if it is known, and otherwise 1 second."""

@@ -87,7 +87,7 @@ class IncomingStream:
         """True if a frame is unfinished and the peer has the credit to go on with it."""
         if not self._partial.size or self._held_back is not None or self.fin:
             return False
-        is_small = self._wanted <= self._reader.largest_unlent and self.unconsumed == self._partial.size
+        is_small = self._wanted <= self._reader.state.largest_unlent and self.unconsumed == self._partial.size
         return is_small or self._reserved > 0
 
     def receive(self, data: bytes) -> None:
@@ -252,7 +252,7 @@ class IncomingStream:
         self._missing = need.missing
         self._wanted = self._partial.size + need.missing
         self._whole = not isinstance(need, frames.Unfinished) or need.whole
-        if self._wanted <= self._reader.largest_unlent:
+        if self._wanted <= self._reader.state.largest_unlent:
             return
         if self._reserved:
             if self._whole:
@@ -327,8 +327,6 @@ class Reader:
         self.bytes_received: int = 0  # of streams and datagrams
         # Streams
         self.reassembly: Reassembly[IncomingStream] = Reassembly(limits.reassembly)
-        # A frame of up to half of the smallest window needs no loan.
-        self.largest_unlent: int = min(limits.channel_floor, limits.channel_first) // 2
         self.most_unread_to_lend: int = max(1, limits.short_window // 2)  # unread bytes of the same stream
         self.largest_frame: int = limits.message + HEAD_MOST
         self._most = most_streams

@@ -1,9 +1,10 @@
 """The receiving half of a channel: which messages have arrived, and the acks for them.
 
-A message from a stream is acked `Config.flush_delay` seconds after it has arrived. For datagrams, the peer announces
-how many it has sent (SENT_UNRELIABLE), and after `State.report_delay` this side reports which of them have arrived. The
-half ends with CLOSE_RECEIVER, when the sender has finished and all messages have arrived or were reported as missing,
-or when the application doesn't want more messages.
+A message from a stream is acked `Config.flush_delay` seconds after it has arrived, or earlier, together with a message
+of this side (`State.flush_early`). For datagrams, the peer announces how many it has sent (SENT_UNRELIABLE), and after
+`State.report_delay` this side reports which of them have arrived. The half ends with CLOSE_RECEIVER, when the sender
+has finished and all messages have arrived or were reported as missing, or when the application doesn't want more
+messages.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from muxkit.protocols.aqueduct.state import State
 
 DATAGRAM_COST: Final = 256  # bytes that a message from a datagram counts in addition to its payload
-# We request a write after the application has consumed this many bytes. The link grants credit only after half of the
-# smallest window was consumed, so a write after fewer bytes would have nothing to send.
+# We request a write after the application has consumed this many bytes, or half of the smallest window if that is less.
+# The link grants credit only after half of a window was consumed, so a write after fewer bytes has nothing to send.
 WORTH_A_GRANT: Final = 1024
 
 
@@ -58,7 +59,7 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
         may_free_others = False
         for message in items:
             may_free_others |= self._consume(message)
-        if may_free_others or not self.unread_messages or self._consumed >= WORTH_A_GRANT:
+        if may_free_others or self._consumed >= self.state.worth_a_grant:
             self._consumed = 0
             return True
         return False

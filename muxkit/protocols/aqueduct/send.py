@@ -442,6 +442,8 @@ class EngineSender(EngineHalf, Sender):
         is_tracked = outgoing.nodes or outgoing.receipt or outgoing.stream
         self.reliable.add(self.sent_reliable, outgoing if is_tracked else None)
         self.sent_reliable += 1
+        if self.state.flushing:
+            self.state.flush_early()
 
     def encode_datagram(self, outgoing: Outgoing) -> bytes:
         """Encode a message with the next number; `datagram_sent` takes that number."""

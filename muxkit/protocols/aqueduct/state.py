@@ -69,7 +69,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
@@ -81,7 +81,7 @@ from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.events import Acked, Event, Lost, Nacked, Unclaimed
 from muxkit.protocols.aqueduct.frames import Pairs
 from muxkit.protocols.aqueduct.half import EngineHalf, Outcome
-from muxkit.protocols.aqueduct.receive import EngineReceiver
+from muxkit.protocols.aqueduct.receive import WORTH_A_GRANT, EngineReceiver
 from muxkit.protocols.aqueduct.send import EMPTY_FIELD, EngineSender, Outgoing, Ticket
 from muxkit.protocols.aqueduct.streams import OutStream, StreamScheduler
 from muxkit.protocols.aqueduct.transit import Fate, Transit, lose
@@ -106,6 +106,15 @@ class Timer(Enum):
     """When more of an unfinished frame must have come."""
 
 
+# `Enum.__hash__` is a Python function, and every message looks up timers in a dictionary. The default hash is faster.
+Timer.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+# An ack that is owed goes with the next message that is written, if the last acks were written at least this fraction
+# of `Config.flush_delay` ago. A session that answers each message now and then thus needs no timer for its acks, which
+# costs more than they do. A session that answers thousands of messages per second still sends few acks.
+EARLY_FLUSH: Final = 1 / 8
+
+
 class State:
     """Everything that the halves of one connection share."""
 
@@ -116,12 +125,17 @@ class State:
         self.config: Config = config
         self.limits: Limits = limits
         self.short_window: int = limits.short_window  # which computes it, and each message asks for it
+        # A frame of up to half of the smallest window needs no loan.
+        self.largest_unlent: int = min(limits.channel_floor, limits.channel_first) // 2
+        self.worth_a_grant: int = min(WORTH_A_GRANT, max(1, self.largest_unlent))
         self.observer: Observer | None = observer
         self.clock: Clock | None = clock
         self.now: float = 0.0
         self.over: bool = False
         self.events: list[Event] = []
         self.deadlines: Deadlines[Timer] = Deadlines()
+        self.has_new_deadline: bool = False
+        """True if a deadline was set that the pump may not have seen yet."""
         # The link
         self.rtt: float | None = None
         self.in_order: bool = False
@@ -148,6 +162,7 @@ class State:
         # What is due
         self.datagram_senders: OrderedDict[EngineSender, None] = OrderedDict()  # in turn
         self.flushing: dict[EngineHalf, None] = {}
+        self._flush_early_from = 0.0  # from this time on, acks go with the next message that is written
         self._reports: list[tuple[float, int, EngineReceiver]] = []
         self._report_order = count()
         self.entrypoint: EngineHalf = self._make_entrypoint()
@@ -576,22 +591,35 @@ class State:
         self.confirm(half)
 
     def flush_soon(self, half: EngineHalf) -> None:
-        """Write acks or counts of this half after `Config.flush_delay`."""
-        self.flushing.setdefault(half)
-        if Timer.FLUSH not in self.deadlines:
+        """Write acks or counts of this half after `Config.flush_delay`, or earlier, with a message."""
+        if not self.flushing:
             self.deadlines.set(Timer.FLUSH, self.now + self.config.flush_delay)
+            self.has_new_deadline = True
+        self.flushing[half] = None
 
     def flush(self) -> None:
         """Let all halves that owe acks or counts write them."""
         flushing, self.flushing = self.flushing, {}
+        self._flush_early_from = self.now + EARLY_FLUSH * self.config.flush_delay
         for half in flushing:
             half.flush = True
             self.streams.add(half.stream())
+
+    def flush_early(self) -> None:
+        """Let the halves write what they owe now, because a message is being written, unless they did so just before.
+
+        The timer would otherwise have to wake the session for acks alone.
+        """
+        if self.now >= self._flush_early_from:
+            self.flush()
+            self.deadlines.stop(Timer.FLUSH)
+            self.has_new_deadline = False
 
     def report_at(self, due: float, receiver: EngineReceiver) -> None:
         """Report on the datagrams of a receiver without an earlier report; `report` schedules the later ones."""
         heapq.heappush(self._reports, (due, next(self._report_order), receiver))
         self.deadlines.set(Timer.REPORT, self._reports[0][0])
+        self.has_new_deadline = True
 
     def report(self, now: float) -> None:
         """Report on datagrams that should have come by now."""

