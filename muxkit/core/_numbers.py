@@ -42,15 +42,15 @@ class Cursor:
     """A position in received bytes. Each read moves it after the value that was read.
 
     If a read raises an exception, the position doesn't change. To go back to the start of an incomplete frame, set
-    `position`.
+    `position`. Bytes from `end` on aren't read.
     """
 
     __slots__ = ("_size", "data", "position")
 
-    def __init__(self, data: bytes, position: int = 0) -> None:
+    def __init__(self, data: bytes, position: int = 0, end: int | None = None) -> None:
         self.data: bytes = data
         self.position: int = position
-        self._size = len(data)
+        self._size = len(data) if end is None else end
 
     @property
     def remaining(self) -> int:
@@ -109,6 +109,9 @@ class Cursor:
             NeedMore: If it is incomplete.
         """
         position = self.position
+        if position < self._size and (byte := self.data[position]) < 0x80:  # the usual case
+            self.position = position + 1
+            return byte
         end = min(self._size, position + max_bytes)
         number = shift = 0
         while position < end:
@@ -152,6 +155,10 @@ def encode_varint(number: int) -> bytes:
     """Return a number as an LEB128 varint in its shortest form, which has 1 to 10 bytes."""
     if 0 <= number < 0x80:
         return _ONE_BYTE[number]
+    if 0 <= number < 1 << 14:
+        return bytes((number & 0x7F | 0x80, number >> 7))
+    if 0 <= number < 1 << 21:
+        return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
     _check_u64(number)
     encoded = bytearray()
     while number >= 0x80:
@@ -238,6 +245,9 @@ class Ranges:
 
     def add(self, number: int) -> bool:
         """Add a number. Return True if it is new."""
+        if self._lasts and number == self._lasts[-1] + 1:  # the usual case
+            self._lasts[-1] = number
+            return True
         return self.add_range(number, number) == 1
 
     def add_range(self, first: int, last: int) -> int:
