@@ -57,7 +57,8 @@ EARLY_SHARE: Final = 64  # of `Limits.connection_bytes`, one part may be sent ea
 FIRST_STREAMS: Final = 16  # streams that may be opened before any STREAMS
 LARGEST_DATAGRAM: Final = 65_536  # bytes
 LARGEST_GOODBYE: Final = 4096  # bytes
-LARGEST_CHUNK: Final = 64 * 1024  # bytes of one stream at a time
+# Bytes of one stream at a time. A message of 64 KiB fits into one chunk, with its head.
+LARGEST_CHUNK: Final = 64 * 1024 + 64
 # Bytes handed to the engine at once while parsing is bounded, unless a frame is known to be longer.
 SLICE: Final = 1024
 PIECES_A_FRAME: Final = 4  # carrier frames and slices that may come with each frame of the engine
@@ -232,23 +233,21 @@ class Carrier:
             self._ungranted.add(stream)
             self._opened += 1
         early = self._early if stream in self._ungranted else 0
-        data, last = self.engine.stream_to_send(stream, min(room, credit.available + early))
-        if not data and not last:
+        buffers, size, last = self._state.streams.pull(stream, min(room, credit.available + early))
+        if not size and not last:
             return 0
-        spent = min(len(data), credit.available)
+        spent = min(size, credit.available)
         credit.spend(spent)
-        self._early -= len(data) - spent
+        self._early -= size - spent
         if last:
             self._forget_credit(stream)
-        elif len(data) - spent == early and not credit.available:
-            self.engine.stream_to_send(stream, 0)  # parked until CREDIT comes
-        size = 0
-        if spent or not data:
-            is_all = spent == len(data)
-            size += _write_chunk(LAST if last and is_all else DATA, stream, data if is_all else data[:spent], out)
-        if spent < len(data):
-            size += _write_chunk(EARLY_LAST if last else EARLY_DATA, stream, data[spent:] if spent else data, out)
-        return size
+        elif size - spent == early and not credit.available:
+            self._state.streams.pull(stream, 0)  # parked until CREDIT comes
+        if spent == size:
+            return _write_chunk(LAST if last else DATA, stream, buffers, size, out)
+        data = b"".join(buffers)
+        written = _write_chunk(DATA, stream, [data[:spent]], spent, out) if spent else 0
+        return written + _write_chunk(EARLY_LAST if last else EARLY_DATA, stream, [data[spent:]], size - spent, out)
 
     def _control(self) -> Iterator[bytes]:
         if not self._hello_sent:
@@ -459,11 +458,12 @@ class Carrier:
         self._release(stream, incoming)
 
 
-def _write_chunk(tag: int, stream: StreamId, data: Buffer, out: list[Buffer]) -> int:
+def _write_chunk(tag: int, stream: StreamId, buffers: list[Buffer], size: int, out: list[Buffer]) -> int:
     """Append the frame of a chunk to `out`, and return its size."""
-    head = _frame(tag, stream >> 2, len(data))
-    out += [head, data] if data else [head]
-    return len(head) + len(data)
+    head = _frame(tag, stream >> 2, size)
+    out.append(head)
+    out += buffers
+    return len(head) + size
 
 
 def _frame(tag: int, *numbers: int) -> bytes:

@@ -295,7 +295,8 @@ class Engine(MuxEngine):
         return None if self.state.over else self.state.streams.next(may_open)
 
     def stream_to_send(self, stream: StreamId, limit: int) -> tuple[bytes, bool]:
-        return self.state.streams.pull(stream, limit)
+        buffers, _, is_last = self.state.streams.pull(stream, limit)
+        return b"".join(buffers), is_last
 
     def stream_writable(self, stream: StreamId) -> None:
         self.state.streams.writable(stream)

@@ -480,6 +480,11 @@ def _check_sendable(check: Callable[[list[int]], list[int]], ranges: list[int]) 
         raise LocalProtocolError(str(error)) from None
 
 
+def encode_acks(ranges: list[int]) -> bytes:
+    """Encode an ACK_RELIABLE, whose ranges must be valid."""
+    return bytes([TAG_ACK_RELIABLE]) + encode_varints(ranges)
+
+
 def encode_attachments(attachments: Sequence[tuple[int, Pairs]]) -> bytes:
     """Encode the ATTACHMENTS field with its length in front."""
     return encode_varbytes(b"".join(encode_varint(id) + encode_headers(headers) for id, headers in attachments))
@@ -488,6 +493,11 @@ def encode_attachments(attachments: Sequence[tuple[int, Pairs]]) -> bytes:
 def message_head(number: int, headers: bytes, attachments: bytes, size: int) -> bytes:
     """Encode a MESSAGE up to its payload; `headers` and `attachments` are encoded fields."""
     return b"\x04" + encode_varint(number) + headers + attachments + encode_varint(size)
+
+
+def plain_start(number: int) -> bytes:
+    """Encode a MESSAGE without headers and attachments up to its size, which follows."""
+    return b"\x04" + encode_varint(number) + b"\0\0"
 
 
 # --- varranges, which the document defines and no frame uses (E12)

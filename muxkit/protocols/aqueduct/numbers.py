@@ -43,31 +43,35 @@ class Flight(Generic[RecordT]):
     as the peer acks in order, because the numbers are stored as runs.
     """
 
-    __slots__ = ("_count", "_records", "_runs")
+    __slots__ = ("_records", "_runs", "count", "kept")
 
     def __init__(self) -> None:
-        self._count = 0
+        self.count: int = 0
+        """How many numbers there are. This and `kept` are attributes because they are read for each message."""
+        self.kept: int = 0
+        """The number of records and runs, which is a measure of the memory used."""
         # The first and the last number of each run, alternately. One list takes less memory than a list of pairs.
         self._runs: list[int] = []
         self._records: dict[int, RecordT] = {}
 
     def __len__(self) -> int:
-        return self._count
-
-    @property
-    def kept(self) -> int:
-        """The number of records and runs, which is a measure of the memory used."""
-        return len(self._records) + len(self._runs) // 2
+        return self.count
 
     def add(self, number: int, record: RecordT | None) -> None:
         """Add a number, which must be larger than all earlier ones."""
-        self._count += 1
-        if self._runs and self._runs[-1] == number - 1:
-            self._runs[-1] = number
-        else:
-            self._runs += (number, number)
+        self.add_run(number, number)
         if record is not None:
             self._records[number] = record
+            self.kept += 1
+
+    def add_run(self, first: int, last: int) -> None:
+        """Add the numbers from `first` to `last` without records. They must be larger than all earlier ones."""
+        self.count += last - first + 1
+        if self._runs and self._runs[-1] == first - 1:
+            self._runs[-1] = last
+        else:
+            self._runs += (first, last)
+            self.kept += 1
 
     def take(self, first: int, last: int) -> list[RecordT]:
         """Remove the numbers from `first` to `last`, and return their records."""
@@ -82,10 +86,11 @@ class Flight(Generic[RecordT]):
             if stop > last:
                 left += (last + 1, stop)
             numbers = range(max(start, first), min(stop, last) + 1)
-            self._count -= len(numbers)
+            self.count -= len(numbers)
             if self._records:
                 taken += [self._records.pop(number) for number in numbers if number in self._records]
         self._runs[begin:end] = left
+        self.kept = len(self._records) + len(self._runs) // 2
         return taken
 
     def records(self) -> list[RecordT]:
@@ -95,7 +100,7 @@ class Flight(Generic[RecordT]):
     def clear(self) -> list[RecordT]:
         """Remove all numbers, and return their records."""
         records = self.records()
-        self._count = 0
+        self.count = self.kept = 0
         self._runs.clear()
         self._records.clear()
         return records

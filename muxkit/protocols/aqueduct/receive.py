@@ -219,10 +219,10 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
     def has_frames(self) -> bool:
         return (self.flush and len(self.reliable.owed) > 0) or self._has_report
 
-    def fill(self, stream: OutStream) -> None:
+    def fill(self, stream: OutStream, room: int) -> None:
         if len(self.reliable.owed):
             self.flush: bool = False
-            stream.pending.append(frames.encode_frame(frames.AckReliable(self.reliable.take_acks())))
+            stream.pending.append(frames.encode_acks(self.reliable.take_acks()))
             self.state.frame_written("ACK_RELIABLE", self.id)
         elif self._has_report:
             field = self.id if self.state.config.channel_field else None
@@ -241,7 +241,7 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
         if stream.ended:
             return None
         while len(self.reliable.owed) or self._has_report:
-            self.fill(stream)
+            self.fill(stream, 1)
         stream.pending.append(frames.encode_frame(frames.CloseReceiver()))
         stream.source, stream.fin = None, True
         self.state.frame_written("CLOSE_RECEIVER", self.id)

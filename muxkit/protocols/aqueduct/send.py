@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import NO_QUEUE, Buffer, Reason, Sending, Step, advance, encode_varint, queue_of
+from muxkit.core import NO_QUEUE, Buffer, Reason, Sending, Step, advance, encode_varint
 from muxkit.core.events import Writable
 from muxkit.core.halves import Sender
 from muxkit.protocols.aqueduct import frames
@@ -31,6 +31,7 @@ from muxkit.protocols.aqueduct.transit import Transit
 if TYPE_CHECKING:
     from muxkit.protocols.aqueduct.state import State
 
+OPEN: Final = Sending.OPEN  # a global is faster than an attribute of an enum, and `try_send` reads it for each message
 EMPTY_FIELD: Final = frames.encode_headers(())  # no headers, or no attachments
 PLAIN_HEADERS_SIZE: Final = len(EMPTY_FIELD)  # size of the headers of a message that has none
 PLAIN_SIZE: Final = 2 * len(EMPTY_FIELD)  # size of the empty headers and the empty attachments of a message
@@ -38,6 +39,8 @@ ATTACHMENT_SIZE: Final = 10  # size of the longest id of a channel
 # Maximum number of unsent messages, records and runs of numbers of one channel. Each takes a few hundred bytes in
 # addition to its payload.
 KEPT_MOST: Final = 1024
+# A payload of up to this many bytes is copied behind the head of its message. Otherwise it stays a buffer of its own.
+JOIN_MOST: Final = 1024
 
 
 class Mode(Enum):
@@ -127,7 +130,8 @@ class EngineSender(EngineHalf, Sender):
         self.reported: int = 0  # datagrams that the peer has acked or nacked
         self.reliable: Flight[Outgoing] = Flight()
         self.unreliable: Flight[Outgoing] = Flight()  # only those with a receipt or an attachment
-        self.ordered: deque[Outgoing] = NO_QUEUE
+        self.ordered: deque[Outgoing | bytes] = NO_QUEUE
+        """Ordered messages. A message with nothing but a payload is represented by the payload, to save the object."""
         self.unordered: dict[OutStream, Outgoing] = {}  # those without a number
         self.datagrams: deque[Outgoing] = NO_QUEUE
         self.datagram_bytes: int = 0
@@ -145,7 +149,7 @@ class EngineSender(EngineHalf, Sender):
     @property
     def unanswered(self) -> int:
         """Messages that wait to be sent, acked or nacked; unreliable ones count only with a receipt or attachment."""
-        return len(self.reliable) + len(self.unreliable) + len(self.ordered) + len(self.unordered)
+        return self.reliable.count + self.unreliable.count + len(self.ordered) + len(self.unordered)
 
     def check_size(self, size: int) -> None:
         self.state.check_size(size)
@@ -163,13 +167,14 @@ class EngineSender(EngineHalf, Sender):
 
         An empty queue takes a message of any size.
         """
-        state = self.state
-        if self.unanswered >= state.config.in_flight or len(self.unordered) >= state.config.unopened:
+        state, reliable, unreliable = self.state, self.reliable, self.unreliable
+        waiting, alone = len(self.ordered), len(self.unordered)
+        if reliable.count + unreliable.count + waiting + alone >= state.config.in_flight:
             return False
-        if self.reliable.kept + self.unreliable.kept + len(self.ordered) >= KEPT_MOST:
+        if reliable.kept + unreliable.kept + waiting >= KEPT_MOST or alone >= state.config.unopened:
             return False
-        limits = state.limits
-        return self.queued == 0 or (self.queued + size <= state.short_window and state.outbox + size <= limits.outbox)
+        queued = self.queued
+        return not queued or (queued + size <= state.short_window and state.outbox + size <= state.limits.outbox)
 
     def size_of(self, payload: bytes, headers: Pairs, attachments: Sequence[Ticket]) -> int:
         """Return what a message counts for `has_room`; raises `LocalProtocolError` for one that can never be sent."""
@@ -187,9 +192,17 @@ class EngineSender(EngineHalf, Sender):
     def send(self, message: bytes) -> None:
         self.state.check_alive()
         self._check_open()
-        size = len(message) + PLAIN_SIZE
-        self.check_size(size - len(EMPTY_FIELD))
-        self._push(Outgoing(message, EMPTY_FIELD, EMPTY_FIELD, size), Mode.ORDERED)
+        self.check_size(len(message) + PLAIN_HEADERS_SIZE)
+        self._push_plain(message)
+
+    def try_send(self, message: bytes) -> bool | None:
+        state = self.state
+        size = len(message) + PLAIN_HEADERS_SIZE
+        if self.phase is not OPEN or self.id is None or self.outcome is not None or state.over:
+            return None
+        if self.oneshot or size > state.limits.message or not self.admits(size):
+            return None
+        return self._push_plain(message)
 
     def transmit(
         self,
@@ -230,13 +243,11 @@ class EngineSender(EngineHalf, Sender):
 
     def _push(self, outgoing: Outgoing, mode: Mode) -> None:
         """Queue a message for which there is room."""
-        state = self.state
         if mode is Mode.ORDERED:
-            self.count_queued(outgoing.size)
-            self.ordered = queue_of(self.ordered)
-            self.ordered.append(outgoing)
-            state.streams.add(self.main or self.stream())
-        elif mode is Mode.UNORDERED:
+            self._push_ordered(outgoing, outgoing.size)
+            return
+        state = self.state
+        if mode is Mode.UNORDERED:
             self.count_queued(outgoing.size)
             self.send_alone(outgoing)
         else:
@@ -245,6 +256,23 @@ class EngineSender(EngineHalf, Sender):
         state.messages_sent += 1
         if self.oneshot:
             self.finish()
+
+    def _push_plain(self, message: bytes) -> bool:
+        """Queue an ordered message without headers and attachments. Return False if the stream was queued before."""
+        return self._push_ordered(message, len(message) + PLAIN_SIZE)
+
+    def _push_ordered(self, message: Outgoing | bytes, size: int) -> bool:
+        state, queue = self.state, self.ordered
+        if queue is NO_QUEUE:
+            queue = self.ordered = deque()
+        queue.append(message)
+        self.queued += size  # as `count_queued` does
+        state.outbox += size
+        self.messages_sent += 1
+        state.messages_sent += 1
+        if self.oneshot:
+            self.finish()
+        return state.streams.add(self.main or self.stream())
 
     def finish(self, payload: bytes = b"") -> None:
         if payload:
@@ -325,8 +353,9 @@ class EngineSender(EngineHalf, Sender):
         self._writing = 0
 
     def take_unsent(self) -> list[Outgoing]:
-        """Remove the messages that were not written, and return them."""
-        unsent = [*self.ordered, *self.unordered.values(), *self.datagrams]
+        """Remove the messages that were not written, and return those that may have a receipt or an attachment."""
+        ordered = [message for message in self.ordered if isinstance(message, Outgoing)]
+        unsent = [*ordered, *self.unordered.values(), *self.datagrams]
         self.ordered = NO_QUEUE
         self.unordered.clear()
         self.datagrams = NO_QUEUE
@@ -340,7 +369,7 @@ class EngineSender(EngineHalf, Sender):
             return False
         outgoing = self.datagrams[0]
         is_tracked = outgoing.nodes or outgoing.receipt
-        return not is_tracked or len(self.unreliable) < min(self.state.config.in_flight, KEPT_MOST)
+        return not is_tracked or self.unreliable.count < min(self.state.config.in_flight, KEPT_MOST)
 
     def take_datagram(self) -> Outgoing:
         """Remove the oldest unreliable message."""
@@ -380,7 +409,7 @@ class EngineSender(EngineHalf, Sender):
         """Return how this half ends if the peer closes the receiver now."""
         if self.cancelling:
             return Outcome.CANCELLED
-        return Outcome.FINISHED if self.finish_written and len(self.reliable) == 0 else Outcome.NO_RECEIVER
+        return Outcome.FINISHED if self.finish_written and self.reliable.count == 0 else Outcome.NO_RECEIVER
 
     # --- streams
 
@@ -405,7 +434,7 @@ class EngineSender(EngineHalf, Sender):
     def has_frames(self) -> bool:
         return bool(self.ordered) or (self.flush and self._owes_count) or self._can_finish
 
-    def fill(self, stream: OutStream) -> None:
+    def fill(self, stream: OutStream, room: int) -> None:
         self._message_written()
         if self._owes_count and (self.flush or self._can_finish):
             stream.pending.append(frames.encode_frame(frames.SentUnreliable(self.sent_unreliable - self.counted)))
@@ -413,9 +442,7 @@ class EngineSender(EngineHalf, Sender):
             self.flush: bool = False
             self.state.frame_written("SENT_UNRELIABLE", self.id)
         elif self.ordered:
-            outgoing = self.ordered.popleft()
-            self._writing = outgoing.size
-            self.write(outgoing, stream)
+            self._fill_with_messages(stream, room)
         elif self._can_finish:
             stream.pending.append(frames.encode_frame(frames.FinishSender(self.sent_reliable)))
             stream.fin = self.finish_written = True
@@ -424,12 +451,48 @@ class EngineSender(EngineHalf, Sender):
     def pulled(self, stream: OutStream) -> None:
         if not stream.pending:
             self._message_written()
-            self.wake()
+            if self._watched is not None:
+                self.wake()
 
     def _message_written(self) -> None:
         """The message that the main stream had begun was pulled to its end."""
-        self.count_queued(-self._writing)
-        self._writing = 0
+        if self._writing:
+            self.count_queued(-self._writing)
+            self._writing = 0
+
+    def _fill_with_messages(self, stream: OutStream, room: int) -> None:
+        """Append the next message, or as many messages without headers and attachments as begin within `room` bytes."""
+        queue, append = self.ordered, stream.pending.append
+        if isinstance(message := queue[0], Outgoing):
+            queue.popleft()
+            self._writing = message.size
+            self.write(message, stream)
+            return
+        first = number = self.sent_reliable
+        counted = 0  # what these messages count in `queued`
+        while queue and room > 0 and type(payload := queue[0]) is bytes:
+            queue.popleft()
+            size = len(payload)
+            head = frames.plain_start(number) + encode_varint(size)
+            if size <= JOIN_MOST:
+                append(head + payload)
+            else:
+                append(head)
+                append(payload)
+            self._writing = size + PLAIN_SIZE
+            counted += self._writing
+            room -= len(head) + size
+            number += 1
+            if self.state.observer is not None:
+                self.state.frame_written("MESSAGE", self.id, size)
+        self.count_queued(self._writing - counted)  # only a part of the last message may be pulled now
+        self.reliable.add_run(first, number - 1)
+        self._numbered(number - first)
+
+    def _numbered(self, count: int) -> None:
+        self.sent_reliable += count
+        if self.state.flushing:
+            self.state.flush_early()
 
     def write(self, outgoing: Outgoing, stream: OutStream) -> None:
         """Number a message and append it to a stream."""
@@ -441,9 +504,7 @@ class EngineSender(EngineHalf, Sender):
         outgoing.payload = outgoing.headers = outgoing.attachments = b""
         is_tracked = outgoing.nodes or outgoing.receipt or outgoing.stream
         self.reliable.add(self.sent_reliable, outgoing if is_tracked else None)
-        self.sent_reliable += 1
-        if self.state.flushing:
-            self.state.flush_early()
+        self._numbered(1)
 
     def encode_datagram(self, outgoing: Outgoing) -> bytes:
         """Encode a message with the next number; `datagram_sent` takes that number."""
@@ -489,7 +550,7 @@ class SingleMessage:
     def has_frames(self) -> bool:
         return True
 
-    def fill(self, stream: OutStream) -> None:
+    def fill(self, stream: OutStream, room: int) -> None:
         self.sender.unordered.pop(stream)
         self.sender.write(self._outgoing, stream)
         stream.fin = True

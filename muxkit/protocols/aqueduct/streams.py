@@ -1,7 +1,7 @@
 """The streams on which this side sends, and the scheduler that lets them take turns.
 
 A frame is encoded only when the link is ready to send it. So a message that the application cancels before that is
-never encoded. An `OutStream` contains the bytes of at most one frame, and gets the next frame from its `FrameSource`.
+never encoded. An `OutStream` gets its frames from its `FrameSource`, and keeps at most the rest of one frame.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ class FrameSource(Protocol):
     def has_frames(self) -> bool:
         """Return True if `fill` would append a frame."""
 
-    def fill(self, stream: OutStream) -> None:
-        """Append one frame to `stream.pending`, if there is one. Set `stream.fin` if it is the last frame."""
+    def fill(self, stream: OutStream, room: int) -> None:
+        """Append a frame to `stream.pending`, if there is one. Set `stream.fin` if it is the last frame.
+
+        The link takes `room` bytes now. As long as the frames are shorter than that, `fill` may append further frames.
+        """
 
     def pulled(self, stream: OutStream) -> None:
         """Called when the link has taken bytes from `stream.pending`."""
@@ -31,7 +34,7 @@ class FrameSource(Protocol):
 class OutStream:
     """A stream on which this side sends. Without a source, it ends after the pending bytes."""
 
-    pending: list[Buffer]  # the bytes of the current frame that the link hasn't taken
+    pending: list[Buffer]  # the rest of the current frame, which the link hasn't taken
     source: FrameSource | None = None
     urgent: bool = False  # True if the stream is opened before streams with messages
     id: StreamId | None = None  # None before the stream is opened
@@ -81,16 +84,15 @@ class StreamScheduler:
     def has_output(self, may_open: bool) -> bool:
         return bool(self._ready or self.resets or (may_open and (self._urgent or self._opening)))
 
-    def add(self, stream: OutStream) -> None:
-        """Queue a stream if it has something to write, unless it is parked. It may be queued already."""
-        if stream.parked or not stream.is_ready:
-            return
-        if stream.id is not None:
-            self._ready.setdefault(stream)
-        elif stream.urgent:
-            self._urgent.setdefault(stream)
-        else:
-            self._opening.setdefault(stream)
+    def add(self, stream: OutStream) -> bool:
+        """Queue a stream if it has something to write, unless it is parked. Return False if it was queued before."""
+        if stream.parked:
+            return False
+        queue = self._ready if stream.id is not None else self._urgent if stream.urgent else self._opening
+        if stream in queue or not stream.is_ready:
+            return False
+        queue[stream] = None
+        return True
 
     def next(self, may_open: bool) -> StreamId | None:
         """Return the stream whose turn it is, or None. Open and new streams alternate, but urgent ones come first.
@@ -123,42 +125,36 @@ class StreamScheduler:
         self._open_next = False
         return stream.id
 
-    def pull(self, id: StreamId, limit: int) -> tuple[bytes, bool]:
+    def pull(self, id: StreamId, limit: int) -> tuple[list[Buffer], int, bool]:
         """Remove up to `limit` bytes of a stream's output. With a limit of 0, park the stream until `writable`.
 
         Returns:
-            The bytes, and True if they are the last ones of the stream.
+            The buffers, their size, and True if they are the last ones of the stream.
         """
+        out: list[Buffer] = []
         stream = self.streams.get(id)
         if stream is None:
-            return b"", False
+            return out, 0, False
         if limit <= 0:
             stream.parked = True
             self._ready.pop(stream, None)
-            return b"", False
-        pieces: list[Buffer] = []
-        pending = stream.pending
-        while limit > 0:
-            if not pending and not stream.fin and stream.source is not None:
-                stream.source.fill(stream)
+            return out, 0, False
+        left, pending, source = limit, stream.pending, stream.source
+        while left > 0:
+            if not pending and not stream.fin and source is not None:
+                source.fill(stream, left)
             if not pending:
                 break
-            piece = pending.pop(0)
-            if len(piece) > limit:
-                view = memoryview(piece)
-                pending.insert(0, view[limit:])
-                piece = view[:limit]
-            pieces.append(piece)
-            limit -= len(piece)
-        if stream.source is not None:
-            stream.source.pulled(stream)
+            left -= _move(pending, left, out)
+        if source is not None:
+            source.pulled(stream)
         if stream.fin and not pending:
             self._end(stream)
         elif not stream.is_ready:
             self._ready.pop(stream, None)
         elif stream in self._ready:
             self._ready.move_to_end(stream)
-        return b"".join(pieces), stream.ended
+        return out, limit - left, stream.ended
 
     def writable(self, id: StreamId) -> None:
         """Unpark a stream, because the link accepts bytes on it again."""
@@ -198,3 +194,21 @@ class StreamScheduler:
         table, stream.listed_in = stream.listed_in, None
         if table is not None and table.get(stream.channel) is stream:
             del table[stream.channel]
+
+
+def _move(pending: list[Buffer], limit: int, out: list[Buffer]) -> int:
+    """Move up to `limit` bytes from `pending` to `out`, and return their number."""
+    size = sum(map(len, pending))
+    if size <= limit:
+        out += pending
+        pending.clear()
+        return size
+    left = limit
+    while len(pending[0]) <= left:
+        left -= len(pending[0])
+        out.append(pending.pop(0))
+    if left:
+        view = memoryview(pending[0])
+        out.append(view[:left])
+        pending[0] = view[left:]
+    return limit
