@@ -245,15 +245,15 @@ class Ranges:
 
     def add(self, number: int) -> bool:
         """Add a number. Return True if it is new."""
-        if self._lasts and number == self._lasts[-1] + 1:  # the usual case
-            self._lasts[-1] = number
-            return True
         return self.add_range(number, number) == 1
 
     def add_range(self, first: int, last: int) -> int:
         """Add the numbers from `first` to `last`, both included. Return how many of them are new."""
         if first > last:
             raise LocalProtocolError(f"{first} … {last} is no range")
+        if self._lasts and first == self._lasts[-1] + 1:  # the usual case
+            self._lasts[-1] = last
+            return last - first + 1
         # The ranges with an index in [begin, end) overlap or touch the new one, so they are merged with it. The loop
         # over them is cheap on average, because each range is merged only once.
         begin = bisect_left(self._lasts, first - 1)

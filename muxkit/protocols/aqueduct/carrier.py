@@ -51,6 +51,7 @@ GOODBYE: Final = 7
 EARLY: Final = 8
 EARLY_DATA: Final = 9
 EARLY_LAST: Final = 10
+CHUNKS: Final = frozenset({DATA, LAST, EARLY_DATA, EARLY_LAST})
 
 FIRST_CREDIT: Final = 4096  # bytes that may be sent on each stream before any CREDIT
 EARLY_SHARE: Final = 64  # of `Limits.connection_bytes`, one part may be sent early, on all streams together
@@ -59,9 +60,7 @@ LARGEST_DATAGRAM: Final = 65_536  # bytes
 LARGEST_GOODBYE: Final = 4096  # bytes
 # Bytes of one stream at a time. A message of 64 KiB fits into one chunk, with its head.
 LARGEST_CHUNK: Final = 64 * 1024 + 64
-# Bytes handed to the engine at once while parsing is bounded, unless a frame is known to be longer.
-SLICE: Final = 1024
-PIECES_A_FRAME: Final = 4  # carrier frames and slices that may come with each frame of the engine
+PIECES_A_FRAME: Final = 4  # carrier frames that may come with each frame of the engine
 MOST_STREAMS: Final = 2**60
 
 
@@ -138,9 +137,10 @@ class Carrier:
         """Parse and apply received bytes, and return what happened; never raises."""
         if self.engine.observer is not None and data:
             self.engine.observer.transport("in", data)
-        if self._state.over:
+        state = self._state
+        if state.over:
             return ()
-        self._now = now
+        self._now = state.now = now
         start = 0
         if self._held:
             if data:
@@ -148,30 +148,31 @@ class Carrier:
             else:  # keep the position: each step of a turn would copy the rest otherwise
                 data, start = self._held, self._held_from
         cursor = Cursor(data, start)
-        happened: list[Event] = []
         self._is_bounded = False
-        state, reader = self._state, self.engine.reader
-        most, pieces = self.frames_at_once + reader.frames, PIECES_A_FRAME * self.frames_at_once
+        reader, end, first = self.engine.reader, len(data), start
+        frames_most, pieces = reader.frames + self.frames_at_once, PIECES_A_FRAME * self.frames_at_once
         try:
-            while cursor.remaining and not state.over:
-                if reader.frames >= most or not pieces:
+            while cursor.position < end and not state.over:
+                if reader.frames >= frames_most or not pieces:
                     self._is_bounded = True
                     break
                 start = cursor.position
-                happened += self._take(cursor)
+                if not self._chunk_left:
+                    self._take_frame(cursor)
+                if self._chunk_left:
+                    self._take_chunk(cursor, end, frames_most)
                 pieces -= 1
-                self.offset += cursor.position - start
         except NeedMore:
             cursor.position = start
         except RemoteProtocolError as error:
-            error.offset = self.offset
+            error.offset = self.offset + start - first
             self.engine.fail(error)
-        if cursor.position < len(data):
+        self.offset += cursor.position - first
+        if cursor.position < end:
             self._held, self._held_from = data, cursor.position
         else:
             self._held, self._held_from = b"", 0
-        happened += self.engine.events()
-        return happened
+        return self.engine.events()
 
     def receive_eof(self, now: float) -> Sequence[Event]:
         """The peer ended its direction of the byte stream, and with it the connection."""
@@ -339,48 +340,49 @@ class Carrier:
 
     # --- reading
 
-    def _take(self, cursor: Cursor) -> Sequence[Event]:
-        """Parse one frame, or one piece of a chunk, and return what happened."""
+    def _take_chunk(self, cursor: Cursor, end: int, frames_most: int) -> None:
+        """Pass the bytes of the chunk that have arrived to the engine, which stops at `frames_most` frames."""
+        start = cursor.position
+        stop = min(end, start + self._chunk_left)
+        is_last = self._chunk_is_last and stop - start == self._chunk_left
+        stream = self._chunk_stream
+        stopped = self.engine.take_stream(stream, cursor.data, start, stop, fin=is_last, frames_most=frames_most)
+        cursor.position = stopped
+        self._chunk_left -= stopped - start
+        if is_last and not self._chunk_left:
+            self._end_stream(stream)
+
+    def _take_frame(self, cursor: Cursor) -> None:
+        """Parse one frame, or the head of a chunk."""
         engine = self.engine
-        if self._chunk_left:
-            most = self._chunk_left
-            if self.frames_at_once < sys.maxsize:
-                most = min(most, max(SLICE, engine.missing(self._chunk_stream)))
-            data = cursor.exact(min(most, cursor.remaining))
-            self._chunk_left -= len(data)
-            is_last = self._chunk_is_last and not self._chunk_left
-            if is_last:
-                self._end_stream(self._chunk_stream)
-            return engine.receive_stream(self._chunk_stream, data, is_last, self._now)
         if not self._hello_received:
             hello = cursor.data[cursor.position : cursor.position + len(HELLO)]
             if not HELLO.startswith(hello):  # checked early: a peer of another protocol may send fewer bytes
                 raise RemoteProtocolError(f"the stream begins with {hello!r}, not with {HELLO!r}")
             cursor.exact(len(HELLO))
             self._hello_received = True
-            return ()
+            return
         tag = cursor.byte()
-        if tag == DATAGRAM:
+        if tag in CHUNKS:
+            index, size = cursor.varint(), cursor.varint()
+            self._begin_chunk(index, size, last=tag in (LAST, EARLY_LAST), is_early=tag in (EARLY_DATA, EARLY_LAST))
+        elif tag == DATAGRAM:
             size = cursor.varint()
             if size > LARGEST_DATAGRAM:
                 raise RemoteProtocolError(f"a datagram of {size} bytes against {LARGEST_DATAGRAM}")
-            return engine.receive_datagram(cursor.exact(size), self._now)
-        if tag == GOODBYE:
+            engine.take_datagram(cursor.exact(size))
+        elif tag == GOODBYE:
             size = cursor.varint()
             if size > LARGEST_GOODBYE:
                 raise RemoteProtocolError(f"a goodbye of {size} bytes against {LARGEST_GOODBYE}")
-            return engine.receive_reason(Reason.decode(bytes(cursor.exact(size))))
-        if tag in (DATA, LAST, EARLY_DATA, EARLY_LAST):
-            index, size = cursor.varint(), cursor.varint()
-            is_early = tag in (EARLY_DATA, EARLY_LAST)
-            return self._begin_chunk(index, size, last=tag in (LAST, EARLY_LAST), is_early=is_early)
-        if tag == RESET:
+            engine.take_reason(Reason.decode(bytes(cursor.exact(size))))
+        elif tag == RESET:
             stream = self._theirs(cursor.varint())
             self._end_stream(stream)
-            return engine.receive_reset(stream, self._now)
-        if tag == STOP:
-            return engine.receive_stopped(self._ours(cursor.varint()), self._now)
-        if tag == STREAMS:
+            engine.take_reset(stream)
+        elif tag == STOP:
+            engine.take_stopped(self._ours(cursor.varint()))
+        elif tag == STREAMS:
             more = cursor.varint()
             if self._may_open + more > MOST_STREAMS:
                 raise RemoteProtocolError(f"{more} streams on top of {self._may_open}, more than {MOST_STREAMS}")
@@ -399,7 +401,6 @@ class Carrier:
             self._early += more
         else:
             raise RemoteProtocolError(f"no frame of the carrier begins with {tag:#04x}")
-        return ()
 
     def _ours(self, index: int) -> StreamId:
         if index >= self._opened:
@@ -416,7 +417,7 @@ class Carrier:
             raise RemoteProtocolError(f"stream {index} has ended")
         return stream
 
-    def _begin_chunk(self, index: int, size: int, *, last: bool, is_early: bool) -> Sequence[Event]:
+    def _begin_chunk(self, index: int, size: int, *, last: bool, is_early: bool) -> None:
         if not size and (is_early or not last):
             raise RemoteProtocolError(f"an empty chunk on stream {index}")
         if index == self._peer_opened:
@@ -441,10 +442,9 @@ class Carrier:
             incoming.granted_at = None
         incoming.window.arrived(size)
         self._chunk_stream, self._chunk_left, self._chunk_is_last = stream, size, last
-        if size:
-            return ()
-        self._end_stream(stream)
-        return self.engine.receive_stream(stream, b"", True, self._now)
+        if not size:
+            self._end_stream(stream)
+            self.engine.take_stream(stream, b"", 0, 0, fin=True)
 
     def _end_stream(self, stream: StreamId) -> None:
         """End a stream; what came of it counts until it is consumed."""

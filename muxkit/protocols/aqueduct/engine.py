@@ -8,6 +8,7 @@ channels begin and end.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Final, Literal, overload
 
@@ -196,53 +197,70 @@ class Engine(MuxEngine):
         if self.state.over:
             return ()
         self.state.now = now
-        self.bytes_received += len(data)
+        self.take_stream(stream, data, 0, len(data), fin=fin)
+        return self.events()
+
+    def take_stream(
+        self, stream: StreamId, data: bytes, start: int, end: int, *, fin: bool, frames_most: int = sys.maxsize
+    ) -> int:
+        """Do the same with a part of `data`, for the carrier, which collects the events later.
+
+        Returns:
+            The position at which parsing stopped: `end`, unless `frames` has reached `frames_most`.
+        """
         try:
-            self.reader.receive_stream(stream, data, fin)
+            return self.reader.receive_stream(stream, data, start, end, fin=fin, frames_most=frames_most)
         except RemoteProtocolError as error:
             self.state.fail_at(f"stream {stream}", error)
-        return self.events()
+            return end
+        finally:
+            self.bytes_received = self.reader.bytes_received
 
     def receive_reset(self, stream: StreamId, now: float) -> Sequence[Event]:
         """The peer has reset a stream that it wrote."""
-        if self.state.over:
-            return ()
-        self.state.now = now
+        if not self.state.over:
+            self.state.now = now
+            self.take_reset(stream)
+        return self.events()
+
+    def take_reset(self, stream: StreamId) -> None:
         try:
             self.reader.reset(stream)
         except RemoteProtocolError as error:
             self.state.fail_at(f"stream {stream}", error)
-        return self.events()
 
     def receive_stopped(self, stream: StreamId, now: float) -> Sequence[Event]:
         """The peer wants no more of a stream of ours: it is reset, and a sender that needs it gives up."""
-        if self.state.over:
-            return ()
-        self.state.now = now
+        if not self.state.over:
+            self.state.now = now
+            self.take_stopped(stream)
+        return self.events()
+
+    def take_stopped(self, stream: StreamId) -> None:
         try:
             self.reader.stopped(stream)
         except RemoteProtocolError as error:
             self.state.fail_at(f"stream {stream}", error)
-        return self.events()
 
     def receive_datagram(self, data: bytes, now: float) -> Sequence[Event]:
         """Take in one datagram, and return what happened."""
-        if self.state.over:
-            return ()
-        self.state.now = now
-        self.bytes_received += len(data)
+        if not self.state.over:
+            self.state.now = now
+            self.take_datagram(data)
+        return self.events()
+
+    def take_datagram(self, data: bytes) -> None:
         self.reader.bytes_received += len(data)
+        self.bytes_received = self.reader.bytes_received
         try:
             self.reader.receive_datagram(data)
         except RemoteProtocolError as error:
             self.state.fail_at(f"datagram of {len(data)} bytes", error)
-        return self.events()
 
-    def receive_reason(self, reason: Reason) -> Sequence[Event]:
-        """The link brought the reason for which the peer ends the connection."""
+    def take_reason(self, reason: Reason) -> None:
+        """The carrier brought the reason for which the peer ends the connection."""
         if not self.state.over:
             self.state.events.append(Parted(reason))
-        return self.events()
 
     def receive_closed(self, now: float, *, clean: bool = True) -> Sequence[Event]:
         """The link is closed: nothing more comes, and nothing more can be sent."""

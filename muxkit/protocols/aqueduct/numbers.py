@@ -127,10 +127,16 @@ class ReliableNumbers:
         if number in self.got:
             raise RemoteProtocolError(f"message {number} came a second time", rule="aqueduct-S08")
 
-    def arrived(self, number: int) -> None:
-        """Record that a message has arrived. `check` must have accepted its number."""
-        self.got.add(number)
-        self.owed.add(number)
+    @property
+    def next_in_order(self) -> int:
+        """The number after the highest one that has arrived."""
+        highest = self.got.highest
+        return 0 if highest is None else highest + 1
+
+    def arrived(self, first: int, last: int) -> None:
+        """Record that the messages from `first` to `last` have arrived. `check` must have accepted their numbers."""
+        self.got.add_range(first, last)
+        self.owed.add_range(first, last)
 
     @property
     def is_complete(self) -> bool:

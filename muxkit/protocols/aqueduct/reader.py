@@ -15,6 +15,7 @@ A datagram contains complete frames. Its messages are numbered separately from t
 
 from __future__ import annotations
 
+import sys
 from enum import Enum
 from typing import Final
 
@@ -30,6 +31,9 @@ from muxkit.protocols.aqueduct.state import State, Timer
 
 NOTHING: Final = Pieces()  # a shared placeholder, which must stay empty
 HEAD_MOST: Final = 64  # maximum size of the tag, the number and the lengths in a message frame
+SLICE: Final = (
+    1024  # bytes that are appended to a frame whose total size isn't known yet, in addition to those it needs
+)
 
 
 class Phase(Enum):
@@ -56,12 +60,13 @@ class IncomingStream:
         self.last_word: type[object] | None = None  # FINISH_SENDER or CANCEL_SENDER, once it came in this stream
         self.phase: Phase = Phase.START
         self.frames: int = 0  # of channels
+        self.needs_loan: bool = False  # the unfinished frame may not fit the window, so it may have a loan
         self.fin: bool = False
         self.unconsumed: int = 0
         self.offset: int = 0  # bytes parsed
         self._partial = Pieces()  # of the unfinished frame
         self._wanted = 0  # size of the held bytes from which parsing can go on
-        # While held back: the bytes in which parsing stopped, with the position, and the bytes that came after them.
+        # While held back: bytes with the position at which parsing goes on, and the bytes that came after them.
         self._held_back: tuple[bytes, int] | None = None
         self._later = NOTHING
         self._missing = 0
@@ -78,6 +83,11 @@ class IncomingStream:
         return self._held_back is not None
 
     @property
+    def is_unfinished(self) -> bool:
+        """True if bytes wait in the stream: those of an unfinished frame, or those that are held back."""
+        return self._partial.size > 0 or self._held_back is not None
+
+    @property
     def missing(self) -> int:
         """Bytes until parsing can go on, if a frame has begun; 0 otherwise."""
         return max(0, self._wanted - self._partial.size) if self._partial.size else 0
@@ -90,31 +100,41 @@ class IncomingStream:
         is_small = self._wanted <= self._reader.state.largest_unlent and self.unconsumed == self._partial.size
         return is_small or self._reserved > 0
 
-    def receive(self, data: bytes) -> None:
-        """Parse more bytes, by whose size `unconsumed` was raised."""
+    def receive(self, data: bytes, start: int, end: int, frames_most: int) -> int:
+        """Parse the bytes from `start` to `end`, by whose number `unconsumed` was raised.
+
+        Returns:
+            The position at which parsing stopped, which is before `end` if the reader has parsed `frames_most` frames.
+        """
+        while start < end and self._partial.size:  # complete the unfinished frame, and copy little more than that
+            stop = min(end, start + self._wanted - self._partial.size + (0 if self._whole else SLICE))
+            self._partial.append(data[start:stop])
+            start = stop
+            if self._partial.size < self._wanted:
+                return end
+            joined = self._partial.join()
+            self._parse(joined, 0, len(joined), sys.maxsize)
+        if start == end:
+            return end
         if self.phase is Phase.IGNORED:
-            self.consume(len(data))
-            return
+            self.consume(end - start)
+            return end
         if self._held_back is not None:
             if self._later is NOTHING:
                 self._later = Pieces()
-            self._later.append(data)
-            return
-        if self._partial.size:
-            self._partial.append(data)
-            if self._partial.size < self._wanted:
-                return
-            data = self._partial.join()
-        self._parse(data, 0)
+            self._later.append(data[start:end])
+            return end
+        return self._parse(data, start, end, frames_most)
 
     def resume(self) -> None:
         """Go on with the bytes that were held back. It takes time for those that it parses, however many there are."""
         if self._held_back is not None:
             (data, position), self._held_back = self._held_back, None
-            self._parse(data, position)
+            self._parse(data, position, len(data), sys.maxsize)
             if not self.is_held_back and self._later.size:
-                later, self._later = self._later, NOTHING
-                self.receive(later.join())
+                pieces, self._later = self._later, NOTHING
+                later = pieces.join()
+                self.receive(later, 0, len(later), sys.maxsize)
             if self.fin:
                 self.check_end()
         self._reader.release(self)
@@ -149,7 +169,8 @@ class IncomingStream:
             data, position = self._held_back
             held += len(data) - position
         self._partial, self._later, self._held_back = Pieces(), NOTHING, None
-        self._reader.repay(self._keep_loan())
+        if self.needs_loan:
+            self._reader.repay(self._keep_loan())
         self.consume(held)
 
     def consume(self, amount: int) -> None:
@@ -164,34 +185,47 @@ class IncomingStream:
     def message_consumed(self, cost: int, loan: int) -> None:
         """The application has taken a message that came in this stream."""
         self.consume(cost)
-        self._reader.repay(loan)
-        self._reader.release(self)
+        if loan:
+            self._reader.repay(loan)
+        if self.fin:
+            self._reader.release(self)
 
     # --- frames
 
-    def _parse(self, data: bytes, position: int) -> None:
-        size, reader = len(data), self._reader
-        while position < size:
+    def _parse(self, data: bytes, position: int, end: int, frames_most: int) -> int:
+        reader = self._reader
+        while position < end:
             # After the last word of a channel only a violation or FORGET_CHANNEL can come.
             if self.phase is Phase.IGNORED or (self.half is not None and self.half.gone and self.last_word is None):
                 self.ignore()
-                self.consume(size - position)
-                return
+                self.consume(end - position)
+                return end
+            if reader.frames >= frames_most:
+                return position
+            if type(self.half) is EngineReceiver and not self.needs_loan:
+                before = self.frames
+                most = frames_most - reader.frames
+                after = reader.rules.take_plain_messages(self.half, self, data, position, end, most)
+                reader.frames += self.frames - before
+                self.offset += after - position
+                if after > position:
+                    position = after
+                    continue
             if self.phase is not Phase.ROUTED and self._must_wait(data[position]):
-                self._held_back = data, position
-                return
-            cursor = Cursor(data, position)
+                self._hold_back(data, position, end)
+                return end
+            cursor = Cursor(data, position, end)
             try:
                 frame = frames.parse_frame(cursor, reader.bounds)
                 half = self.half if isinstance(frame, frames.MessageFrame) and self.last_word is None else None
                 if half is not None and frames.brings_reason(frame):
                     half = None  # it is not kept, and a cancellation follows
-                if type(half) is EngineReceiver and reader.state.unread_limit.is_full(half):
+                if type(half) is EngineReceiver and not reader.state.unread_limit.room(half):
                     reader.state.unread_limit.hold_back(half, self)
-                    self._held_back = data, position
-                    return
+                    self._hold_back(data, position, end)
+                    return end
                 length = cursor.position - position
-                loan = self._keep_loan()
+                loan = self._keep_loan() if self.needs_loan else 0
                 reader.frames += 1
                 if isinstance(frame, frames.MessageFrame) and self.phase is Phase.ROUTED:
                     self.frames += 1
@@ -200,9 +234,9 @@ class IncomingStream:
                     is_delivered = False
                     self._apply(frame)
             except NeedMore as need:
-                self._partial.append(data[position:])
+                self._partial.append(data[position:end])
                 self._want(need)
-                return
+                return end
             except RemoteProtocolError as error:
                 if error.offset is None:
                     error.offset = self.offset
@@ -212,6 +246,18 @@ class IncomingStream:
                 reader.repay(loan)
             self.offset += length
             position = cursor.position
+        return end
+
+    def _hold_back(self, data: bytes, position: int, end: int) -> None:
+        """Keep the bytes from `position` to `end` until `resume`.
+
+        They are only copied if that frees at least half of `data`. So the bytes that wait are copied a few times in
+        all, however often parsing stops again, and `data` doesn't keep much more memory than the peer has credit for.
+        """
+        if end == len(data) and 2 * position <= end:
+            self._held_back = data, position
+        else:
+            self._held_back = data[position:end], 0
 
     def _must_wait(self, tag: int) -> bool:
         """Return True for a frame that has to wait until the peer's connection headers have come (H04)."""
@@ -254,6 +300,7 @@ class IncomingStream:
         self._whole = not isinstance(need, frames.Unfinished) or need.whole
         if self._wanted <= self._reader.state.largest_unlent:
             return
+        self.needs_loan = True
         if self._reserved:
             if self._whole:
                 self._trim(self._lent + self._shortfall())
@@ -297,6 +344,7 @@ class IncomingStream:
 
     def _keep_loan(self) -> int:
         """End borrowing for the frame; return the amount to be repaid when it is consumed."""
+        self.needs_loan = False
         if self._reader.reassembly.waits(self):
             self._reader.reassembly.leave(self)
             self._reader.serve_loans()
@@ -344,28 +392,38 @@ class Reader:
 
     # --- streams
 
-    def receive_stream(self, stream: StreamId, data: bytes, fin: bool) -> None:
-        """Take in bytes of a stream."""
-        self.bytes_received += len(data)
+    def receive_stream(
+        self, stream: StreamId, data: bytes, start: int, end: int, *, fin: bool, frames_most: int = sys.maxsize
+    ) -> int:
+        """Take in the bytes of a stream from `start` to `end`.
+
+        Returns:
+            The position at which parsing stopped, because `frames` has reached `frames_most`. The caller passes the
+            bytes from there on again. Otherwise it is `end`.
+        """
         incoming = self.state.incoming.get(stream) or self._open(stream)
         if incoming.fin:
-            return  # a link should bring nothing after the end
-        incoming.unconsumed += len(data)
+            return end  # a link should bring nothing after the end
+        incoming.unconsumed += end - start
         incoming.fin = fin
-        if data:
-            incoming.receive(data)
-        if incoming.waits_for_peer:
-            self._watch_for_stall()
-        if incoming.is_held_back:
-            if not self.handshake.is_connected:
-                self._count_early(len(data))
-        elif fin:
-            incoming.check_end()
+        stopped = incoming.receive(data, start, end, frames_most) if start < end else end
+        self.bytes_received += stopped - start
+        if stopped < end:
+            incoming.unconsumed -= end - stopped
+            incoming.fin = fin = False
+        if incoming.is_unfinished:
+            if incoming.waits_for_peer:
+                self._watch_for_stall()
+            if incoming.is_held_back and not self.handshake.is_connected:
+                self._count_early(stopped - start)
         if fin:
+            if not incoming.is_held_back:
+                incoming.check_end()
             self.release(incoming)
-        if self.handshake.is_connected and not self._has_resumed:
+        if not self._has_resumed and self.handshake.is_connected:
             self._has_resumed = True
             self._resume_early()
+        return stopped
 
     def missing(self, stream: StreamId) -> int:
         """Return how many bytes are missing until the frame that has begun may end; fewer are only collected."""

@@ -122,15 +122,18 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
             and self.state.unread_datagrams + cost <= limits.connection_bytes
         )
 
-    def deliver(self, message: Arrived) -> None:
-        """Report a message. If the newest event is also for this half, the message is added to that event."""
-        self.held += len(message.payload)
+    def deliver(self, messages: list[Arrived], size: int) -> None:
+        """Report messages with `size` bytes. If the newest event is also for this half, they are added to that event.
+
+        The list belongs to the event from now on.
+        """
+        self.held += size
         events = self.state.events
         last = events[-1] if events else None
         if type(last) is Received and last.receiver is self:
-            last.items.append(message)
+            last.items += messages
         else:
-            events.append(Received(self, [message]))
+            events.append(Received(self, messages))
 
     # --- counts, reports and the end
 

@@ -38,10 +38,10 @@ class UnreadLimit:
         # The receivers whose streams are held back because of the messages of other receivers.
         self._waiting: OrderedDict[EngineReceiver, None] = OrderedDict()
 
-    def add(self, receiver: EngineReceiver) -> None:
-        """Count an unread message."""
-        receiver.unread_messages += 1
-        self.unread += 1
+    def add(self, receiver: EngineReceiver, count: int) -> None:
+        """Count unread messages."""
+        receiver.unread_messages += count
+        self.unread += count
 
     def remove(self, receiver: EngineReceiver) -> bool:
         """Count a message as read. Return True if a stream may wait for that. The caller must then call `resume`."""
@@ -49,10 +49,11 @@ class UnreadLimit:
         self.unread -= 1
         return bool(self._waiting) or receiver in self._held
 
-    def is_full(self, receiver: EngineReceiver) -> bool:
-        """Return True if the receiver may have no more messages now. The caller must then call `hold_back`."""
+    def room(self, receiver: EngineReceiver) -> int:
+        """Return how many more messages the receiver may have now. If it is 0, the caller must call `hold_back`."""
         unread = receiver.unread_messages
-        return unread > 0 and (unread >= self.most_of_one or self.unread >= self.most)
+        room = min(self.most_of_one - unread, self.most - self.unread)
+        return room if room > 0 else 0 if unread else 1
 
     def hold_back(self, receiver: EngineReceiver, stream: IncomingStream) -> None:
         """Record a stream that must wait. Its method `resume` is called when the receiver may have more messages."""
@@ -75,7 +76,7 @@ class UnreadLimit:
             stream.resume()
 
     def _resume(self, receiver: EngineReceiver) -> None:
-        while (held := self._held.get(receiver)) and not self.is_full(receiver):
+        while (held := self._held.get(receiver)) and self.room(receiver):
             _, stream = held.popitem(last=False)
             if not held:
                 del self._held[receiver]

@@ -55,7 +55,7 @@ def test_an_ack_begins_with_a_gap_from_zero() -> None:
     assert peer.bytes_written() == [hexed("03 00 08 04 02 02 03 01")]
     numbers = ReliableNumbers(10)
     for number in (2, 3, 7):
-        numbers.arrived(number)
+        numbers.arrived(number, number)
     varints = ack_varints(numbers.owed)
     assert list(acked_ranges(varints)) == [(2, 3), (7, 7)]
 
