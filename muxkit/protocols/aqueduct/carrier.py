@@ -115,6 +115,9 @@ class Carrier:
         self._peer_done = 0  # over and consumed
         self._peer_may_open = FIRST_STREAMS  # in all, as it was told
         self._most = max(FIRST_STREAMS, engine.most_streams)
+        self._worth_renewing = max(1, self._most // 4)  # fewer streams aren't worth a STREAMS frame
+        self._our_bits: int = 2 | engine.role
+        self._their_bits: int = 2 | engine.role.peer
         self._held = b""  # received and not parsed, from `_held_from` on
         self._held_from = 0
         self._is_bounded = False  # parsing stopped because of `frames_at_once`
@@ -188,34 +191,34 @@ class Carrier:
         return self.engine.handle_deadline(now)
 
     def has_output(self) -> bool:
-        if self._state.over:
+        state = self._state
+        if state.over:
             return False
-        self._run_control()
-        return (
-            not self._hello_sent
-            or bool(self._grants or self._resets or self._stops)
-            or self._renewable > 0
-            or self._is_early_due
-            or self.engine.has_output(self._opened < self._may_open)
-        )
+        has_bytes = state.streams.has_output(self._opened < self._may_open) or bool(state.datagram_senders)
+        return has_bytes or self._owes_control()
 
     def buffers_to_send(self, limit: int) -> list[Buffer]:
         """Return control frames first, then datagrams up to half of the limit, then the streams in turn."""
         out: list[Buffer] = []
-        if self._state.over:
+        state, size = self._state, 0
+        if state.over:
             return out
-        self._run_control()
-        size = 0
-        for frame in self._control():
-            out.append(frame)
-            size += len(frame)
-            if size >= limit:
-                return out
+        if self.engine.reader.has_first_grant:
+            self._run_control()
+        if self._owes_control():
+            for frame in self._control():
+                out.append(frame)
+                size += len(frame)
+                if size >= limit:
+                    return out
         half = size + max(1, (limit - size) // 2)
-        while size < half and (datagram := self.engine.datagram_to_send(self.engine.config.datagram)) is not None:
+        while state.datagram_senders and size < half:
+            datagram = self.engine.datagram_to_send(self.engine.config.datagram)
+            if datagram is None:
+                break
             out += [_frame(DATAGRAM, len(datagram)), datagram]
             size += len(datagram) + 4
-        while size < limit and (stream := self.engine.next_stream(self._opened < self._may_open)) is not None:
+        while size < limit and (stream := state.streams.next(self._opened < self._may_open)) is not None:
             size += self._write(stream, min(LARGEST_CHUNK, limit - size), out)
         return out
 
@@ -254,11 +257,11 @@ class Carrier:
         if not self._hello_sent:
             self._hello_sent = True
             yield HELLO
-        if self._renewable:
-            renewed = self._renewable
-            self._peer_may_open += renewed
-            yield _frame(STREAMS, renewed)
-        if self._is_early_due:
+        renewable = self._peer_done + self._most - self._peer_may_open
+        if renewable >= self._worth_renewing:
+            self._peer_may_open += renewable
+            yield _frame(STREAMS, renewable)
+        if 2 * self._early_due >= self._early_most > 0:
             due, self._early_due = self._early_due, 0
             self._early_granted += due
             yield _frame(EARLY, due)
@@ -270,16 +273,16 @@ class Carrier:
             stream, amount = self._grants.popitem()
             yield _frame(CREDIT, stream >> 2, amount)
 
-    @property
-    def _renewable(self) -> int:
-        """Streams that the peer may open beyond what it was told; 0 while a STREAMS frame is not worth it."""
-        renewable = self._peer_done + self._most - self._peer_may_open
-        return renewable if renewable >= max(1, self._most // 4) else 0
-
-    @property
-    def _is_early_due(self) -> bool:
-        """True once at least half of the bytes that the peer may send early can be granted again."""
-        return self._early_due > 0 and 2 * self._early_due >= self._early_most
+    def _owes_control(self) -> bool:
+        """Do what the engine asks of its link, and return True if there are control frames to write."""
+        if self.engine.reader.has_control or self._state.streams.resets:
+            self._run_control()
+        return (
+            bool(self._grants or self._resets or self._stops)
+            or not self._hello_sent
+            or self._peer_done + self._most - self._peer_may_open >= self._worth_renewing
+            or 2 * self._early_due >= self._early_most > 0
+        )
 
     def _forget_credit(self, stream: StreamId) -> Credit | None:
         self._ungranted.discard(stream)
@@ -405,11 +408,11 @@ class Carrier:
     def _ours(self, index: int) -> StreamId:
         if index >= self._opened:
             raise RemoteProtocolError(f"stream {index} of ours, {self._opened} were opened")
-        return index << 2 | 2 | self.engine.role
+        return index << 2 | self._our_bits
 
     def _theirs(self, index: int) -> StreamId:
         """Return the id of a stream that the peer has opened and not ended."""
-        stream = index << 2 | 2 | self.engine.role.peer
+        stream = index << 2 | self._their_bits
         if index >= self._peer_opened:
             raise RemoteProtocolError(f"stream {index} of the peer, {self._peer_opened} were opened")
         incoming = self._incoming.get(stream)
@@ -428,7 +431,7 @@ class Carrier:
                 )
             window = ReceiveWindow(self.engine.limits.channel_bytes, self._budget)
             window.start(self._now, FIRST_CREDIT)
-            self._incoming[index << 2 | 2 | self.engine.role.peer] = _IncomingStream(window)
+            self._incoming[index << 2 | self._their_bits] = _IncomingStream(window)
             self._peer_opened += 1
         stream = self._theirs(index)
         incoming = self._incoming[stream]

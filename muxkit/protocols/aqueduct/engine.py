@@ -299,13 +299,13 @@ class Engine(MuxEngine):
         state = self.state
         if state.over:
             return False
-        return bool(state.datagram_senders) or state.streams.has_output(may_open) or self.reader.has_control()
+        streams = state.streams
+        has_bytes = streams.has_output(may_open) or bool(state.datagram_senders)
+        return has_bytes or self.reader.has_control or bool(streams.resets)
 
     def control_to_run(self) -> Sequence[StreamControl]:
-        resets, reader = self.state.streams.resets, self.reader
-        if not (resets or reader.consumed or reader.lent or reader.stops):  # asked often, and `has_control` is a call
-            return ()
-        control = [*map(Reset, resets), *reader.take_control()]
+        resets = self.state.streams.resets
+        control = [*map(Reset, resets), *self.reader.take_control()]
         resets.clear()
         return () if self.state.over else control
 

@@ -62,6 +62,7 @@ class IncomingStream:
         self.frames: int = 0  # of channels
         self.needs_loan: bool = False  # the unfinished frame may not fit the window, so it may have a loan
         self.fin: bool = False
+        self.is_consumed: bool = False  # a part of it was consumed
         self.unconsumed: int = 0
         self.offset: int = 0  # bytes parsed
         self._partial = Pieces()  # of the unfinished frame
@@ -179,16 +180,18 @@ class IncomingStream:
             self.unconsumed -= amount
             if self._borrows_later:
                 self._borrow()
-            consumed = self._reader.consumed
-            consumed[self.id] = consumed.get(self.id, 0) + amount
+            self._reader.count_consumed(self.id, amount)
+            if not self.is_consumed:
+                self.is_consumed = self._reader.has_first_grant = True
 
-    def message_consumed(self, cost: int, loan: int) -> None:
-        """The application has taken a message that came in this stream."""
+    def message_consumed(self, cost: int, loan: int) -> bool:
+        """The application has taken a message that came in this stream. Return True if the link has something to do."""
         self.consume(cost)
         if loan:
             self._reader.repay(loan)
         if self.fin:
             self._reader.release(self)
+        return self._reader.has_control
 
     # --- frames
 
@@ -290,6 +293,7 @@ class IncomingStream:
         self.ignore()
         if not self.fin:
             reader.stops[self.id] = Stop(self.id)
+            reader.has_control = True
 
     # --- loans
 
@@ -335,6 +339,7 @@ class IncomingStream:
         if amount > 0:
             self._lent += amount
             self._reader.lent.append(Lent(self.id, amount))
+            self._reader.has_control = True
 
     def _trim(self, needed: int) -> None:
         """Give back what is reserved beyond `needed`."""
@@ -382,7 +387,12 @@ class Reader:
         self._has_resumed = False
         self._stall = StallWatch(state.deadlines, Timer.STALL, seconds=limits.stall, least=limits.stall_bytes)
         # For the link
+        self.has_control: bool = False
+        """True if the link has to do something about these streams. A few consumed bytes alone aren't worth it."""
+        self.has_first_grant: bool = False
+        """True if bytes of a new stream were consumed, so that the next write may grant the whole window."""
         self.consumed: dict[StreamId, int] = {}
+        self._consumed_bytes = 0
         self.lent: list[Lent] = []
         self.stops: dict[StreamId, Stop] = {}
         # Datagrams
@@ -455,10 +465,14 @@ class Reader:
         """Remove a stream if it has ended and is consumed."""
         if incoming.fin and incoming.unconsumed == 0:
             self.state.incoming.pop(incoming.id, None)
+            self.has_control = self.has_control or incoming.id in self.consumed
 
-    def has_control(self) -> bool:
-        """Return True if the link has to do something about these streams."""
-        return bool(self.consumed or self.lent or self.stops)
+    def count_consumed(self, stream: StreamId, amount: int) -> None:
+        """Let the link renew credit for these bytes of a stream, when they are enough for a grant."""
+        self.consumed[stream] = self.consumed.get(stream, 0) + amount
+        self._consumed_bytes += amount
+        if self._consumed_bytes >= self.state.worth_a_grant:
+            self.has_control = True
 
     def take_control(self) -> list[StreamControl]:
         """Return what the link has to do about these streams: stop, renew credit, lend what is lacking then."""
@@ -468,6 +482,8 @@ class Reader:
         self.stops.clear()
         self.lent.clear()
         self.consumed.clear()
+        self._consumed_bytes = 0
+        self.has_control = self.has_first_grant = False
         return control
 
     def _open(self, stream: StreamId) -> IncomingStream:

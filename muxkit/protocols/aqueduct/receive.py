@@ -28,15 +28,12 @@ if TYPE_CHECKING:
     from muxkit.protocols.aqueduct.state import State
 
 DATAGRAM_COST: Final = 256  # bytes that a message from a datagram counts in addition to its payload
-# We request a write after the application has consumed this many bytes, or half of the smallest window if that is less.
-# The link grants credit only after half of a window was consumed, so a write after fewer bytes has nothing to send.
-WORTH_A_GRANT: Final = 1024
 
 
 class EngineReceiver(EngineHalf, Receiver["Arrived"]):
     """The receiving half of a channel."""
 
-    __slots__ = ("_consumed", "_counts_on", "_reports", "held", "reliable", "unread", "unread_messages", "unreliable")
+    __slots__ = ("_counts_on", "_reports", "held", "reliable", "unread", "unread_messages", "unreliable")
 
     def __init__(self, state: State, id: int | None, transit: Transit, *, oneshot: bool) -> None:
         super().__init__(state, id, transit, oneshot=oneshot)
@@ -47,7 +44,6 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
         """The bytes that unconsumed messages from datagrams count, including `DATAGRAM_COST` for each."""
         self.unread_messages: int = 0
         """The number of unconsumed messages from streams."""
-        self._consumed = 0  # number of bytes consumed since `consumed` last returned True
         self._counts_on: StreamId | None = None  # the stream on which the peer sends SENT_UNRELIABLE
         # The reports about datagrams that aren't due yet: when we began to collect them, when they are due, and the
         # message number up to which they report.
@@ -56,16 +52,13 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
     # --- commands
 
     def consumed(self, items: Sequence[Arrived], size: int) -> bool:
-        may_free_others = False
+        is_due = False
         for message in items:
-            may_free_others |= self._consume(message)
-        if may_free_others or self._consumed >= self.state.worth_a_grant:
-            self._consumed = 0
-            return True
-        return False
+            is_due |= self._consume(message)
+        return is_due
 
     def _consume(self, message: Arrived) -> bool:
-        """Count a message as consumed, unless it was counted before. Return True if other messages may arrive now."""
+        """Count a message as consumed, unless it was counted before. Return True if there is something to do now."""
         cost, loan = message.cost, message.loan
         if not cost:
             return False
@@ -78,11 +71,9 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
             self.unread -= cost
             state.unread_datagrams -= cost
             return False
-        self._consumed += cost
-        incoming = state.incoming[message.stream]
-        incoming.message_consumed(cost, loan)
+        is_due = state.incoming[message.stream].message_consumed(cost, loan)
         if not state.unread_limit.remove(self):
-            return incoming.fin
+            return is_due
         state.update_time()
         try:
             state.unread_limit.resume(self)

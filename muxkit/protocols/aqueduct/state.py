@@ -81,7 +81,7 @@ from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.events import Acked, Event, Lost, Nacked, Unclaimed
 from muxkit.protocols.aqueduct.frames import Pairs
 from muxkit.protocols.aqueduct.half import EngineHalf, Outcome
-from muxkit.protocols.aqueduct.receive import WORTH_A_GRANT, EngineReceiver
+from muxkit.protocols.aqueduct.receive import EngineReceiver
 from muxkit.protocols.aqueduct.send import EMPTY_FIELD, EngineSender, Outgoing, Ticket
 from muxkit.protocols.aqueduct.streams import OutStream, StreamScheduler
 from muxkit.protocols.aqueduct.transit import Fate, Transit, lose
@@ -114,6 +114,10 @@ Timer.__hash__ = object.__hash__  # type: ignore[method-assign]
 # costs more than they do. A session that answers thousands of messages per second still sends few acks.
 EARLY_FLUSH: Final = 1 / 8
 
+# The link hears of bytes that the application has consumed when there are this many, or half of the smallest window if
+# that is less. It grants credit only after half of a window was consumed, so it has nothing to do for fewer.
+WORTH_A_GRANT: Final = 1024
+
 
 class State:
     """Everything that the halves of one connection share."""
@@ -128,6 +132,7 @@ class State:
         # A frame of up to half of the smallest window needs no loan.
         self.largest_unlent: int = min(limits.channel_floor, limits.channel_first) // 2
         self.worth_a_grant: int = min(WORTH_A_GRANT, max(1, self.largest_unlent))
+        """So many consumed bytes make the link look whether it has credit to renew."""
         self.observer: Observer | None = observer
         self.clock: Clock | None = clock
         self.now: float = 0.0

@@ -82,7 +82,7 @@ class StreamScheduler:
         self._open_next = False  # True if the last turn went to an open stream
 
     def has_output(self, may_open: bool) -> bool:
-        return bool(self._ready or self.resets or (may_open and (self._urgent or self._opening)))
+        return bool(self._ready or (may_open and (self._urgent or self._opening)))
 
     def add(self, stream: OutStream) -> bool:
         """Queue a stream if it has something to write, unless it is parked. Return False if it was queued before."""

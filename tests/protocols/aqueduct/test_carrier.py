@@ -88,6 +88,19 @@ def test_what_each_frame_looks_like() -> None:
     assert written(made) == bytes.fromhex("00 01 06 03 00 08 02 00 01").hex()
 
 
+def test_short_messages_that_were_consumed_cause_no_credit_frame_of_their_own() -> None:
+    made = opened()
+    long = "04 01 00 00 80 08" + "61" * 1024
+    short, long_one = messages(
+        feed(made, [bytes.fromhex("00 01 07 03 00" + EMPTY), bytes.fromhex("00 01 86 08" + long)])
+    )
+    made.engine.handle_deadline(1.0)
+    assert written(made).startswith("0401")  # the rest of the window goes with the acks
+    assert short.receiver.consumed((short,), 0) is False
+    assert not made.has_output()
+    assert long_one.receiver.consumed((long_one,), 1024) is True
+
+
 def test_the_first_bytes_are_the_hello_and_the_greeting() -> None:
     made = carrier(Role.CLIENT, limits=Limits(channels=4))
     most = 2 * 4 + Config().streams

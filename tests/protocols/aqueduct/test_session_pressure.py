@@ -77,6 +77,7 @@ async def test_a_stalled_receiver_holds_its_sender_at_exactly_the_credit_that_it
         sender, receiver = await carried_receiver(pair)
         async with background() as nursery:
             nursery.start_soon(_until_lost, lambda: send_on(sender, bytes(1000)))
+            await canary(pair)  # after this, the window is granted as a whole
             while unused_credit(pair.server, receiver) or not held(pair.server, receiver):
                 await at_rest(QUIET)
             await at_rest(QUIET)
