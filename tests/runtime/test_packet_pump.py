@@ -392,6 +392,33 @@ async def test_timers_go_on_while_the_writer_is_busy(autojump_clock: MockClock) 
         assert run.engine.called_at == [7.0]
 
 
+async def test_a_timer_is_met_although_the_writer_always_has_a_packet(mock_clock: MockClock) -> None:
+    """A session whose rate allows the next packet in each pass of Trio's loop must still find out that its peer is
+    silent.
+    """
+
+    class Endless(Parcels):
+        def datagrams_to_send(self, now: float) -> Sequence[bytes]:
+            if self.deadline is None and not self.called_at:
+                self.deadline = now + 5.0
+            return [b"next"]
+
+        def next_deadline(self) -> float:
+            return trio.current_time()  # there is always a packet to send
+
+        def next_timer(self) -> float | None:
+            return self.deadline
+
+    link, engine = Bursty(), Endless()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Running(link, engine, (), None).pump.run)
+        for _ in range(100):
+            await trio.lowlevel.checkpoint()
+            mock_clock.jump(0.1)
+        assert engine.called_at
+        nursery.cancel_scope.cancel()
+
+
 # --- the end
 
 

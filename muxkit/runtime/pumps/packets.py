@@ -14,7 +14,7 @@ from time import perf_counter
 
 import trio
 
-from muxkit.core import DatagramEngine
+from muxkit.core import DatagramEngine, SeparateTimers
 from muxkit.runtime._errors import CLOSED_HERE, Phase
 from muxkit.runtime._links import NowaitPackets, PacketLink
 from muxkit.runtime.pumps.owner import EventT, PumpOwner
@@ -39,6 +39,7 @@ class DatagramPump(Pump[EventT]):
         super().__init__(link, engine, owner)
         self._link = link
         self._engine = engine
+        self._timers = engine if isinstance(engine, SeparateTimers) else None
         self._fatal = frozenset(fatal)
         self._is_heavy = False  # True if the last turn was long, so the next turn has to wait in the queue of turns
         self._kept: deque[bytes] = deque()  # received packets that were left when the time of the last turn was used up
@@ -108,6 +109,9 @@ class DatagramPump(Pump[EventT]):
                 continue
             if self._nowait is not None:
                 self._send_burst(self._nowait)
+            # Sending a packet may have started timers of the engine. This loop may not sleep for a long time, because
+            # the rate of the engine may allow the next packet in each pass.
+            self.rearm()
             if self._carry:
                 await self._send_one()
             else:
@@ -244,7 +248,11 @@ class DatagramPump(Pump[EventT]):
     # --- time
 
     def _engine_deadline(self) -> float | None:
+        if self._sleeper is not None:
+            return self._engine.next_deadline()
+        # The writer is awake and sends the packets that are due. It may never sleep while there is always another
+        # packet, so the clock still has to act on the timers.
+        if self._timers is not None:
+            return self._timers.next_timer()
         deadline = self._engine.next_deadline()
-        if deadline is None or (self._sleeper is None and deadline <= trio.current_time()):
-            return None  # the writer is awake, sends the packets that are due, and rearms the clock before it sleeps
-        return deadline
+        return None if deadline is None or deadline <= trio.current_time() else deadline
