@@ -31,6 +31,7 @@ marker counts as consumed when all messages before it are consumed.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -82,6 +83,7 @@ class CommonSender(Sender):
         self.owner: object | None = None
         self.out: Final = out
         """The sender of the underlying channel of Relink."""
+        out.report_from = sys.maxsize  # until END or CANCEL is sent
         self._common = common
         # Markers that couldn't be sent yet, because the window had no room.
         self._markers: deque[Parts] = NO_QUEUE
@@ -126,12 +128,13 @@ class CommonSender(Sender):
         self._send((message,), overdraw=True)
 
     def try_send(self, message: bytes) -> bool | None:
+        was_scheduled = self.out.scheduled
         number = self.out.try_push(message, RESERVE)
         if number is None:
             return super().try_send(message)
         if self._common.out_transactions:
             self.out.commit(number)
-        return True
+        return not was_scheduled
 
     def try_send_all(self, messages: list[bytes]) -> bool:
         last = self.out.try_push_all(messages, RESERVE)
@@ -188,7 +191,7 @@ class CommonSender(Sender):
                 self._markers.clear()
                 break
             if _is_end(marker):
-                self._end = number
+                self._end = self.out.report_from = number
 
     def heard(self, through: int) -> bool:
         """Return True if the END or CANCEL of this half is among the messages up to number `through`."""

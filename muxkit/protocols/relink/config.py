@@ -49,7 +49,10 @@ class Config:
     parts: int = attrs.field(default=65_536, validator=between(1, U32_MAX))
     """How many parts a message may have."""
     ack_delay: float = attrs.field(default=0.1, validator=ABOVE_ZERO)
-    """How long the acknowledgements `received` and `consumed` are delayed, so that several can be combined."""
+    """How long the acknowledgements `received` and `consumed` are delayed, so that several can be combined.
+
+    They may go earlier with a message.
+    """
     keepalive: float | None = attrs.field(default=20.0, validator=ABOVE_ZERO_OR_NONE)
     """Send a ping if no bytes have arrived for this long. None disables these pings."""
     keepalive_timeout: float = attrs.field(default=20.0, validator=ABOVE_ZERO)

@@ -322,6 +322,8 @@ class Engine:
         state = self.state
         if state.over or not state.is_connected:
             return out
+        if state.ours.scheduler.line:
+            state.theirs.make_due_early()
         written = self._write_control(limit, out) if state.owes_control else 0
         if written < limit:
             state.ours.scheduler.pull(limit - written, out)

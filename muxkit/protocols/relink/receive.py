@@ -327,6 +327,7 @@ class ChannelReceiver(Receiver[Any]):
             table.make_due(self)
         elif not self.owing:
             table.owe(self)
+            self.state.has_new_deadline = True
         if self.ended:
             self.confirm_end()
 

@@ -127,6 +127,7 @@ class ChannelSender(Sender):
         "received",
         "received_told",
         "released",
+        "report_from",
         "scheduled",
         "sent",
         "stalled",
@@ -174,6 +175,8 @@ class ChannelSender(Sender):
 
         A `consumed` without a number refers to the message after it.
         """
+        self.report_from: int = first
+        """Acknowledgements of messages before this number aren't reported, because nobody asks for them."""
         self.last_answer: frames.Ack | None = None
         """The kind of the answer to message `answered`."""
         self.bytes: int = 0
@@ -789,14 +792,14 @@ class ChannelSender(Sender):
             self.received_told = number
             if number > self.received:
                 self.received = number
-                self.state.report(events.Received(self, number))
+                self._report(events.Received, number)
             if not self.free:
                 self.release_to_write()
         elif ack is frames.Ack.CONSUMED:
             self.consumed_told = number
             if number > self.consumed:
                 self.consumed = number
-                self.state.report(events.Consumed(self, number))
+                self._report(events.Consumed, number)
                 self.received = max(self.received, number)
                 self._release(self._resolved() if self.state.out_transactions else number)
         else:
@@ -808,6 +811,11 @@ class ChannelSender(Sender):
                 self.journal.popleft()
             self._release(self._resolved())
         self.schedule()
+
+    def _report(self, kind: type[events.Received | events.Consumed], number: int) -> None:
+        self.state.progress += 1
+        if number >= self.report_from:
+            self.state.events.append(kind(self, number))
 
     def _resolved(self) -> int:
         """Return the number up to which every message was answered, or was rolled back and then consumed."""

@@ -99,6 +99,12 @@ COUNTED_ACKS: Final = 4
 """At least this many acknowledgements for each window of messages."""
 SIZED_ACKS: Final = 2
 """At least this many acknowledgements for each short window of bytes."""
+EARLY_ACKS: Final = 1 / 8
+"""Acknowledgements that wait for the timer go with the next message, if the last ones are this part of `ack_delay` ago.
+
+A link that answers each message now and then thus needs no timer for acknowledgements, which would cost more than they
+do. A link that answers thousands of messages per second still writes few of them.
+"""
 METERED_PARTS: Final = 4
 """A sender recalculates its window each time the peer has consumed this fraction of a short window: 4 is a quarter."""
 LONG_SHARE: Final = 0.75
@@ -413,6 +419,7 @@ class ReceiveTable:
         """Receivers with acknowledgements to write now."""
         self.owing: list[ChannelReceiver] = []
         """Receivers whose acknowledgements wait for the timer."""
+        self._early_from = 0.0  # from this time on, acknowledgements go with the next message
         self.unopened: dict[int, None] = {}
         """Channels that the peer closed although no message had opened them. `closed` is still to be written."""
         self.resuming: deque[ChannelReceiver] = deque()
@@ -454,7 +461,6 @@ class ReceiveTable:
         self.owing.append(receiver)
         if len(self.owing) == 1 and state.is_connected:
             state.deadlines.set(Timer.ACKS, state.now + state.config.ack_delay)
-            state.has_new_deadline = True
 
     def make_due(self, receiver: ChannelReceiver) -> None:
         receiver.due = True
@@ -469,9 +475,20 @@ class ReceiveTable:
     def make_all_due(self) -> None:
         """Make all acknowledgements due that wait for the timer."""
         owing, self.owing = self.owing, []
+        self._early_from = self.state.now + EARLY_ACKS * self.state.config.ack_delay
         for receiver in owing:
             receiver.owing = False
             self.make_due(receiver)
+
+    def make_due_early(self) -> None:
+        """Make them due because a message is about to be written, unless they were due just before.
+
+        The timer would otherwise have to wake the link for acknowledgements alone.
+        """
+        if self.owing and self.state.now >= self._early_from:
+            self.make_all_due()
+            self.state.deadlines.stop(Timer.ACKS)
+            self.state.has_new_deadline = False
 
     @property
     def is_clear(self) -> bool:

@@ -56,7 +56,7 @@ def test_each_direction_has_its_own_channels_and_its_own_id_size() -> None:
     one.send(5, (b"",))
     assert deliver(one, other).hex() == "1101050000000000"
     other.send(5, (b"",))
-    assert deliver(other, one).hex() == "1101050000000000"
+    assert deliver(other, one).hex() == "0500050000000000" + "1101050000000000"  # with the ack of the first message
     one.consume(5, through=0, now=0.0)
     one.handle_deadline(1.0)
     assert deliver(one, other).hex() == "2500050000000000"
@@ -219,6 +219,30 @@ def test_a_channel_must_fit_its_id_and_the_limit() -> None:
 
 
 # --- acks
+
+
+def test_an_ack_goes_with_the_next_message_and_needs_no_timer() -> None:
+    one, other = pair(quiet())
+    one.send(1, (b"",))
+    deliver(one, other)
+    assert other.next_deadline() == 0.1
+    other.consume(1, through=0, now=0.0)
+    other.send(1, (b"",))
+    assert deliver(other, one).hex() == "2500010000000000" + "1101010000000000"
+    assert other.next_deadline() is None
+
+
+def test_a_link_that_answers_often_does_not_ack_with_every_answer() -> None:
+    one, other = pair(quiet())
+    acks = []
+    for number in range(6):
+        now = 0.005 * number
+        one.send(1, (b"",))
+        deliver(one, other, now)
+        other.send(1, (b"",))
+        acks.append(len(split(deliver(other, one, now))) > 1)
+        deliver(one, other, now)
+    assert acks == [True, False, False, True, False, False]  # an eighth of `ack_delay` after the last ones
 
 
 @pytest.mark.clause("relink-F04", "relink-T07")
