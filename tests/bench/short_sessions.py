@@ -3,7 +3,8 @@
 python tests/bench/short_sessions.py [SECONDS] [PACKAGES ...]
 
 For each number of packages, that many empty ones are put on the path, since a program is seldom alone in its
-environment. Prints sessions per second of muxkit and of raw Trio, measured in turn.
+environment. Prints sessions per second of muxkit and of raw Trio, measured in turn, and the processor time that a
+session takes at the client and at the server.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,35 +62,51 @@ async def ask_trio(where: str) -> None:
         await stream.receive_some()
 
 
-async def rate(ask: Callable[[str], Awaitable[None]], where: str, seconds: float) -> float:
+async def rate(ask: Callable[[str], Awaitable[None]], where: str, seconds: float) -> tuple[float, float]:
+    """Return the sessions per second, and the processor time that each takes here, in seconds."""
     await ask(where)
-    began, done = time.perf_counter(), 0
+    began, before, done = time.perf_counter(), time.process_time(), 0
     while (passed := time.perf_counter() - began) < seconds:
         await ask(where)
         done += 1
-    return done / passed
+    return done / passed, (time.process_time() - before) / done
 
 
-def measured(kind: str, seconds: str, path: Path) -> float:
+def report_time() -> None:
+    """Answer each line of standard input with this process's processor time."""
+    for _ in sys.stdin:
+        print(time.process_time(), flush=True)
+
+
+def measured(kind: str, seconds: str, path: Path) -> tuple[float, float, float]:
+    """Return the sessions per second, and the processor time of a session at the client and at the server."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])}
     program = [sys.executable, __file__]
-    with subprocess.Popen([*program, f"serve-{kind}"], env=environment, stdout=subprocess.PIPE, text=True) as server:
+    serving = [*program, f"serve-{kind}"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(serving, env=environment, stdin=pipe, stdout=pipe, text=True) as server:
         assert server.stdout is not None
+        assert server.stdin is not None
         where = server.stdout.readline().strip()
-        asking = [*program, f"ask-{kind}", where, seconds]
-        done = subprocess.run(asking, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        spent = []
+        for duration in ("0.3", seconds):  # first to warm up
+            asking = [*program, f"ask-{kind}", where, duration]
+            done = subprocess.run(asking, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            server.stdin.write("\n")
+            server.stdin.flush()
+            spent.append(float(server.stdout.readline()))
         server.kill()
-    return float(done.stdout)
+    per_second, client = map(float, done.stdout.split())
+    return per_second, client, (spent[1] - spent[0]) / (per_second * float(seconds))
 
 
 def main(arguments: Sequence[str]) -> None:
     match arguments:
-        case ["serve-muxkit"]:
-            trio.run(serve_muxkit)
-        case ["serve-trio"]:
-            trio.run(serve_trio)
+        case ["serve-muxkit" | "serve-trio" as kind]:
+            threading.Thread(target=report_time, daemon=True).start()
+            trio.run(serve_muxkit if kind == "serve-muxkit" else serve_trio)
         case ["ask-muxkit" | "ask-trio" as kind, where, seconds]:
-            print(trio.run(rate, ask_muxkit if kind == "ask-muxkit" else ask_trio, where, float(seconds)))
+            print(*trio.run(rate, ask_muxkit if kind == "ask-muxkit" else ask_trio, where, float(seconds)))
         case _:
             seconds, *counts = arguments or ["2", "0", "400"]
             for count in counts:
@@ -99,8 +117,12 @@ def main(arguments: Sequence[str]) -> None:
                         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: empty-{number}\nVersion: 1.0\n")
                         (info / "entry_points.txt").write_text(f"[console_scripts]\nempty{number} = empty:main\n")
                     for _ in range(TURNS):
-                        ours, raw = (measured(kind, seconds, Path(folder)) for kind in ("muxkit", "trio"))
-                        print(f"{count} more packages: muxkit {ours:,.0f} sessions per second, raw Trio {raw:,.0f}")
+                        for kind in ("muxkit", "trio"):
+                            per_second, client, server = measured(kind, seconds, Path(folder))
+                            print(
+                                f"{count} more packages: {kind:6} {per_second:6,.0f} sessions per second,"
+                                f" client {1e3 * client:.2f} ms, server {1e3 * server:.2f} ms"
+                            )
 
 
 if __name__ == "__main__":
