@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import accumulate, count
 from typing import TYPE_CHECKING
@@ -250,6 +251,18 @@ async def test_a_deadline_is_called_when_it_comes(autojump_clock: trio.testing.M
     async with running(here, engine):
         await trio.sleep(100)
         assert engine.called_at == [pytest.approx(trio.current_time() - 93)]
+
+
+@pytest.mark.requirement("R-71")
+async def test_the_timers_of_an_engine_are_started_without_delay() -> None:
+    """The clock took the start for the end of a long suspension, and waited for ten passes."""
+    here, _there = memory.pair()
+    engine = Lines()
+    engine.deadline = -math.inf
+    async with running(here, engine):
+        for _ in range(5):  # until the tasks of the pump have started
+            await trio.lowlevel.checkpoint()
+        assert len(engine.called_at) == 1
 
 
 async def test_a_deadline_may_come_nearer_because_of_what_arrived(autojump_clock: trio.testing.MockClock) -> None:

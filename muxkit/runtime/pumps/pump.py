@@ -234,10 +234,11 @@ class Pump(Clock, Generic[EventT]):
     async def _keep_time(self) -> NoReturn:
         while True:
             self._due = self._next_deadline()
-            self._alarm = trio.CancelScope(deadline=self._due)
-            with self._alarm:
-                await trio.sleep_forever()
-            await read_first(self._due)
+            if self._due > -math.inf:  # otherwise, the engine's timers have to be started
+                self._alarm = trio.CancelScope(deadline=self._due)
+                with self._alarm:
+                    await trio.sleep_forever()
+                await read_first(self._due)
             now = trio.current_time()
             if self._reminder is not None:
                 self._reminder.ring_if_due(now)
