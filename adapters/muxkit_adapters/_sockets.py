@@ -171,10 +171,14 @@ class SocketStream(trio.abc.HalfCloseableStream):
             self._finished = True
 
     async def aclose(self) -> None:
+        self.close_nowait()
+        await trio.lowlevel.checkpoint()
+
+    def close_nowait(self) -> None:
+        """Close the socket without a checkpoint."""
         if self.socket.fileno() != -1:
             trio.lowlevel.notify_closing(self.socket)
             self.socket.close()
-        await trio.lowlevel.checkpoint()
 
     # Helpers
 

@@ -36,6 +36,7 @@ from muxkit.runtime._links import Arrival as Arrival
 from muxkit.runtime._links import ByteLink as ByteLink
 from muxkit.runtime._links import Candidate as Candidate
 from muxkit.runtime._links import Choosing as Choosing
+from muxkit.runtime._links import ClosingNowait as ClosingNowait
 from muxkit.runtime._links import Datagram as Datagram
 from muxkit.runtime._links import Described as Described
 from muxkit.runtime._links import Explaining as Explaining
@@ -183,6 +184,7 @@ __all__ = [
     "ChannelStats",
     "ChannelStopped",
     "Choosing",
+    "ClosingNowait",
     "Datagram",
     "DatagramPump",
     "Described",

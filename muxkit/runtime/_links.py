@@ -6,9 +6,10 @@ the other: both are entry points, and this module defines what each must provide
 
 - `ByteLink`, `PacketLink` and `MultistreamLink` are the kinds of link: an ordered byte stream, packets that may be
   lost, and QUIC's streams and datagrams.
-- `NowaitLink`, `WaitableLink`, `NowaitPackets`, `Described`, `Explaining` and `Parting` are optional abilities of a
-  link. The *pump*, which moves bytes between a link and a protocol's engine, looks for each of them with `isinstance`,
-  and works without it too. A transport implements an ability by having its methods, and doesn't have to import it.
+- `NowaitLink`, `WaitableLink`, `ClosingNowait`, `NowaitPackets`, `Described`, `Explaining` and `Parting` are optional
+  abilities of a link. The *pump*, which moves bytes between a link and a protocol's engine, looks for each of them with
+  `isinstance`, and works without it too. A transport implements an ability by having its methods, and doesn't have to
+  import it.
 - `Transport` and `Choosing` are the interface of a transport; `ProtocolPlugin` and `ResumingPlugin` that of a protocol.
 - `Listening` serves the connections that a server's transport accepts.
 - `check_options` and `OneAtATime` are helpers for the authors of transports.
@@ -99,6 +100,17 @@ class WaitableLink(Protocol, metaclass=QuickCheck):
 
     def stop_waiting(self) -> None:
         """Make a pending `wait_readable` return now. Does nothing if no task is waiting."""
+
+
+@runtime_checkable
+class ClosingNowait(Protocol, metaclass=QuickCheck):
+    """A link that can be closed without a checkpoint.
+
+    `trio.aclose_forcefully` does the same for any link, but it takes a cancel scope and a pass of Trio's loop.
+    """
+
+    def close_nowait(self) -> None:
+        """Close the link without waiting for the peer. Tasks that use the link raise `trio.ClosedResourceError`."""
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ import trio
 from muxkit._errors import Refused
 from muxkit.core import Reason
 from muxkit.runtime._errors import LinkLost
+from muxkit.runtime._links import ClosingNowait
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -94,6 +95,9 @@ async def run_handler(handler: Callable[[T], Awaitable[R]], subject: T) -> R:
 
 async def close_at_once(resource: trio.abc.AsyncResource) -> None:
     """Close without waiting; an interrupt that is under way is not replaced by a cancellation from outside."""
+    if isinstance(resource, ClosingNowait):
+        resource.close_nowait()
+        return
     with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
         await trio.aclose_forcefully(resource)
 

@@ -8,7 +8,8 @@ import pytest
 import trio
 import trio.testing
 
-from muxkit.runtime import background
+from muxkit.runtime import background, close_at_once
+from muxkit_adapters import tcp
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -148,3 +149,15 @@ async def test_an_interrupt_that_the_block_falls_over_comes_out_bare() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         await block()
+
+
+async def test_a_tcp_stream_is_closed_without_a_pass_of_the_loop() -> None:
+    async with trio.open_nursery() as nursery:
+        [address] = await nursery.start(tcp.serve, lambda stream: stream.receive_some())
+        host, _, port = address.rpartition(":")
+        async with tcp.connect(host, int(port)) as stream:
+            with trio.testing.assert_no_checkpoints():
+                await close_at_once(stream)
+            with pytest.raises(trio.ClosedResourceError):
+                await stream.send_all(b"late")
+        nursery.cancel_scope.cancel()

@@ -15,6 +15,7 @@ from muxkit._errors import RemoteProtocolError
 from muxkit.core import CODE_MOST, Consumed, Lent, MultistreamEngine, Reason, Reset, Stop, StreamId
 from muxkit.runtime._errors import CLOSED_HERE, Side
 from muxkit.runtime._links import Arrival, Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
+from muxkit.runtime._scope import close_at_once
 from muxkit.runtime.pumps.owner import EventT, PumpOwner
 from muxkit.runtime.pumps.pump import BROKEN, Pump, keep_freed_memory
 from muxkit.runtime.pumps.turns import LONG_TURN
@@ -65,7 +66,7 @@ class MultistreamPump(Pump[EventT]):
             self._link.close(error="the other side hung up")
 
     async def _close_link(self) -> None:
-        await trio.aclose_forcefully(self._link)
+        await close_at_once(self._link)
 
     @property
     def round_trip(self) -> float | None:

@@ -18,7 +18,7 @@ from muxkit.core import DatagramEngine, SeparateTimers
 from muxkit.runtime._errors import CLOSED_HERE, Phase
 from muxkit.runtime._links import NowaitPackets, PacketLink
 from muxkit.runtime.pumps.owner import EventT, PumpOwner
-from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, Pump
+from muxkit.runtime.pumps.pump import BROKEN, CLOSE_TIMEOUT, INLINE_PAUSE, Pump
 from muxkit.runtime.pumps.turns import LONG_TURN
 
 TURN_PACKETS = 64  # maximum number of packets to handle before other sessions get their turn
@@ -59,7 +59,8 @@ class DatagramPump(Pump[EventT]):
         self._carry = []
 
     async def _close_link(self) -> None:
-        await self._link.aclose()
+        with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
+            await self._link.aclose()
 
     async def _part(self) -> None:
         with suppress(OSError, ValueError, *BROKEN):

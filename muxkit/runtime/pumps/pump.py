@@ -96,8 +96,7 @@ class Pump(Clock, Generic[EventT]):
             if self._parting:
                 with trio.CancelScope(deadline=self._parting_until, shield=True):
                     await self._part()
-            with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
-                await self._close_link()
+            await self._close_link()
 
     async def _move(self, doing: str, move: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -313,7 +312,7 @@ class Pump(Clock, Generic[EventT]):
 
     @abstractmethod
     async def _close_link(self) -> None:
-        """Close the link without waiting for the peer."""
+        """Close the link, within `CLOSE_TIMEOUT` seconds even if the pump is cancelled. Don't wait for the peer."""
 
 
 @cache  # one call per process is enough, and later calls would have to clear the memory of the block

@@ -20,8 +20,9 @@ from muxkit._errors import RemoteProtocolError
 from muxkit.core import Answering, BoundedParsing, Buffer, Outbox, Queued, SeparateTimers, StreamEngine
 from muxkit.runtime._errors import CLOSED_HERE, HEAD, Phase, Side, looks_like
 from muxkit.runtime._links import Explaining, NowaitLink, Parting, may_answer_after_end
+from muxkit.runtime._scope import close_at_once
 from muxkit.runtime.pumps.owner import EventT, PumpOwner
-from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, Pump, keep_freed_memory
+from muxkit.runtime.pumps.pump import BROKEN, CLOSE_TIMEOUT, INLINE_PAUSE, Pump, keep_freed_memory
 from muxkit.runtime.pumps.reading import Reading, ReadingOwner
 from muxkit.runtime.pumps.turns import LONG_TURN
 
@@ -88,8 +89,9 @@ class StreamPump(Pump[EventT], ReadingOwner):
 
     async def _close_link(self) -> None:
         if self._farewell and isinstance(self._stream, Explaining):
-            await self._stream.close_with(self._farewell)
-        await trio.aclose_forcefully(self._stream)
+            with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
+                await self._stream.close_with(self._farewell)
+        await close_at_once(self._stream)
 
     def _stop(self, cause: BaseException | None) -> None:
         self._carry = []
