@@ -198,6 +198,8 @@ class StreamPump(Pump[EventT], ReadingOwner):
         if self._is_writing or self._carry:  # the current write has to finish first, and then the writer checks again
             self._was_requested = True
             return
+        if self._sleeper is not None and not self._engine.has_output():
+            return
         since = perf_counter() - self._wrote_at
         if self._sleeper is None and since < LATE_SECONDS:
             return  # the writer is awake, but other tasks may keep it from running for a while
@@ -379,8 +381,7 @@ class StreamPump(Pump[EventT], ReadingOwner):
         self._is_burst = len(events) >= BURST
         if events:
             self.dispatch_events(events)
-        if self._engine.has_output() or self._answering is not None:
-            self.request_write()
+        self.request_write()
 
     def _engine_deadline(self) -> float | None:
         if self._timers is not None and (self._is_writing or self._carry or self._hanging_up):
