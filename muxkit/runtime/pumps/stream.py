@@ -384,7 +384,8 @@ class StreamPump(Pump[EventT], ReadingOwner):
         self.request_write()
 
     def _engine_deadline(self) -> float | None:
-        if self._timers is not None and (self._is_writing or self._carry or self._hanging_up):
+        # A writer that is awake writes the output that is due, and then rearms the clock.
+        if self._timers is not None and (self._sleeper is None or self._is_writing or self._carry or self._hanging_up):
             return self._timers.next_timer()
         return self._engine.next_deadline()
 
