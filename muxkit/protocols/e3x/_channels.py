@@ -312,7 +312,7 @@ class ReliableReceiveHalf(E3xReceiveHalf):
         self._thread.check()
         if self._reliable.handed and not self._stored.count:
             self._reliable.done()
-            self._e3x.dispatch_events()
+            self._e3x.processed()
 
     def close(self, reason: Reason | None = None) -> None:
         """Stop receiving, and mark the messages that the application has taken as processed."""
@@ -333,11 +333,23 @@ class ReliableReceiveHalf(E3xReceiveHalf):
         return max(super().unread, self._reliable.waiting)
 
     async def _wait(self) -> bytes:
-        """Mark the previous message as processed, which makes the engine deliver the next one if it has arrived."""
-        self.done()
-        if not self._stored.count:
-            return await super()._wait()
-        message = self._stored.take()
+        """Mark the previous messages as processed, and take the next one if it has arrived."""
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        except trio.Cancelled:
+            self.done()
+            raise
+        message: bytes | None = None
+        if self._reliable.handed and not self._stored.count:
+            self._thread.check()
+            message = self._reliable.advance()
+            if message is not None:
+                self._e3x.messages_received += 1
+            self._e3x.processed()
+        if message is None:
+            if not self._stored.count:
+                return await super()._wait()
+            message = self._stored.take()
         self._since_yield += max(len(message), YIELD_LEAST)
         if self._since_yield >= YIELD_BYTES:
             await self._yield()

@@ -133,6 +133,11 @@ class Connection(MuxConnection[Engine, Channel]):
             self.pump.request_write()
         self.pump.rearm()
 
+    def processed(self) -> None:
+        """Dispatch the events and write the acks, if any, that were caused by marking messages as processed."""
+        if self.engine.has_news:
+            self.dispatch_events()
+
     def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, told: Reason | None = None) -> None:
         """End the connection and tell the peer why.
 

@@ -21,6 +21,8 @@ from muxkit.protocols.e3x.engine import Engine
 from muxkit.protocols.e3x.events import Event
 
 CHUNK_MOST: Final = 256  # maximum size of a chunk in bytes, including its length
+FULL: Final = b"\xff"  # the length of a chunk of the maximum size
+RUN_MOST: Final = 256  # maximum number of full chunks that `Dechunker` joins in one step
 # `Dechunker.feed` limits its work by a number of chunks. It counts a complete packet as this many chunks, because
 # handling a packet takes much longer than parsing a chunk.
 PACKET_CHUNKS: Final = 8
@@ -31,13 +33,14 @@ def encode_chunks(packet: bytes, size: int = CHUNK_MOST) -> bytes:
     """Encode a packet as chunks of at most `size` bytes, followed by the 0 byte that ends the packet."""
     if not 2 <= size <= CHUNK_MOST:
         raise ValueError(f"chunks of {size} bytes; from 2 to {CHUNK_MOST} are possible")
-    out = bytearray()
-    for start in range(0, len(packet), size - 1):
-        piece = packet[start : start + size - 1]
-        out.append(len(piece))
-        out += piece
-    out.append(0)
-    return bytes(out)
+    most = size - 1
+    if 0 < len(packet) <= most:
+        return b"%c%b\0" % (len(packet), packet)
+    full = b"%c" % most
+    pieces = [packet[start : start + most] for start in range(0, len(packet) - most + 1, most)]
+    rest = packet[len(pieces) * most :]
+    last = b"%c%b\0" % (len(rest), rest) if rest else b"\0"
+    return full + full.join(pieces) + last if pieces else last
 
 
 class Dechunker:
@@ -86,6 +89,11 @@ class Dechunker:
             if chunks >= most_chunks:
                 self._rest, self._at = data, position
                 break
+            run = self._join_full(data, position, most_chunks - chunks)
+            if run:
+                position += run * CHUNK_MOST
+                chunks += run
+                continue
             chunks += 1
             self._left = data[position]
             position += 1
@@ -96,6 +104,25 @@ class Dechunker:
             elif self._size > self.most:
                 self._packet.clear()
         return packets
+
+    def _join_full(self, data: bytes, position: int, most: int) -> int:
+        """Join the full chunks from `position` on, up to `most`, and return their number.
+
+        Nearly all chunks of a large packet are full. Joining them in one step is about ten times as fast as parsing
+        them one by one.
+        """
+        if data[position] != CHUNK_MOST - 1:
+            return 0
+        whole = min((len(data) - position) // CHUNK_MOST, most, RUN_MOST)
+        lengths = data[position : position + whole * CHUNK_MOST : CHUNK_MOST]
+        count = whole - len(lengths.lstrip(FULL))
+        self._size += count * (CHUNK_MOST - 1)
+        if self._size > self.most:
+            self._packet.clear()
+        else:
+            end = position + count * CHUNK_MOST
+            self._packet += b"".join([data[at + 1 : at + CHUNK_MOST] for at in range(position, end, CHUNK_MOST)])
+        return count
 
     def _finish(self, packets: list[bytes]) -> None:
         if self._size > self.most:
@@ -126,6 +153,7 @@ class ChunkedEngine(Engine):
     ) -> None:
         config = attrs.evolve(config or Config(), congestion=False)
         super().__init__(odd, config, limits=limits, observer=observer, clock=clock)
+        self.packet_size = config.stream_packet
         self.frames_at_once: int = sys.maxsize
         """Maximum number of chunks that one call parses. Part of `BoundedParsing`.
 
@@ -163,9 +191,9 @@ class ChunkedEngine(Engine):
         return ()
 
     def has_output(self) -> bool:
-        if not self._ready:
+        if not self._ready and self.has_packets:
             self.state.update_time()
-            self._ready.extend(encode_chunks(packet) for packet in self.datagrams_to_send(self.state.now))
+            self._ready.extend([encode_chunks(packet) for packet in self.datagrams_to_send(self.state.now)])
         return bool(self._ready)
 
     def buffers_to_send(self, limit: int) -> list[Buffer]:

@@ -12,6 +12,9 @@ PACKET = 1400  # default maximum size of a packet in bytes, which is the payload
 # The window in packets before the peer has announced its window in a miss. The original implementations buffer this
 # many packets.
 FIRST_WINDOW = 50
+# Default maximum size of a packet over a byte stream, in bytes. Most of the work for a packet doesn't depend on its
+# size. A short message waits for one packet of each other channel that sends, which at 1 GBit/s takes 0.3 ms.
+STREAM_PACKET = 32 * 1024
 LEAST_PACKET = 256  # bytes. In a smaller packet, the head could leave no room for a body.
 MOST_PACKET = 65_507  # maximum payload of a UDP datagram over IPv4 in bytes
 U32_MAX = 2**32 - 1
@@ -28,6 +31,9 @@ class Config:
 
     packet: int = attrs.field(default=PACKET, validator=between(LEAST_PACKET, MOST_PACKET))
     """Maximum size of a packet to send in bytes, without the headers of UDP, IP and DTLS."""
+    stream_packet: int = attrs.field(default=STREAM_PACKET, validator=between(LEAST_PACKET, MOST_PACKET))
+    """Maximum size of a packet to send over a byte stream, in bytes. The window of a channel counts packets, so the
+    sender also limits the bytes that the peer hasn't acked: to `packet` bytes for each packet of the window."""
     reliable: bool = True
     """Accept reliable channels from the peer. If False, the engine refuses them with an err."""
     unreliable_types: frozenset[str] = attrs.field(default=frozenset(), converter=_names)

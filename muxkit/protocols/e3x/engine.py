@@ -27,6 +27,9 @@ from muxkit.protocols.e3x.send import ReliableSender
 from muxkit.protocols.e3x.state import EngineChannel, EngineSender, State
 
 PACKETS_AT_ONCE = 256  # maximum number of packets that one call of `datagrams_to_send` returns
+# `datagrams_to_send` encodes no further packet after this many bytes. On a byte stream, encoded packets wait for the
+# stream, and a new message would wait for all of them.
+BYTES_AT_ONCE = 64 * 1024
 # Estimated memory of a channel in bytes, including its session objects and the task that handles it.
 CHANNEL_PRICE = 7 * 1024
 
@@ -97,6 +100,7 @@ class Engine(MuxEngine):
         self.liveness: Liveness = Liveness(self.state, self.openings)
         self._round_trip = self.state.budget.round_trip
         self.starts: StartPace = self.state.starts
+        self._was_err = False  # True if the last packet was an err, so it is the turn of another packet
         self.packets_received: int = 0
         self.packets_sent: int = 0
         self.bytes_received: int = 0
@@ -253,8 +257,10 @@ class Engine(MuxEngine):
 
         After this call, the engine reports the first fault of each kind again.
         """
-        self.state.reported.clear()
-        return self.take_events()
+        state = self.state
+        if state.reported:
+            state.reported.clear()
+        return self.take_events() if state.happened or state.own else ()
 
     def take_events(self) -> Sequence[Event]:
         """Return and forget the events like `events`, but don't report faults of a kind that was already reported."""
@@ -275,10 +281,10 @@ class Engine(MuxEngine):
 
     def next_timer(self) -> float | None:
         """Return when the next timer fires, disregarding packets that wait to be sent. Part of `SeparateTimers`."""
-        of_channels, of_session = self.state.next_timer, self.state.silence.deadlines.next
-        if of_channels is None or of_session is None:
-            return of_session if of_channels is None else of_channels
-        return min(of_channels, of_session)
+        timers, of_session = self.state.timers, self.state.silence.deadlines.next
+        if timers and (of_session is None or timers[0][0] < of_session):
+            return timers[0][0]
+        return of_session
 
     def next_deadline(self) -> float | None:
         """Return when the caller must call `handle_deadline` and then `datagrams_to_send`; None for never."""
@@ -336,32 +342,67 @@ class Engine(MuxEngine):
     @property
     def owes(self) -> bool:
         """True if acks or errs are queued."""
-        return bool(self.state.errs or self.state.acking or self.state.answers)
+        state = self.state
+        return bool(state.acking or state.errs or state.answers)
+
+    @property
+    def has_news(self) -> bool:
+        """True if a command has caused events, acks or errs."""
+        return bool(self.state.happened or self.state.own or self.owes)
+
+    @property
+    def has_packets(self) -> bool:
+        """True if any packet is queued. It may still have to wait for the window or the rate."""
+        return bool(self.state.line or self.state.resends or self.owes)
 
     def datagrams_to_send(self, now: float) -> Sequence[bytes]:
         """Remove the packets to send now from their queues, and return at most `PACKETS_AT_ONCE` of them.
 
-        The order is errs, resent packets, new packets of the channels in round-robin order, and acks.
+        Errs alternate with other packets, because errs alone can use up the rate for as long as the application breaks
+        channels. The other packets are resent packets, and then new packets of the channels in round-robin order. Acks
+        come last.
         """
         state = self.state
         state.now = now = max(state.now, now)
         out: list[bytes] = []
-        self._write_errs(out, now)
-        had = state.unsent
-        while len(out) < PACKETS_AT_ONCE and (state.resends or state.line):
-            packet = self._take_resend(now) if state.resends else self._take_new(now)
+        if not self.has_packets:
+            return out
+        had, size = state.unsent, 0
+        while len(out) < PACKETS_AT_ONCE and size < BYTES_AT_ONCE:
+            packet = self._take_next(now)
             if packet is None:
-                if not state.congestion.may_send(now):
-                    break
-                continue
-            state.congestion.sent(len(packet), now)
+                break
             out.append(packet)
-        self._write_acks(out, now)
+            size += len(packet)
+        if state.acking or state.answers:
+            self._write_acks(out, now)
         if state.unsent < had and (state.drained or state.crowded):
             self._report_writable()
         self.bytes_sent += sum(map(len, out))
         self.packets_sent += len(out)
         return out
+
+    def _take_next(self, now: float) -> bytes | None:
+        """Encode the next err or the next packet of a channel, in turn.
+
+        Returns None if there is no packet, or if the rate doesn't allow one yet.
+        """
+        state, congestion = self.state, self.state.congestion
+        if state.errs and not self._was_err:
+            packet = self._take_err(now)
+            if packet is not None:
+                self._was_err = True
+                return packet
+        while state.resends or state.line:
+            packet = self._take_resend(now) if state.resends else self._take_new(now)
+            if packet is not None:
+                if congestion.is_on:
+                    congestion.sent(len(packet), now)
+                self._was_err = False
+                return packet
+            if not congestion.may_send(now):
+                return None
+        return self._take_err(now) if state.errs else None
 
     def _take_resend(self, now: float) -> bytes | None:
         """Encode the next packet to resend.
@@ -387,27 +428,30 @@ class Engine(MuxEngine):
         """
         state = self.state
         channel = state.line[0]
-        if channel.gone or not channel.sender.is_ready:
-            channel.in_line = False
-            state.line.popleft()
-            if not channel.is_reliable:
-                state.close_if_over(channel)
-            return None
-        if not state.congestion.may_send(now):
-            return None
-        state.line.rotate(-1)
-        return channel.sender.write(now)
+        packet: bytes | None = None
+        if not channel.gone and channel.sender.is_ready:
+            if not state.congestion.may_send(now):
+                return None
+            packet = channel.sender.write(now)
+            if channel.sender.has_more:
+                state.line.rotate(-1)
+                return packet
+        channel.in_line = False
+        state.line.popleft()
+        if not channel.is_reliable:
+            state.close_if_over(channel)
+        return packet
 
-    def _write_errs(self, out: list[bytes], now: float) -> None:
+    def _take_err(self, now: float) -> bytes | None:
+        """Encode the next err, or return None if the rate doesn't allow an err yet."""
         state = self.state
         errs, congestion = state.errs, state.congestion
-        while errs and len(out) < PACKETS_AT_ONCE:
-            if congestion.is_on and not (congestion.may_send(now) and state.err_pace.take(now)):
-                break
-            id = next(iter(errs))
-            packet = state.packet_of(id, b'"c":%d,"err":%b' % (id, quoted(errs.pop(id))), "err")
-            congestion.sent(len(packet), now)
-            out.append(packet)
+        if congestion.is_on and not (congestion.may_send(now) and state.err_pace.take(now)):
+            return None
+        id = next(iter(errs))
+        packet = state.packet_of(id, b'"c":%d,"err":%b' % (id, quoted(errs.pop(id))), "err")
+        congestion.sent(len(packet), now)
+        return packet
 
     def _write_acks(self, out: list[bytes], now: float) -> None:
         """Write the queued acks. The congestion control doesn't delay them: they are small, and the peer needs them."""

@@ -118,6 +118,7 @@ class Openings:
             return
         state.used.add(packet.channel)
         channel.announced = True
+        state.silence.heard(state.now)
         receiver = channel.receiver
         assert isinstance(receiver, UnreliableReceiver)
         state.report(channel, Opened(channel, packet.body))

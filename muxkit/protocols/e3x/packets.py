@@ -7,9 +7,10 @@ checks a size before it does any work that is proportional to the size.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import NoReturn, cast
+from typing import Final, NoReturn, cast
 
 import attrs
 
@@ -35,6 +36,15 @@ MISS_SIZE = len(b',"miss":[]')
 DELTA_SIZE = len(b"4294967295,")
 LISTED_SIZE = 4  # average size of a delta in a long list, in bytes
 ASK_SIZE = ACK_SIZE + MISS_SIZE + len(b"99999")  # bytes that each packet with a seq reserves for an ack
+
+
+# The heads that muxkit sends on an open channel, if no packet is missing and all numbers have at most nine digits.
+# `parse_packet` reads such a head with one match, which takes a fifth of the time of the JSON parser. It reads all
+# other heads with the JSON parser. Both give the same result.
+_USUAL_HEAD: Final = re.compile(
+    rb"""\{"c":([1-9]\d{0,8})(?:,"seq":([1-9]\d{0,8}))?(,"end":true)?(?:,"frag":([1-9]\d{0,8}))?"""
+    rb"""(?:,"ack":([1-9]\d{0,8})(?:,"miss":\[([1-9]\d{0,8})\])?)?\}"""
+)
 
 
 @attrs.define
@@ -151,6 +161,8 @@ def encode_packet(packet: Packet) -> bytes:
 
 def head_of(channel: int, type: str | None, seq: int | None, end: bool, frag: int) -> bytes:
     """Encode the part of a head that is the same each time that the packet is sent: no `ack`, `miss` or braces."""
+    if seq is not None and type is None and not (end or frag):  # as in nearly all packets
+        return b'"c":%d,"seq":%d' % (channel, seq)
     head = b'"c":%d' % channel
     if type is not None:
         head += b',"type":%b' % quoted(type)
@@ -165,6 +177,8 @@ def head_of(channel: int, type: str | None, seq: int | None, end: bool, frag: in
 
 def ack_part(ack: int | None, miss: Sequence[int] | None) -> bytes:
     """Encode `ack` and `miss` as the part that is appended to `head_of`."""
+    if ack is not None and miss is not None and len(miss) == 1:  # as in nearly all acks
+        return b',"ack":%d,"miss":[%d]' % (ack, miss[0])
     part = b"" if ack is None else b',"ack":%d' % ack
     return part if miss is None else part + b',"miss":[%b]' % b",".join([b"%d" % delta for delta in miss])
 
@@ -181,6 +195,20 @@ def parse_packet(data: bytes) -> Packet:
         RemoteProtocolError: The packet is malformed. An illegal `miss` doesn't raise but sets `Packet.miss_fault`.
     """
     head, body = split_packet(data)
+    usual = _USUAL_HEAD.fullmatch(head)
+    if usual is not None:
+        c, number, ending, pieces, acked, window = usual.groups()
+        return Packet(
+            int(c),
+            None,
+            None if number is None else int(number),
+            None if acked is None else int(acked),
+            None if window is None else [int(window)],
+            ending is not None,
+            None,
+            0 if pieces is None else int(pieces),
+            body,
+        )
     fields = parse_head(head)
     get = fields.get
     channel = _whole(fields, "c", 1, ID_MOST)

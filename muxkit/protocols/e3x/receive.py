@@ -29,7 +29,6 @@ from muxkit.protocols.e3x.packets import (
     LISTED_SIZE,
     MISS_SIZE,
     RESERVED,
-    SEQ_MOST,
     Packet,
     ack_part,
     encode_miss,
@@ -68,14 +67,21 @@ class ReliableReceiver(EngineReceiver):
         self.capacity: int = capacity  # current size of the receive window in packets; `_base` is the initial size
         self._base = capacity
         self._window: ReceiveWindow | None = None  # created once the channel has used half of its initial window
-        self._sized_at = max(1, capacity // 2)  # the seq at which `capacity` will be adjusted the next time
+        # `capacity` is adjusted when `_used` reaches `_use_most`. Each processed packet counts as `State.unit` bytes or
+        # more. `_sized_seq` is the seq at which it was adjusted the last time.
+        self._used = 0
+        self._use_most = max(1, capacity // 2) * state.unit
+        self._sized_seq = 0
         self.bytes: int = 0  # size of the bodies of all waiting packets
         self.handed: int = 0  # number of waiting packets that the application has and is processing
         self.end_seq: int | None = None
         self.ack_now: bool = False
         self.heard_at: float = 0.0
         self._waiting: dict[int, Packet] = {}
-        self._seen = Ranges(max(capacity, state.most_window) + 2)  # seqs of the waiting packets
+        self.highest: int = 0
+        """The highest seq that this side has received."""
+        # The seqs of the waiting packets while packets are missing, otherwise empty
+        self._seen = Ranges(max(capacity, state.most_window) + 2)
         self._acked = 0  # the last ack that this side sent
         self._again = False  # True if the last ack must be sent once more
         self._asked = 0  # the highest seq of a waiting packet that asked for an ack
@@ -101,15 +107,9 @@ class ReliableReceiver(EngineReceiver):
         return self.processed
 
     @property
-    def highest(self) -> int:
-        """The highest seq that this side has received."""
-        highest = self._seen.highest
-        return self.processed if highest is None else highest
-
-    @property
     def has_gaps(self) -> bool:
         """True if a packet is missing whose successor has arrived."""
-        return len(self._seen) > 1 or self.highest > self.processed + len(self._waiting)
+        return self.highest > self.processed + len(self._waiting)
 
     @property
     def waiting(self) -> int:
@@ -154,11 +154,12 @@ class ReliableReceiver(EngineReceiver):
         # Drop the fields that we don't need any more. They can be large, and the memory limits only count bodies.
         type, packet.type, packet.miss = packet.type, None, None
         room = min(state.limits.channel_bytes - self.bytes, state.room)
-        arrival = self.take_in(packet, seq, state.now, room, state.room_next)
+        arrival = self.take_in(packet, seq, state.now, room)
         if arrival is not Arrival.KEPT:
             fault = Fault.DUPLICATE if arrival is Arrival.DUPLICATE else Fault.FULL
             state.fault(fault, f"channel {channel.id}: seq {seq} is {arrival.value}")
             return
+        state.silence.heard(state.now)
         state.held += len(packet.body)
         state.waiting += 1
         if packet.end:
@@ -168,10 +169,10 @@ class ReliableReceiver(EngineReceiver):
         if not channel.gone and (channel.ours or channel.type):
             self.deliver()
 
-    def take_in(self, packet: Packet, seq: int, now: float, room: int, room_next: int) -> Arrival:
+    def take_in(self, packet: Packet, seq: int, now: float, room: int) -> Arrival:
         """Buffer a packet if it is new, within the window, and there is memory for it.
 
-        The limit is `room_next` bytes for the next packet in order, and `room` bytes for any other packet.
+        The limit is `room` bytes. For the next packet in order it is `State.room_next`, if that is more.
         """
         self.heard_at = now
         if seq <= self.processed or seq in self._waiting:
@@ -183,14 +184,36 @@ class ReliableReceiver(EngineReceiver):
             self.ack_now = True
             return Arrival.BEYOND
         # The next packet in order always gets memory, or the channel could wait for memory forever.
-        if len(packet.body) > (room_next if seq == self.processed + 1 else room):
+        size = len(packet.body)
+        if size > room and (seq != self.processed + 1 or size > self.state.room_next):
             self.ack_now = True
             return Arrival.FULL
         highest = self.highest
         had_gaps = highest > self.processed + len(self._waiting)
         self._waiting[seq] = packet
+        self.bytes += size
+        if seq > highest:
+            self.highest = seq
+        if had_gaps or seq > highest + 1:
+            self._note_gaps(packet, seq, highest, now, had_gaps=had_gaps)
+        if packet.ack is not None or seq < highest or packet.end:
+            self._asked = max(self._asked, seq)
+        else:
+            self.ack_at = min(self.ack_at, now + ACK_DELAY)
+        over_half = 2 * len(self._waiting) > self.capacity
+        if over_half and not self._over_half:
+            self.ack_now = True
+        self._over_half = over_half
+        return Arrival.KEPT
+
+    def _note_gaps(self, packet: Packet, seq: int, highest: int, now: float, *, had_gaps: bool) -> None:
+        """Update the record of missing packets, after a packet has arrived that leaves or closes a gap.
+
+        `highest` and `had_gaps` are from the time before the packet arrived.
+        """
+        if not had_gaps and highest > self.processed:
+            self._seen.add_range(self.processed + 1, highest)
         self._seen.add(seq)
-        self.bytes += len(packet.body)
         if seq > highest + 1:
             self.ack_now = True
             if not had_gaps:
@@ -201,15 +224,8 @@ class ReliableReceiver(EngineReceiver):
             # The missing packet must have been lost twice. The peer waits `RESEND_PAUSE` before it resends the packet a
             # second time, so the window has to cover that pause as well.
             self.state.budget.round_trip.besides = RESEND_PAUSE
-        if packet.ack is not None or seq < highest or packet.end:
-            self._asked = max(self._asked, seq)
-        else:
-            self.ack_at = min(self.ack_at, now + ACK_DELAY)
-        over_half = 2 * len(self._waiting) > self.capacity
-        if over_half and not self._over_half:
-            self.ack_now = True
-        self._over_half = over_half
-        return Arrival.KEPT
+        if not self.has_gaps:
+            self._seen.discard_below(self.highest + 1)
 
     def _accept_opening(self, type: str) -> None:
         """Admit or refuse a channel of the peer whose first packet has arrived."""
@@ -244,6 +260,7 @@ class ReliableReceiver(EngineReceiver):
                     if packet.end and body is None:
                         raise RemoteProtocolError(f"an end before {packet.frag} pieces of its message")
                 except RemoteProtocolError as error:
+                    state.update_time()
                     state.break_channel(channel, Cause.MESSAGE, str(error), tell=True)
                     return
             if body is None:
@@ -271,8 +288,12 @@ class ReliableReceiver(EngineReceiver):
 
         Only messages of one packet are returned. `deliver` reports the others.
         """
+        return [] if self.channel.gone or not self.handed else self._take_whole(most)
+
+    def _take_whole(self, most: int) -> list[bytes]:
+        """Hand the application up to `most` messages of one packet each, which follow the messages that it has."""
         bodies: list[bytes] = []
-        if self.channel.gone or not self.handed or self.assembly.expected:
+        if self.assembly.expected or self.channel.closing:
             return bodies
         while len(bodies) < most and (packet := self.further()) is not None:
             if (packet.frag and self.state.config.frag) or (packet.end and not packet.body):
@@ -290,15 +311,33 @@ class ReliableReceiver(EngineReceiver):
 
         This also accepts a channel that the peer has opened. Does nothing if the channel has been removed.
         """
-        if self.channel.gone:
-            return
-        self.state.update_time()
-        self.accept()
+        if not self.channel.gone:
+            self._process_handed()
+            self.deliver()
+
+    def advance(self) -> bytes | None:
+        """Mark the messages that the application has as processed, and return the next message.
+
+        Return None if no message waits. A message in several packets and the end of the channel are reported as events,
+        as by `done`.
+        """
+        channel = self.channel
+        if channel.gone:
+            return None
+        self._process_handed()
+        messages = self._take_whole(1)
+        if messages:
+            return messages[0]
+        self.deliver()
+        return None
+
+    def _process_handed(self) -> None:
+        if not self.channel.taken:
+            self.accept()
         if not self.handed:
             raise LocalProtocolError(f"channel {self.channel.id}: nothing is being processed")
         for _ in range(self.handed):
             self._process()
-        self.deliver()
 
     def _process(self) -> None:
         """Mark the next packet as processed, and handle it if it ends the channel."""
@@ -309,18 +348,21 @@ class ReliableReceiver(EngineReceiver):
         if packet.end:
             self.ended = True
             self.ack_now = True
+            state.update_time()
             state.report(channel, Finished(self))
         self._owe_ack()
-        state.arm(channel)
-        state.close_if_over(channel)
+        if packet.end:
+            state.close_if_over(channel)
 
     def _remove_next(self) -> Packet:
         """Remove the next packet from the buffer, and decide whether its ack may be delayed."""
         seq = self.processed + 1
         packet = self._waiting.pop(seq)
-        self._seen.discard_below(seq + 1)
+        if self.highest > seq + len(self._waiting):
+            self._seen.discard_below(seq + 1)
         self.bytes -= len(packet.body)
-        self.handed = max(0, self.handed - 1)
+        if self.handed:
+            self.handed -= 1
         self.processed = seq
         self._over_half = self._over_half and 2 * len(self._waiting) > self.capacity
         if self._late or 0 < self._asked <= seq or (seq - self._acked) * ACK_SHARE >= self.capacity:
@@ -328,7 +370,9 @@ class ReliableReceiver(EngineReceiver):
         if self._asked <= seq:
             self._asked = 0
         self._late = False
-        if seq >= self._sized_at:
+        size, unit = len(packet.body), self.state.unit
+        self._used += size if size > unit else unit  # noqa: FURB136 - `max` is a call
+        if self._used >= self._use_most:
             self._size_window(seq)
         return packet
 
@@ -339,18 +383,20 @@ class ReliableReceiver(EngineReceiver):
         as have been processed, so a packet that the peer was allowed to send is never refused.
         """
         state, window = self.state, self._window
+        used, self._used = self._used, 0
+        state.update_time()
         if window is None:
             if state.limits.channel_bytes <= state.limits.short_window:
-                self._sized_at = SEQ_MOST + 1
                 return
             window = self._window = ReceiveWindow(state.limits.channel_bytes, state.budget)
             window.start(state.now)
-        part = max(1, self._base // PARTS_OF_WINDOW)
-        size = min(part * state.packet, window.credit)
+        part = max(1, self._base // PARTS_OF_WINDOW) * state.unit
+        size = min(max(part, used) if self._sized_seq else part, window.credit)
         window.arrived(size)
         window.consumed(size, state.now)
-        self.capacity = max(self._base, window.target // state.packet, self.capacity - part)
-        self._sized_at = seq + part
+        self.capacity = max(self._base, window.target // state.unit, self.capacity - (seq - self._sized_seq))
+        self._sized_seq = seq
+        self._use_most = part
 
     def dropped(self) -> None:
         self.state.held -= self.bytes
@@ -430,6 +476,13 @@ class ReliableReceiver(EngineReceiver):
         return packet
 
     def encode_ack(self, room: int, *, wants_miss: bool, now: float) -> bytes:
+        if not self.has_gaps:
+            has_miss = self._over_half or self.processed == 0 or (wants_miss and self.capacity != FIRST_WINDOW)
+            part = ack_part(self.processed, [self.capacity] if has_miss else None)
+            if len(part) > room:
+                return b""
+            self._mark_acked(now)
+            return part
         left = room - ACK_SIZE - MISS_SIZE
         # The first and the last delta may have many digits, and the other deltas are usually short. So try the longest
         # list that fits with short deltas, and then shorter lists.
@@ -513,6 +566,7 @@ class UnreliableReceiver(EngineReceiver):
         channel.heard_at = state.now
         if channel.ours:
             channel.announced = True
+        state.silence.heard(state.now)
         if (packet.body or not packet.end) and not channel.closing:
             self.hold(packet.body)
             state.report(channel, Received(self, [packet.body]))

@@ -26,7 +26,16 @@ from muxkit._errors import LocalProtocolError
 from muxkit.core import NO_QUEUE, Ceiling, queue_of
 from muxkit.core.events import Writable
 from muxkit.protocols.e3x.events import Cause, Delivered
-from muxkit.protocols.e3x.packets import ASK_SIZE, LISTED_MOST, SEQ_MOST, cut, decode_miss, head_of, pieces_after
+from muxkit.protocols.e3x.packets import (
+    ASK_SIZE,
+    ID_MOST,
+    LISTED_MOST,
+    SEQ_MOST,
+    cut,
+    decode_miss,
+    head_of,
+    pieces_after,
+)
 from muxkit.protocols.e3x.state import NEVER, EngineChannel, EngineSender, Piece, State
 
 # Seconds between two resends of a packet. The specification says about `miss`: "only be resent once until at least one
@@ -48,6 +57,8 @@ REST_FIRST: Final = 2.0
 REST_MOST: Final = 30.0
 # Seconds between two probes of resting channels, averaged over all channels of the session.
 REST_SHARE: Final = 1.0
+# The largest size of a packet without its body, unless the packet has a type
+OVERHEAD_MOST: Final = 4 + len(head_of(ID_MOST, None, SEQ_MOST, True, SEQ_MOST)) + ASK_SIZE
 
 
 @attrs.define(eq=False)
@@ -87,6 +98,7 @@ class ReliableSender(EngineSender):
         # When a packet last asked for an ack, and the seq of that packet
         self.asked_at: float = -1.0
         self.asked_seq: int = 0
+        self._since_asked = 0  # bytes that were sent after that packet
         self.stands_still: bool = False  # True if the last ack acked no new packet and listed missing packets
         # While acks stand still: when the packet was sent whose answer will measure the round trip
         self.timed_at: float | None = None
@@ -200,16 +212,20 @@ class ReliableSender(EngineSender):
         return True
 
     def queue(self, body: bytes, *, end: bool, is_message: bool) -> None:
-        channel, sizes = self.channel, self._body_sizes(len(body))
-        self.ended = end
-        self.state.queue_up(channel)
-        for frag, piece in cut(body, *sizes):
-            seq = self.next_seq
-            type = channel.type if channel.ours and seq == 1 else None
-            self._pieces[seq] = Piece(seq, piece, type=type, end=end and frag == 0, frag=frag)
+        channel, state, seq = self.channel, self.state, self.next_seq
+        if 1 < seq <= SEQ_MOST and len(body) <= min(state.packet - OVERHEAD_MOST, state.limits.message):
+            self._pieces[seq] = Piece(seq, body, None, end, 0)
             self.next_seq = seq + 1
+        else:
+            for frag, piece in cut(body, *self._body_sizes(len(body))):
+                seq = self.next_seq
+                type = channel.type if channel.ours and seq == 1 else None
+                self._pieces[seq] = Piece(seq, piece, type, end and frag == 0, frag)
+                self.next_seq = seq + 1
+        self.ended = end
+        state.queue_up(channel)
         self.unsent += len(body)
-        self.state.unsent += len(body)
+        state.unsent += len(body)
         if is_message:
             self.last = self.next_seq - 1
 
@@ -265,21 +281,30 @@ class ReliableSender(EngineSender):
         self._ready = self.next()
         return self._ready is not None
 
+    @property
+    def has_more(self) -> bool:
+        return self._ready is not None
+
     def next(self) -> Piece | None:
         """Return the next new packet, or None if there is none or if the window or a memory limit forbids sending it.
 
         The sender also pauses while the peer misses more packets than a `miss` can list, because the peer couldn't
         report the loss of a new packet.
         """
-        piece = self._pieces.get(self._ceiling.sent + 1)
-        if piece is None or self._ceiling.available <= 0 or self.is_cut:
+        ceiling = self._ceiling
+        piece = self._pieces.get(ceiling.sent + 1)
+        if piece is None or self.is_cut or ceiling.sent >= ceiling.acknowledged + ceiling.size:
             return None
-        flying = self.flying + len(piece.body)
-        return piece if not self.flying or flying <= self._short_window or self._may_fly(flying) else None
+        return piece if not self.flying or self._may_fly(self.flying + len(piece.body)) else None
 
     def _may_fly(self, flying: int) -> bool:
-        """Return True if the limits allow `flying` unacked bytes on this channel. Only called above a short window."""
-        limits, state = self.state.limits, self.state
+        """Return True if the window and the limits allow `flying` unacked bytes on this channel."""
+        state = self.state
+        if flying > self._ceiling.size * state.unit:
+            return False
+        if flying <= self._short_window:
+            return True
+        limits = state.limits
         return flying <= limits.channel_bytes and state.flying + flying - self.flying <= limits.connection_bytes
 
     def write(self, now: float) -> bytes:
@@ -298,6 +323,7 @@ class ReliableSender(EngineSender):
         state, channel = self.state, self.channel
         receiver = channel.receiver
         self._mark_sent(piece, now)
+        self._ready = self.next()
         head = head_of(channel.id, piece.type, piece.seq, piece.end, piece.frag)
         pace = state.congestion
         wants = self._wants_ack(piece, now, pace.ask_pause, pace.round_trip)
@@ -318,14 +344,16 @@ class ReliableSender(EngineSender):
             if self._ceiling.sent == self._ceiling.acknowledged:
                 self.waiting_since = now
                 self.probe_pause = PROBE_FIRST
-                self.probe_at = now + PROBE_FIRST
+                self.probe_at = now + min(PROBE_FIRST, self.state.config.timeout)
             elif self.is_resting:
                 self._wake(now)
                 self.probe_at = now + PROBE_FIRST
-            self._ceiling.spend(1)
-            self.unsent -= len(piece.body)
-            self.flying += len(piece.body)
-            self.state.flying += len(piece.body)
+            size = len(piece.body)
+            self._ceiling.sent += 1
+            self.unsent -= size
+            self.flying += size
+            self.state.flying += size
+        self._since_asked += len(piece.body)
         piece.times += 1
         piece.sent_at = now
         piece.is_queued = False
@@ -349,8 +377,11 @@ class ReliableSender(EngineSender):
         window: int | None = None
         missing: list[int] = []
         if deltas is not None:
-            miss = decode_miss(ack, deltas)
-            window, missing = miss.window, miss.missing
+            if len(deltas) == 1:  # usually, no packet is missing
+                window = deltas[0]
+            else:
+                miss = decode_miss(ack, deltas)
+                window, missing = miss.window, miss.missing
         news = self._acknowledge(ack, window, missing, state.now, congestion.fell_at)
         if news is None:
             return
@@ -362,15 +393,19 @@ class ReliableSender(EngineSender):
             state.resting.discard(channel.id)
         congestion.ack_received(news.round_trip, news.lost, state.now, is_sure=news.is_sure, is_cut=news.is_cut)
         state.lost += news.named
-        state.resends.extend((self, piece) for piece in news.resend)
+        if news.resend:
+            state.resends.extend([(self, piece) for piece in news.resend])
         has_advanced = news.last >= news.first
         if has_advanced:
+            state.silence.heard(state.now)
             state.report(channel, Delivered(channel, news.first, news.last))
-        state.queue_up(channel)
+        if self.next() is not None:
+            state.queue_up(channel)
         if ack == SEQ_MOST and not self.ended:
             text = f"seq {SEQ_MOST} was used, and there is no other"
             state.break_channel(channel, Cause.EXHAUSTED, text, tell=True)
-        state.close_if_over(channel)
+        if self.ended:
+            state.close_if_over(channel)
         if channel.closing:
             channel.receiver.continue_closing(has_advanced=has_advanced)
 
@@ -387,7 +422,8 @@ class ReliableSender(EngineSender):
             self.timed_at = None
         # Ignore listed packets that we haven't sent, and those above the window, because the peer would drop them.
         highest = min(self._ceiling.sent, self.limit)
-        missing = [seq for seq in missing if ack < seq <= highest]
+        if missing:
+            missing = [seq for seq in missing if ack < seq <= highest]
         self.stands_still = ack == before and bool(missing)
         for seq in missing:
             piece = self._pieces[seq]
@@ -423,7 +459,7 @@ class ReliableSender(EngineSender):
         While a missing packet keeps acks from advancing, an ack doesn't show which packet it answers. During that time
         only one packet at a time asks for an ack, so that the next ack measures the round trip of that packet.
         """
-        if self.next() is None:
+        if self._ready is None:
             return True
         if not self.stands_still:
             return piece.times > 1 or now - self.asked_at >= pause or self._asked_long_ago(piece)
@@ -432,12 +468,13 @@ class ReliableSender(EngineSender):
         return self.timed_at is None or now - self.timed_at > 3 * round_trip
 
     def _asked_long_ago(self, piece: Piece) -> bool:
-        return piece.seq - self.asked_seq >= max(1, self.window // 4)
+        quarter = max(1, self._ceiling.size // 4)
+        return piece.seq - self.asked_seq >= quarter or self._since_asked >= quarter * self.state.unit
 
     def _mark_asked(self, piece: Piece, now: float) -> None:
         """Record that this packet asks for an ack."""
-        self.timed_at = now if self.stands_still and self.next() is not None else None
-        self.asked_at, self.asked_seq = now, piece.seq
+        self.timed_at = now if self.stands_still and self._ready is not None else None
+        self.asked_at, self.asked_seq, self._since_asked = now, piece.seq, 0
         piece.asks = True
 
     def _forget(self, before: int, ack: int, news: News, now: float) -> None:
@@ -534,6 +571,10 @@ class UnreliableSender(EngineSender):
 
     @property
     def is_ready(self) -> bool:
+        return bool(self.datagrams)
+
+    @property
+    def has_more(self) -> bool:
         return bool(self.datagrams)
 
     @property

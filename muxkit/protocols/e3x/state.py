@@ -176,7 +176,7 @@ class EngineChannel:
         It is set while the channel waits for its first packet, or for an end of the peer that may have been lost.
         """
         self.timer_at: float = NEVER
-        """When the channel's timer fires."""
+        """When the channel's timer fires. Never later than `due`."""
 
     def due(self, timeout: float) -> float:
         """Return when the engine must next act on this channel."""
@@ -210,6 +210,9 @@ class EngineHalf:
 
 class EngineSender(EngineHalf, Sender):
     """Base class of the sending halves of reliable and unreliable channels."""
+
+    probe_at: float = NEVER
+    """When the sender acts if no ack arrives before. It is `NEVER` on an unreliable channel."""
 
     def send(self, message: bytes) -> None:
         """Queue a message. Raises `LocalProtocolError` if the channel has ended or the queue has no room."""
@@ -248,6 +251,11 @@ class EngineSender(EngineHalf, Sender):
     @abstractmethod
     def is_ready(self) -> bool:
         """True if this half has a new packet to send and the window allows it."""
+
+    @property
+    @abstractmethod
+    def has_more(self) -> bool:
+        """True if `is_ready` would be True after the packet that `write` has just encoded."""
 
     @property
     @abstractmethod
@@ -388,6 +396,8 @@ class State:
         self.now: float = 0.0
         self.packet: int = config.packet
         """The largest packet to send, in bytes."""
+        self.unit: Final = config.packet
+        """The bytes that a window has for each of its packets. A larger packet uses up the bytes of several packets."""
         # How long the engine keeps tombstones and waits for ends. A peer resends packets for up to `timeout` seconds.
         self.linger: float = max(LINGER, config.timeout)
         self.table: ChannelTable[EngineChannel] = ChannelTable(limits, Ids(1 if odd else 2, ID_MOST, step=2))
@@ -429,7 +439,8 @@ class State:
         self.crowded: dict[int, EngineSender] = {}  # those whose own queue has room, but the session's outbox is full
         # Ids of channels whose peer has received every packet but hasn't acked them all. They are probed rarely.
         self.resting: set[int] = set()
-        self._timers: list[tuple[float, int]] = []
+        # When the timers of channels fire, and the ids of the channels, as a heap
+        self.timers: list[tuple[float, int]] = []
 
     def update_time(self) -> None:
         """Read the clock. Commands call this, because no packet may have updated `now` for a long time."""
@@ -446,7 +457,7 @@ class State:
     @property
     def most_window(self) -> int:
         """Maximum receive window of a channel in packets."""
-        return self.limits.channel_bytes // self.packet
+        return self.limits.channel_bytes // self.unit
 
     @property
     def room(self) -> int:
@@ -459,7 +470,7 @@ class State:
 
         This is never 0, or a channel could wait for memory forever.
         """
-        return max(self.room, self.limits.channel_floor, self.config.packet)
+        return max(self.room, self.limits.channel_floor, self.packet)
 
     # --- opening channels
 
@@ -477,11 +488,7 @@ class State:
     # --- events
 
     def report(self, channel: EngineChannel, event: Event) -> None:
-        """Report an event that a packet of the peer has caused, and note that the peer is alive.
-
-        Events of reserved channels go to `liveness` instead of the session.
-        """
-        self.silence.heard(self.now)
+        """Report an event. Events of reserved channels go to `liveness` instead of the session."""
         if channel.is_reserved:
             self.own.append(event)
         else:
@@ -557,7 +564,7 @@ class State:
         self.errs[channel.id] = err
         tombstone = Tombstone(self.now + self.linger, err=err, repeats=ERR_REPEATS, is_ordered=is_ordered)
         self._remove(channel, tombstone)
-        heapq.heappush(self._timers, (self.now + ERR_PAUSE, channel.id))
+        heapq.heappush(self.timers, (self.now + ERR_PAUSE, channel.id))
 
     def end_closed(self, channel: EngineChannel) -> None:
         """End a channel that the application has closed, after the peer has acked all our packets."""
@@ -636,15 +643,12 @@ class State:
 
         If the deadline has moved to a later time, the old timer stays and fires early, which costs one check.
         """
-        due = channel.due(self.config.timeout)
-        if due < channel.timer_at:
-            channel.timer_at = due
-            heapq.heappush(self._timers, (due, channel.id))
-
-    @property
-    def next_timer(self) -> float | None:
-        """When the next timer of a channel fires, or None if no timer is set."""
-        return self._timers[0][0] if self._timers else None
+        # This check is quick, because it runs for each packet. It leaves out `silent_at`, which never comes before the
+        # probe that is sent first.
+        timer_at = channel.timer_at
+        if channel.sender.probe_at < timer_at or channel.receiver.ack_at < timer_at or channel.dies_at < timer_at:
+            channel.timer_at = due = channel.due(self.config.timeout)
+            heapq.heappush(self.timers, (due, channel.id))
 
     def due_channels(self, now: float) -> list[EngineChannel]:
         """Return the channels whose timers have fired, and queue the errs that must be repeated now.
@@ -652,8 +656,8 @@ class State:
         The caller must call `arm` for each returned channel that is still in the table.
         """
         due = []
-        while self._timers and self._timers[0][0] <= now:
-            when, id = heapq.heappop(self._timers)
+        while self.timers and self.timers[0][0] <= now:
+            when, id = heapq.heappop(self.timers)
             channel = self.table.get(id)
             if channel is None:
                 self._repeat_err(id)
@@ -667,7 +671,7 @@ class State:
         if tombstone is not None and tombstone.err is not None and tombstone.repeats > 0:
             tombstone.repeats -= 1
             self.errs[id] = tombstone.err
-            heapq.heappush(self._timers, (self.now + ERR_PAUSE, id))
+            heapq.heappush(self.timers, (self.now + ERR_PAUSE, id))
 
     # --- sending
 

@@ -120,6 +120,9 @@ class DatagramPump(Pump[EventT]):
 
     def _pull(self) -> list[bytes]:
         packets = [*self._engine.datagrams_to_send(trio.current_time())]
+        if not packets:
+            self.dispatch_events()
+            return packets
         self.bytes_sent += sum(map(len, packets))
         if self._observer is not None:
             for packet in packets:

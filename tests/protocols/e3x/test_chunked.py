@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit.core import BoundedParsing
-from muxkit.protocols.e3x import ChunkedEngine, Closed, Dechunker, EngineChannel, Event, Opened, Received, encode_chunks
+from muxkit.protocols.e3x import (
+    ChunkedEngine,
+    Closed,
+    Config,
+    Dechunker,
+    EngineChannel,
+    Event,
+    Opened,
+    Received,
+    encode_chunks,
+)
 from muxkit.protocols.e3x.receive import ReliableReceiver
 from muxkit.testing import EnginePair
 from muxkit.testing._pair import check_every_split
@@ -162,3 +172,25 @@ def test_an_observer_sees_what_a_stream_brings() -> None:
     engine.receive_bytes(b"\0", 0.0)
     engine.receive_bytes(b"", 0.0)
     assert log.lines == [("in", b"\0")]
+
+
+def test_large_packets_use_the_window_up_by_their_bytes() -> None:
+    """The peer's window counts packets of the usual size, and its memory is for as many of these."""
+    config = Config(packet=1000, stream_packet=20_000, first_window=50)
+    engine = ChunkedEngine(True, config, clock=Clock())
+    channel = engine.open("chat")
+    while channel.sender.has_room(100_000):
+        channel.sender.send(bytes(100_000))
+        engine.buffers_to_send(1_000_000)
+    assert 30_000 < engine.state.flying <= 50 * 1000
+    assert engine.state.unsent > 0
+
+
+def test_no_more_is_encoded_than_the_stream_takes() -> None:
+    """A message of another channel would have to wait for all packets that are encoded already."""
+    engine = ChunkedEngine(True, Config(first_window=1000), clock=Clock())
+    for _ in range(8):
+        engine.open("bulk").sender.send(bytes(128 * 1024))
+    written = sum(map(len, engine.buffers_to_send(100_000)))
+    assert written < 200_000
+    assert engine.state.unsent > 700_000

@@ -260,3 +260,15 @@ def test_last_words_go_past_all_queues() -> None:
     assert words == [Packet(id, BYE, seq=1, end=True, body=body) for id, body in ((1, b"why"), (3, b"\1"))]
     assert sent(engine) == []
     assert not engine.owes
+
+
+def test_a_message_does_not_wait_for_all_errs_of_channels_that_were_given_up() -> None:
+    """On a slow path, the errs of an application that gives up channels all the time use up the whole rate."""
+    engine = Engine(True, Config())
+    engine.state.congestion.share = 3000.0
+    for channel in [engine.open("chat") for _ in range(2000)]:
+        engine.err(channel, "given up")
+    wait(engine, 0.9)
+    kept = engine.open("kept")
+    assert len(engine.state.errs) > 500
+    assert kept.id in [packet.channel for _, packet in wait(engine, 1.0)]

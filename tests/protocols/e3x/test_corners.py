@@ -203,7 +203,7 @@ def test_a_beginning_that_loses_much_of_what_it_sends_is_over() -> None:
 def test_a_window_without_room_says_nothing_of_itself() -> None:
     receiver = receiver_with(100)
     assert receiver.ack(0) is None
-    receiver.take_in(Packet(1, seq=2), 2, 0.0, 100, 100)
+    receiver.take_in(Packet(1, seq=2), 2, 0.0, 100)
     assert receiver.ack(1) is None
     assert receiver.ack(2) == (0, [1, 99])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 
 import pytest
@@ -205,3 +206,21 @@ def test_a_head_that_is_too_short_for_a_key_and_a_value_is_binary_even_if_it_is_
 def test_a_head_that_would_be_read_as_binary_is_not_written() -> None:
     with pytest.raises(ValueError, match="6 bytes would be read as binary"):
         encode_head({"": 1})
+
+
+@given(
+    channel=U32,
+    seq=st.none() | U32,
+    end=st.booleans(),
+    frag=st.integers(0, 2**32 - 1),
+    ack=st.none() | U32,
+    window=st.none() | U32,
+)
+def test_a_head_that_muxkit_writes_is_read_like_the_same_head_of_another_json_encoder(
+    channel: int, seq: int | None, end: bool, frag: int, ack: int | None, window: int | None
+) -> None:
+    miss = None if window is None or ack is None else [window]
+    written = encode_packet(Packet(channel, seq=seq, end=end, frag=frag, ack=ack, miss=miss, body=b"body"))
+    head, body = split_packet(written)
+    respelled = json.dumps(json.loads(head)).encode()  # with spaces, so that the JSON parser reads it
+    assert parse_packet(join_packet(respelled, body)) == parse_packet(written)

@@ -212,3 +212,15 @@ async def test_a_backlog_item_is_not_lost_by_a_cancellation(autojump_clock: Mock
             await next_channel(pair.other)  # type: ignore[arg-type]
         assert scope.cancelled_caught
         await next_channel(pair.other)  # type: ignore[arg-type]
+
+
+async def test_a_receive_of_a_message_that_waits_can_be_cancelled(autojump_clock: MockClock) -> None:
+    async with on_packets() as pair, channels(pair) as (here, there):
+        await here.send_many([b"1", b"2", b"3"])
+        await trio.sleep(1)
+        assert await there.receive() == b"1"
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await there.receive()
+        assert scope.cancelled_caught
+        assert await there.receive() == b"2"
