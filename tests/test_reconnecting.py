@@ -242,6 +242,8 @@ def system_tasks() -> int:
 @pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x", "yamux"])
 async def test_the_sessions_of_a_block_run_in_it_and_not_in_system_tasks(protocol: str) -> None:
     async with muxkit.open_server(echo, f"{protocol}+mem://block") as server:
+        async with muxkit.connect(server.url) as other:
+            assert await call(other, b"x") == b"x"  # all sessions of a Trio run share a system task from now on
         before = system_tasks()
         async with muxkit.reconnecting(server.url) as sessions:
             async for session in sessions:
