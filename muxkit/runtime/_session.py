@@ -137,6 +137,13 @@ class Channel(trio.abc.Channel[bytes]):
         """Send a message if that is possible without waiting. Otherwise, do nothing and return False."""
         return False
 
+    def _try_send_last(self, message: bytes) -> bool:
+        """Send a message and close the channel, with a single write if the protocol supports that.
+
+        If sending would have to wait or would raise, do nothing and return False.
+        """
+        return False
+
     def _try_receive(self) -> bytes | None:
         """Return a message that has arrived. Return None if the caller has to call `receive`."""
         return None

@@ -89,6 +89,16 @@ class MuxChannel(Channel):
     def _try_send(self, message: bytes) -> bool:
         return self.sending.try_send(message)
 
+    def _try_send_last(self, message: bytes) -> bool:
+        self._connection.hold_writes()
+        try:
+            if not self.sending.try_send(message):
+                return False
+            self.close()
+            return True
+        finally:
+            self._connection.release_writes()
+
     def _try_receive(self) -> bytes | None:
         return self.receiving.try_receive()
 

@@ -137,6 +137,8 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         self.gone: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
         """Tasks that wait until certain halves have ended. They wake up whenever any half ends."""
         self.reading: Reading | None = None
+        self.is_holding: bool = False
+        """True between `hold_writes` and `release_writes`."""
         self.is_draining: bool = False
         """True once this side takes no new channels."""
         self.messages_received: int = 0
@@ -165,7 +167,17 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
     # --- the pump
 
     def request_write(self) -> None:
-        self.pump.request_write()
+        if not self.is_holding:
+            self.pump.request_write()
+
+    def hold_writes(self) -> None:
+        """Delay writes, so that the output of several commands is written together. The caller must not wait."""
+        self.is_holding = True
+
+    def release_writes(self) -> None:
+        """Write the output of all commands since `hold_writes`."""
+        self.is_holding = False
+        self.request_write()
 
     def dispatch_events(self) -> None:
         self.pump.dispatch_events()

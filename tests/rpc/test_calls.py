@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, assert_type
+from typing import TYPE_CHECKING, ClassVar, Literal, assert_type
 
 import pytest
 import trio
@@ -424,6 +424,30 @@ async def test_a_call_of_another_task_ends_with_the_block_of_the_client(autojump
             await trio.sleep(1)
         nursery.cancel_scope.deadline = trio.current_time() + 60
     assert not nursery.cancel_scope.cancelled_caught
+
+
+class Reads(muxkit.BaseObserver):
+    """The bytes that one side has read, one item for each read."""
+
+    def __init__(self) -> None:
+        self.all: list[bytes] = []
+
+    def transport(self, direction: Literal["in", "out"], data: bytes | memoryview) -> None:
+        if direction == "in":
+            self.all.append(bytes(data))
+
+
+async def test_the_result_of_a_call_and_the_end_of_its_channel_come_together(autojump_clock: MockClock) -> None:
+    reads = Reads()
+    async with muxkit.open_server(rpc.serve(OrdersService()), "bpmux+mem://one") as server:
+        async with muxkit.connect(server.url, observer=reads) as session:
+            orders = rpc.client(Orders, session)
+            await orders.get(7)
+            await trio.sleep(1)
+            reads.all.clear()
+            await orders.get(8)
+            await trio.sleep(1)
+            assert b'"id":8' in reads.all[-1]  # the last read in this call
 
 
 async def test_reflection_describes_every_method(shop: Shop) -> None:

@@ -167,7 +167,7 @@ class Connection(MuxConnection[Engine, Channel]):
 
     def dispatch_events(self) -> None:
         """Handle what a command made the engine report; the timers are set by the `request_write` that follows."""
-        if not (self._is_dispatching or self.pump.is_lost):
+        if not (self._is_dispatching or self.is_holding or self.pump.is_lost):
             self.pump.dispatch_events()
 
     def request_write(self) -> None:

@@ -147,8 +147,6 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         # Totals of the connections that have ended.
         self._bytes_received = 0
         self._bytes_sent = 0
-        # True inside `written_together`: `request_write` must not write yet.
-        self._is_holding = False
         # The end of the link.
         self._over = trio.Event()
         self._is_leaving = False
@@ -183,7 +181,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         pump = self.carrier
         if pump is None:
             self.supply.weight_changed()
-        elif not self._is_holding:
+        elif not self.is_holding:
             pump.request_write()
             if self.link.state.has_new_deadline:
                 self.link.state.has_new_deadline = False
@@ -197,11 +195,11 @@ class Connection(MuxConnection[CommonChannels, Channel]):
     @contextmanager
     def written_together(self) -> Iterator[None]:
         """Combine the output of all commands in this block into one write at its end. The block must not wait."""
-        was_holding, self._is_holding = self._is_holding, True
+        was_holding, self.is_holding = self.is_holding, True
         try:
             yield
         finally:
-            self._is_holding = was_holding
+            self.is_holding = was_holding
             self.request_write()
 
     def dispatch_events(self) -> None:
