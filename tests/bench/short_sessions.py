@@ -88,15 +88,15 @@ def measured(kind: str, seconds: str, path: Path) -> tuple[float, float, float]:
         assert server.stdout is not None
         assert server.stdin is not None
         where = server.stdout.readline().strip()
-        spent = []
+        spent, figures = [], ""
         for duration in ("0.3", seconds):  # first to warm up
             asking = [*program, f"ask-{kind}", where, duration]
-            done = subprocess.run(asking, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            figures = subprocess.run(asking, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
             server.stdin.write("\n")
             server.stdin.flush()
             spent.append(float(server.stdout.readline()))
         server.kill()
-    per_second, client = map(float, done.stdout.split())
+    per_second, client = map(float, figures.split())
     return per_second, client, (spent[1] - spent[0]) / (per_second * float(seconds))
 
 
@@ -117,10 +117,10 @@ def main(arguments: Sequence[str]) -> None:
                         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: empty-{number}\nVersion: 1.0\n")
                         (info / "entry_points.txt").write_text(f"[console_scripts]\nempty{number} = empty:main\n")
                     for _ in range(TURNS):
-                        for kind in ("muxkit", "trio"):
-                            per_second, client, server = measured(kind, seconds, Path(folder))
+                        for whom in ("muxkit", "trio"):
+                            per_second, client, server = measured(whom, seconds, Path(folder))
                             print(
-                                f"{count} more packages: {kind:6} {per_second:6,.0f} sessions per second,"
+                                f"{count} more packages: {whom:6} {per_second:6,.0f} sessions per second,"
                                 f" client {1e3 * client:.2f} ms, server {1e3 * server:.2f} ms"
                             )
 
