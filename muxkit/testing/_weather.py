@@ -1,9 +1,16 @@
-"""Simulated connections in memory: byte streams and packet channels with latency and faults, on a virtual clock.
+"""Simulated connections in memory, for tests of how a program behaves on a bad network.
 
-    one, other = weather_pair(17, latency=0.05, jitter=0.02, bandwidth=1_000_000, reset_at_byte=5_000)
+This function returns two streams that are connected to each other. Bytes take 50 to 70 ms from one to the other, at
+most 1 MB per second pass, and the connection breaks after 5,000 bytes:
 
-Use them with `trio.testing.MockClock(autojump_threshold=0)`. A seed decides everything that is left to chance. Inside
-`replay(seed)`, it also decides the order in which Trio runs tasks, so that a run can be repeated exactly.
+    one, other = weather_pair(seed=17, latency=0.05, jitter=0.02, bandwidth=1_000_000, reset_at_byte=5_000)
+
+We call such conditions the *weather* of a connection. `PacketWeather.pair` does the same for channels of packets, which
+also get lost, duplicated and reordered. Both use Trio's clock. With `trio.testing.MockClock(autojump_threshold=0)` a
+test needs no real time for the delays.
+
+Delays and losses are random numbers from a generator that starts with `seed`, so a test that fails can be repeated. The
+order in which Trio runs tasks is random as well. A test that depends on it runs inside `replay(seed)`.
 """
 
 from __future__ import annotations
@@ -25,32 +32,39 @@ from muxkit.runtime import OneAtATime
 from muxkit.runtime.pumps.turns import untimed
 from muxkit.testing._network import Journey, Path, PathWeather
 
-BUFFER = 64 * 1024  # bytes in flight in one direction, as in a kernel's buffer
-READ = 64 * 1024  # bytes that one receive returns at most
+BUFFER = 64 * 1024  # bytes that may be in flight in one direction; a kernel's buffer for a socket has a similar size
+READ = 64 * 1024  # maximum number of bytes that one call of `receive_some` returns
 
 
 @attrs.define(eq=False, kw_only=True)
 class Line:
-    """The pieces in flight in one direction. Each leaves at the rate of the line, and they arrive in order."""
+    """One direction of a connection without faults. It delays bytes, and limits how many pass per second.
 
-    delay: float = 0.0
-    rate: float | None = None  # bytes per second
-    pieces: deque[tuple[float, bytes]] = attrs.field(factory=deque)  # each with its arrival time
-    under_way: int = 0  # bytes in flight
-    given: int = 0  # bytes taken out in total
-    free_at: float = -math.inf  # when the line has sent everything that was added
-    arrived_at: float = -math.inf  # when the last piece arrives
-    changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    Bytes travel in pieces. A piece is a part of a message that arrives as a whole, like a segment of TCP. Pieces arrive
+    in the order in which they were sent.
+    """
+
+    delay: float = 0.0  # seconds from the end of sending a piece until it arrives
+    rate: float | None = None  # bytes per second, or None for no limit
+    pieces: deque[tuple[float, bytes]] = attrs.field(factory=deque)  # the pieces in flight, each with its arrival time
+    under_way: int = 0  # number of bytes in flight
+    given: int = 0  # number of bytes that the receiver has got, in total
+    free_at: float = -math.inf  # the time at which the last piece has been sent, and the next one may be sent
+    arrived_at: float = -math.inf  # the time at which the last piece arrives
+    changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)  # tasks that wait for any change
 
     def add(self, piece: bytes, late: float) -> None:
-        """Send a piece. It arrives `late` seconds later than it otherwise would, and not before earlier pieces."""
+        """Send a piece, and delay it by `late` seconds in addition to the usual delay.
+
+        If it would overtake an earlier piece, it arrives together with that one.
+        """
         self.free_at = max(self.free_at, trio.current_time()) + (len(piece) / self.rate if self.rate else 0.0)
         self.arrived_at = max(self.arrived_at, self.free_at + self.delay + late)
         self.pieces.append((self.arrived_at, piece))
         self.under_way += len(piece)
 
     def take(self, limit: int) -> bytes:
-        """Take out at most `limit` bytes of the first piece."""
+        """Remove the first piece, or its first `limit` bytes, and return these bytes to the receiver."""
         arrival, piece = self.pieces.popleft()
         if len(piece) > limit:
             self.pieces.appendleft((arrival, piece[limit:]))
@@ -63,30 +77,35 @@ class Line:
 
 @attrs.define(eq=False, kw_only=True)
 class StreamWay(Line):
-    """One direction of a stream, with its faults."""
+    """One direction of a stream, with the faults that a test has chosen.
 
-    dice: random.Random
-    jitter: float
-    buffer: int
-    splits: bool
-    stall_after: int | None = None
-    half_open_after: int | None = None
-    reset_at: int | None = None
-    cut_at: int | None = None
-    taken: int = 0  # bytes accepted from senders in total
-    ended_at: float | None = None  # when the end of the stream arrives
-    clogged: bool = False
-    vanishing: bool = False  # sent data is lost without notice
-    unwanted: bool = False  # the receiver was closed
-    was_reset: bool = False  # together with the other direction
+    Each fault happens after a number of bytes, or never if the number is None.
+    """
+
+    dice: random.Random  # decides the sizes and delays of pieces
+    jitter: float  # each piece is delayed by a random time up to this many seconds
+    buffer: int  # maximum number of bytes in flight
+    splits: bool  # whether messages are split into pieces of random size
+    stall_after: int | None = None  # later bytes stay in flight forever
+    half_open_after: int | None = None  # later bytes are lost in both directions, and neither end is notified
+    reset_at: int | None = None  # after these bytes, the receiver finds that the connection was reset
+    cut_at: int | None = None  # after these bytes, the receiver finds the end of the stream
+    taken: int = 0  # number of bytes that the sender has sent, in total
+    ended_at: float | None = None  # the time at which the end of the stream arrives, once the sender has sent it
+    clogged: bool = False  # bytes stay in flight until `unclog`
+    vanishing: bool = False  # sent bytes are lost, and the sender isn't notified
+    unwanted: bool = False  # the receiver has closed its end
+    was_reset: bool = False  # the connection was reset, which always happens to both directions
 
     def put(self, data: memoryview) -> int:
-        """Accept as much data as fits, in pieces of random size. Return the number of bytes."""
+        """Send as many bytes as fit into the buffer, in pieces of random size. Return how many that are."""
         size = min(len(data), self.buffer - self.under_way if self.has_room else 0)
         if self.half_open_after is not None and not self.vanishing:
+            # Send only the bytes before the fault now. The caller's next call finds that the fault has happened.
             size = min(size, max(1, self.half_open_after - self.taken))
         if size <= 0:
             return 0
+        # To the sender, a half-open connection looks like a working one, so it accepts everything.
         if self.vanishing or (self.half_open_after is not None and self.taken >= self.half_open_after):
             self.vanishing = True
             self.taken += len(data)
@@ -102,7 +121,7 @@ class StreamWay(Line):
 
     @property
     def has_room(self) -> bool:
-        """Whether a blocked sender may continue. It waits for half of the buffer, so that pieces don't become tiny."""
+        """True if at least half of the buffer is free. A blocked sender waits for that, so that pieces aren't tiny."""
         return self.under_way * 2 <= self.buffer
 
     def end(self) -> None:

@@ -1,4 +1,8 @@
-"""The settings of bpmux that aren't limits."""
+"""Settings of a bpmux session. The limits on memory and channels are in `muxkit.Limits`.
+
+In bpmux, a receiver grants *credit*, which is the number of bytes that the sender may send. Each channel has credit of
+its own. The connection has credit too, at the "top level" in the specification's words, which pays for requests.
+"""
 
 from __future__ import annotations
 
@@ -12,45 +16,50 @@ from muxkit.core import U64_MAX
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """The settings of a bpmux session. Times are in seconds."""
+    """Settings of a bpmux session. Times are in seconds. The defaults suit almost all programs."""
 
     letter: bool = False
-    """Whether the payloads of openings must be empty, as the specification demands. Otherwise they use the credit of
-    the top level."""
+    """Follow the letter of the specification: a message that opens a channel carries no payload.
+
+    By default, such a message may carry a payload, which is paid with credit of the top level.
+    """
     grants: bool = True
-    """Whether to grant credit automatically when the application consumes messages. Otherwise the application must
-    grant all credit with `give_credit`."""
+    """Grant credit automatically when the application receives messages.
+
+    With False, the application has to grant all credit by calling `give_credit`.
+    """
     pongs: bool = True
-    """Whether to answer pings automatically."""
+    """Answer the peer's pings automatically."""
     keepalive: float | None = attrs.field(default=20.0, validator=ABOVE_ZERO_OR_NONE)
-    """Send a ping if nothing has been received for this time. None never sends such pings."""
+    """Send a ping if nothing has arrived for this time. With None, the session never does."""
     keepalive_timeout: float = attrs.field(default=20.0, validator=ABOVE_ZERO)
-    """End the connection if nothing has been received for this time after such a ping."""
+    """End the connection if nothing has arrived for this time after such a ping."""
     first_id: int = attrs.field(default=1, validator=between(1, U64_MAX))
-    """The first id that this side assigns to a channel or request that it opens."""
+    """The id of the first channel or request of this side. Later ones count up from it."""
     initial_credit: int | None = attrs.field(default=None, validator=optional(between(0, U64_MAX)))
-    """How many bytes the peer may send on each sink and duplex that it opens, before this side grants credit for it.
+    """How many bytes the peer may send on a new channel before this side has granted any credit for it.
 
-    This is an extension of the protocol. Each side announces its number, in chunks that other implementations take for
-    ordinary grants. It takes effect only if both sides announce a number.
+    In the specification, channels begin without credit, so the first message of each channel waits for a round trip.
+    This setting is an extension that avoids the wait. When a session begins, each side announces its number. The
+    announcement has the form of an ordinary grant of credit, so that other implementations of bpmux accept it. The
+    numbers take effect if both sides announce one.
 
-    None stands for the largest possible number, the lower of `Limits.channel_floor` and `Limits.channel_first`. But
-    with `letter=True` or `grants=False`, it stands for 0. With 0, nothing is announced, and channels begin without
-    credit, as in the specification.
+    The default, None, announces the largest number that the limits allow, which is the lower of `Limits.channel_floor`
+    and `Limits.channel_first`. 0 announces nothing and follows the specification. With `letter=True` or
+    `grants=False`, None means 0.
     """
 
     peer_credit: int = attrs.field(default=0, validator=between(0, U64_MAX))
-    """The `initial_credit` that the peer is known to announce. This side uses it before the announcement arrives.
+    """Send this many bytes on each new channel before the peer has announced its `initial_credit`.
 
-    The first message of a connection can then be sent immediately, which saves a round trip. The payloads of openings
-    may use the same number of bytes. If the peer announces less, the connection ends with an error. 0 waits for the
-    announcement.
-
-    `muxkit.reconnecting` sets this from the second session on.
+    That saves a round trip at the beginning of a session, if you know what the peer will announce. For example,
+    `muxkit.reconnecting` knows it from the second session with the same peer on, and sets this automatically. The
+    payloads of messages that open channels may have the same number of bytes in all. If the peer announces less, the
+    connection ends with an error. With 0, the session waits for the announcement.
     """
 
     def first_credit(self, limits: Limits) -> int:
-        """Return the number that `initial_credit` stands for.
+        """Return the number of bytes that this side announces, which is `initial_credit` if that isn't None.
 
         Raises:
             ValueError: If `initial_credit` is larger than the limits allow.
@@ -68,9 +77,9 @@ class Config:
     def __attrs_post_init__(self) -> None:
         if self.peer_credit and (self.letter or not self.grants or self.initial_credit == 0):
             raise ValueError(
-                f"Config(peer_credit={self.peer_credit}): needs a first credit of this side, which it has not with "
-                "letter=True, grants=False or initial_credit=0"
+                f"Config(peer_credit={self.peer_credit}): expected this side to announce an initial_credit as well; "
+                "remove letter=True, grants=False or initial_credit=0"
             )
         if self.initial_credit and (self.letter or not self.grants):
             other = "letter=True" if self.letter else "grants=False"
-            raise ValueError(f"Config(initial_credit={self.initial_credit}): cannot be together with {other}")
+            raise ValueError(f"Config(initial_credit={self.initial_credit}): expected 0 or None, as {other} is set")

@@ -1,10 +1,16 @@
-"""Pings and pongs of a connection, and what a pong proves.
+"""Pings and pongs of a connection, and pings that find out what the peer has read.
 
-A peer reads packets in order and answers each ping. So a pong proves that the peer has read all packets that we wrote
-before the ping. Relink has two packets that are confirmed in no other way: an answer to a commit, which we keep until
-the peer has read it, and the first message of a channel that we want to close before the peer has acknowledged
-anything. A ping that is sent for such a proof is called a probe. The halves of channels that need a proof are in
-`Probes.unproven`, and one probe serves all of them.
+The peer reads our packets in order and answers each ping with a pong. So when a pong arrives, the peer has read all
+packets that we wrote before the ping. We call a ping that is sent to find that out a *probe*, and the pong its proof.
+
+Relink acknowledges most packets, but two kinds have no acknowledgement of their own, and for these we need probes:
+
+- the answer to a commit of a transaction. We have to keep the answer, to repeat it after a reconnection, until the
+  peer has read it.
+- the first message of a channel that we want to close before the peer has acknowledged any of its messages.
+
+`Probes.unproven` contains the *halves* (one direction of a channel each) that wait for a proof. One probe serves all of
+them.
 """
 
 from __future__ import annotations
@@ -19,8 +25,9 @@ from muxkit.protocols.relink.frames import General, encode_general
 PING: Final = encode_general(General.PING)
 PONG: Final = encode_general(General.PONG)
 
-# When we keep more runs of answers to commits than this, we send a probe to find out whether the peer has read them.
-MOST_OUTCOMES: Final = 1024
+# We keep runs of answers to commits until the peer has read them. If we keep more than this number of runs, we send a
+# probe to find out whether the peer has read them.
+MAX_OUTCOMES: Final = 1024
 
 
 class Provable(Protocol):
@@ -109,7 +116,7 @@ class Probes:
         """True if a probe may be written now and is needed."""
         if self._proof is not None or not self.unproven:
             return False
-        return self.wants_proof or self.outcomes > MOST_OUTCOMES
+        return self.wants_proof or self.outcomes > MAX_OUTCOMES
 
     def write_proof(self, out: list[Buffer]) -> int:
         """Write a probe if `may_ask`. The caller must have written all other packets that the probe should cover."""

@@ -1,8 +1,18 @@
-"""The outbox budget of a connection, which limits how many bytes its sending halves may queue ahead of the transport.
+"""Limits how many bytes one connection may hold that were sent but not yet written to the transport.
 
-A sender may queue its message if the budget has room for it. Otherwise, its half waits in the budget's queue until the
-transport has taken bytes, or queued bytes were dropped. Then the budget wakes the sender, and reserves bytes for it.
-Without the reservation, another sender could take the room before the woken task runs.
+`await channel.send(message)` returns once the message is in the connection's *outbox*, the queue of bytes that the
+connection will write. If the transport is slow, the outbox must not grow without limit, so `send` has to wait. This
+module decides who waits. A *half* is one direction of a channel, here always the sending one, and several tasks may
+send on it.
+
+- A task may queue its message if the outbox has room. Otherwise, the half waits in the budget's queue, and the task
+  waits on the half.
+- When the transport has taken bytes, `OutboxBudget.wake_waiting` wakes the first task of the half that has waited
+  longest. It also reserves room for that task, because another task could send first and take the room before the woken
+  task runs.
+
+`SenderWatchdog` logs a warning if a task waits so long that both sides may be waiting for each other. `Watermark` lets
+tasks wait until a number, such as the number of acknowledged messages, is high enough.
 """
 
 from __future__ import annotations
@@ -26,12 +36,19 @@ from muxkit.runtime.pumps.clock import Reminder
 ErrorMaker = Callable[[], Exception]
 """A function that creates an error. Each task needs its own error object, because raising changes the traceback."""
 
-SMALL_RESERVATION = 4 * 1024  # bytes reserved for a woken sender of small messages
-LARGEST_SHARE = 8  # at most 1/8 of the outbox is reserved for one sender, unless its first message is larger
-MAX_BYPASSES = 16  # how often smaller messages may overtake a message that is too large for the free room
-# A half counts as stuck if the same sender has waited for this many seconds while unread messages wait on the channel.
-STUCK_AFTER: Final = 10.0
-LEAST_LOOK: Final = 1.0  # minimum number of seconds between two checks, because each one visits all waiting halves
+# Reserve at least this many bytes for a woken task. A task that sends small messages then sends many of them before it
+# has to wait again, and waking a task costs more than sending a small message.
+SMALL_RESERVATION = 4 * 1024
+# But reserve at most 1/8 of the outbox for one task, so that several can be woken together. A larger message gets as
+# much as it needs.
+LARGEST_SHARE = 8
+# A message that fits may overtake a larger one that doesn't fit yet. After this many attempts to serve the larger
+# message, the others wait behind it, so that it can't be overtaken forever.
+MAX_BYPASSES = 16
+# If the same task has waited to send for this many seconds, and the channel has messages that nobody receives, both
+# sides may be waiting for each other, and we log a warning.
+STUCK_AFTER_SECONDS: Final = 10.0
+MIN_CHECK_SECONDS: Final = 1.0  # between two checks for stuck halves, because a check looks at all waiting halves
 
 _log = logging.getLogger("muxkit")
 
@@ -96,7 +113,9 @@ class OutboxBudget:
         """Bytes that are reserved for senders that have been woken and haven't run yet."""
         self.line: OrderedDict[Half, None] = OrderedDict()
         """The halves that wait for room, longest first."""
-        self._bypasses = 0  # how often `wake_waiting` has found too little room for the first half
+        # How often in a row `wake_waiting` has found too little room for the half that has waited longest. Until this
+        # reaches `MAX_BYPASSES`, smaller messages may overtake the message of that half.
+        self._bypasses = 0
         self.watchdog: SenderWatchdog = SenderWatchdog()
 
     def admits(self, size: int) -> bool:
@@ -174,7 +193,7 @@ class SenderWatchdog(Reminder):
         """Begin to watch a half, because a sender has become the first that waits on it."""
         if half not in self._waiting and not half.was_stuck:
             self._waiting[half] = waiter, waiter.since
-            self.set(waiter.since + STUCK_AFTER)
+            self.set(waiter.since + STUCK_AFTER_SECONDS)
 
     def forget(self, half: Half) -> None:
         """Stop watching a half, because no sender waits on it any more."""
@@ -182,15 +201,17 @@ class SenderWatchdog(Reminder):
 
     def ring(self, now: float) -> None:
         """Check all watched halves, and log those that are stuck."""
-        due = now + STUCK_AFTER
+        due = now + STUCK_AFTER_SECONDS
         for half, (waiter, since) in [*self._waiting.items()]:
             first = half.first_waiter
             if first is None:
                 del self._waiting[half]
             elif first is not waiter:
                 self._waiting[half] = first, now
-            elif now < since + STUCK_AFTER:  # compare with the sum, as `set` does, because `now - since` may be rounded
-                due = min(due, since + STUCK_AFTER)
+            elif (
+                now < since + STUCK_AFTER_SECONDS
+            ):  # compare with the sum, as `set` does, because `now - since` may be rounded
+                due = min(due, since + STUCK_AFTER_SECONDS)
             elif unread := half.unread_beside():
                 half.was_stuck = True
                 del self._waiting[half]
@@ -201,11 +222,11 @@ class SenderWatchdog(Reminder):
                     "%s: nothing could be sent for %.0f s and longer, and %s to be received here: if the other side "
                     "waits likewise, neither goes on; receive in a task of its own",
                     repr(half),  # format it now, because a logging handler may run later, when the state has changed
-                    STUCK_AFTER,
+                    STUCK_AFTER_SECONDS,
                     "1 message waits" if unread == 1 else f"{unread:,} messages wait",
                 )
         if self._waiting:
-            self.set(max(due, now + LEAST_LOOK))
+            self.set(max(due, now + MIN_CHECK_SECONDS))
 
 
 class Watermark:

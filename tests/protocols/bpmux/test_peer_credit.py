@@ -85,7 +85,7 @@ def test_a_peer_that_announces_less_than_was_counted_on_ends_the_connection(firs
 
 @pytest.mark.parametrize("other", [{"letter": True}, {"grants": False}, {"initial_credit": 0}])
 def test_it_needs_a_first_credit_of_this_side(other: dict[str, bool]) -> None:
-    with pytest.raises(ValueError, match="needs a first credit of this side"):
+    with pytest.raises(ValueError, match="expected this side to announce an initial_credit"):
         Config(peer_credit=1, **other)
 
 
