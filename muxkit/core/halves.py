@@ -1,21 +1,22 @@
-"""The interfaces between the runtime and the engines for the two directions of a channel.
+"""Interfaces by which the runtime uses the engine's side of a channel.
 
-A channel has two *halves* on each side: one for sending and one for receiving. Each half exists twice. The runtime's
-half lets tasks wait and handles their cancellation. The engine's half implements the rules of the protocol and never
-waits. `Sender` and `Receiver` are the interfaces of the engine's halves, so that the runtime can use all protocols in
-the same way:
+A session has two layers. The *engine* implements the rules of one protocol. It does no I/O and never waits. The
+*runtime* belongs to all protocols. It lets tasks wait for the engine, and handles their cancellation.
+
+In both layers, a channel consists of a part that sends and a part that receives, which we call its *halves*. `Sender`
+and `Receiver` describe the engine's halves. Each protocol implements them, and the runtime's halves call them:
 
     application          channel.send(message)          channel.receive()
     muxkit.runtime       SendHalf                       ReceiveHalf
     muxkit.core          Sender                         Receiver             (these interfaces)
     muxkit.protocols     the protocol's sender          the protocol's receiver
 
-In the other direction, the engine reports events (`muxkit.core.events`), which contain the engine's half. The runtime
-stores its own object for the half in `owner`, and finds it there when it handles an event. Engines don't use `owner`.
+The engine reports to the runtime by events (`muxkit.core.events`), for example that a message has arrived. An event
+names the engine's half. Its attribute `owner` contains the runtime's half, which the runtime has stored there. Engines
+don't use `owner`.
 
-The interfaces are protocols (`typing.Protocol`) without slots of their own, from which the engines' classes derive. A
-class can have only one base class with slots, and the classes of bpmux have another one. So each implementation must
-have `owner` in its own slots.
+The interfaces derive from `typing.Protocol` and have no slots. In Python, only one base class of a class may have
+slots, and some engines need another such base class. So each implementation has to list `owner` in its own slots.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Sender(Protocol):
     __slots__ = ()
 
     owner: object | None
-    """The session's object for this half, or None if it has none."""
+    """The runtime's object for this half, or None if it has none."""
 
     @property
     @abstractmethod
@@ -54,7 +55,10 @@ class Sender(Protocol):
 
     @property
     def has_sent(self) -> bool:
-        """True if the peer may know this half. The end of a session waits until the peer has confirmed its end."""
+        """True if the peer may know this half.
+
+        A session that ends waits until the peer has confirmed the ends of all such halves.
+        """
         return True
 
     @abstractmethod
@@ -67,7 +71,7 @@ class Sender(Protocol):
 
     @abstractmethod
     def notify_when_room(self, size: int) -> None:
-        """Report `Writable` as soon as `has_room(size)` may have become True."""
+        """Report the event `Writable` once `has_room(size)` may return True. The caller has to check that again."""
 
     @abstractmethod
     def send(self, message: bytes) -> None:
@@ -79,8 +83,8 @@ class Sender(Protocol):
         This runs once for each message, so protocols override it with a faster implementation.
 
         Returns:
-            None if there was no room. Otherwise, True if the session has to request a write, and False if it doesn't
-            have to, because an earlier message is still queued.
+            None if there was no room, so the message wasn't queued. True if the caller now has to request a write.
+            False if an earlier message is still queued, because a write was requested for that one already.
         """
         if not self.has_room(len(message)):
             return None

@@ -1,7 +1,13 @@
 """The channels and requests of a bpmux session, as the application uses them.
 
-These classes are thin layers over the entities of the engine. Most of their methods come from `muxkit.runtime.channel`,
-which all protocols share. This module adds requests, and credit that the application grants.
+Most methods come from `muxkit.runtime.channel`, which all protocols share. This module adds what only bpmux has:
+
+- requests, which are a message with a response, and cost less than a channel.
+- `give_credit`. In bpmux, a receiver grants *credit*, the number of bytes that the peer may send to it. The session
+  grants credit automatically when the application receives messages. An application that sets `Config(grants=False)`
+  grants it by calling `give_credit`.
+
+Each class here passes its calls to an `Entity`, which is the engine's object for a channel or a request.
 """
 
 from __future__ import annotations
@@ -32,9 +38,10 @@ class Sink(common.Sink):
         return _entity_of(self.half.sender)
 
     def give_credit(self, amount: int) -> None:
-        """Let the peer send a reason of up to `amount` bytes if it stops receiving.
+        """Let the peer say in up to `amount` bytes why it stops receiving, if it ever does.
 
-        Without it, the peer can't give a reason. Does nothing if either side has ended the channel.
+        The peer needs credit for that text as for any other message. Without credit, it can only stop without a reason.
+        This method does nothing if either side has ended the channel.
         """
         self._connection.budget.thread.check()
         if self.half.state is Sending.OPEN:
@@ -52,9 +59,9 @@ class Source(common.Source):
         return _entity_of(self.half.receiver)
 
     def give_credit(self, amount: int) -> None:
-        """Let the peer send `amount` bytes, in addition to those that the session grants automatically.
+        """Let the peer send `amount` more bytes, in addition to the credit that the session grants automatically.
 
-        Does nothing if either side has ended the channel.
+        This method does nothing if either side has ended the channel.
         """
         self._connection.budget.thread.check()
         if self.half.state is Receiving.OPEN:

@@ -1,8 +1,16 @@
-"""The pump for an engine on a link with several streams and datagrams, such as QUIC.
+"""Moves bytes between a protocol engine and a transport that has streams of its own, such as QUIC.
 
-The writer never waits for a single stream. The link reports how much room each stream has, and the writer takes only
-that many bytes of the stream from the engine. The other bytes stay in the engine, which can still reorder, drop or
-count them. A stream without room is *parked* until the link reports room for it.
+A *pump* is the part of a session that reads and writes. The *engine* implements the rules of the protocol and does no
+I/O. The *link* is the transport. Here it carries many streams and also datagrams, and each stream has flow control of
+its own.
+
+The writer task never waits for a single stream, because the others must continue meanwhile. The link says how many
+bytes of each stream it can take, and the writer gets only as many bytes of that stream from the engine. All other bytes
+stay in the engine, which may still send them in another order, or drop them when their channel is reset. If the link
+can take nothing of a stream, the stream is *parked* until the link reports room for it.
+
+Parsing and writing for one session must not keep others waiting, so a pump works in *turns* of limited length. See
+`turns`.
 """
 
 from __future__ import annotations
@@ -20,15 +28,17 @@ from muxkit.runtime.pumps.owner import EventT, PumpOwner
 from muxkit.runtime.pumps.pump import BROKEN, Pump, keep_freed_memory
 from muxkit.runtime.pumps.turns import LONG_TURN
 
-# Limits on the work of one turn, after which other sessions get their turn
+# The reader's turn ends after it has passed this much to the engine. Other tasks run before the next turn.
 TURN_BYTES = 64 * 1024
-TURN_ARRIVALS = 128
+TURN_ARRIVALS = 128  # events of the link, such as bytes of a stream, the end of a stream, or a datagram
 TURN_FRAMES = 1024
 STEP_FRAMES = 32  # number of frames to parse before their events are dispatched
-CHUNK_BYTES = 64 * 1024  # maximum number of bytes to take from the engine for one stream at a time
-SLICE_BYTES = 4 * 1024  # received bytes are passed to the engine in slices, so that frames are counted often enough
+# Received bytes are passed to the engine in slices of this size. The reader counts frames after each slice, and a slice
+# of tiny frames must not exceed `TURN_FRAMES` by much.
+SLICE_BYTES = 4 * 1024
+CHUNK_BYTES = 64 * 1024  # maximum number of bytes to take from the engine for one stream before another one is served
 WRITE_BYTES = 256 * 1024  # maximum number of bytes to take from the engine before other tasks run
-WRITE_DATAGRAMS = 64  # maximum number of datagrams to take from the engine before the streams get their turn
+WRITE_DATAGRAMS = 64  # maximum number of datagrams to take from the engine before the streams are served
 
 
 class MultistreamPump(Pump[EventT]):
@@ -39,25 +49,29 @@ class MultistreamPump(Pump[EventT]):
 
     def __init__(self, link: MultistreamLink, engine: MultistreamEngine[EventT], owner: PumpOwner[EventT]) -> None:
         super().__init__(link, engine, owner)
-        keep_freed_memory()
+        keep_freed_memory()  # otherwise the C library returns the memory of each large read to the kernel
         self._link = link
         self._engine = engine
         self._is_heavy = False  # True if the last turn was long, so the next turn has to wait in the queue of turns
         self._parked: set[StreamId] = set()  # streams that wait for room
         self._next: StreamId = 2 if link.role == "client" else 3  # the id of the next stream that this side opens
         self.bytes_received: int = 0
-        self._goodbye = Reason()
+        self._goodbye = Reason()  # the session's reason for closing, which the link transmits when it closes
 
     # --- losing and closing the connection
 
     def _last_words(self, parting: Sequence[bytes]) -> Sequence[bytes]:
-        """Store the reason in `parting`, which the link sends when it closes. No bytes have to be sent."""
+        """Keep the session's reason for closing until the link closes, because the link itself can transmit it.
+
+        `parting` contains the encoded reason. Other pumps return the bytes to write before closing, but here there are
+        none.
+        """
         if parting:
             self._goodbye = Reason.decode(parting[0])
         return ()
 
     def _stop(self, cause: BaseException | None) -> None:
-        """Close the link, and send the peer the session's reason or the rule that the peer has broken."""
+        """Close the link, and let it tell the peer why: the session's own reason, or the rule that the peer broke."""
         if self._goodbye and not self._hanging_up:
             self._link.close(error=self._goodbye.text or "ended", code=self._goodbye.code or None)
         elif isinstance(cause, RemoteProtocolError):
@@ -87,10 +101,15 @@ class MultistreamPump(Pump[EventT]):
                 return
 
     def _is_silent(self) -> bool:
+        """Return True if the writer sleeps, and neither the engine nor a parked stream has output."""
         return self._sleeper is not None and not self._parked and not self._has_output()
 
     async def hang_up(self) -> None:
-        """Close the link. Such a link can't be closed in one direction only, so bytes in flight are lost."""
+        """Close the link.
+
+        A link with streams can only be closed as a whole, so bytes in flight are lost. Call `flushed` first to avoid
+        that.
+        """
         if self.is_lost:
             return
         self._hanging_up = True  # from now on nothing is written, even if the peer requests an answer
