@@ -55,6 +55,9 @@ async def _call(
             headers = {"codec": "json"}
             if (left := timeout_text()) is not None:
                 headers[TIMEOUT_HEADER] = left
+            if not streams and await _takes_stream(session, method):
+                text = f"{method} takes a stream: pass --stream, and one item per line of standard input"
+                raise CommandFailed(text, Exit.USAGE)
             channel = await session.open(f"{PREFIX}{method}", payload=arguments, headers=headers)
             try:
                 await _carry(channel, streams)
@@ -64,6 +67,15 @@ async def _call(
         if scope.cancelled_caught:
             raise CommandFailed(f"{method}: no result within {deadline:g} s", Exit.TIMED_OUT)
     return Exit.OK
+
+
+async def _takes_stream(session: muxkit.Session, method: str) -> bool:
+    """Return True if the server says that callers of this method send a stream. The call would wait for its end."""
+    try:
+        description = await rpc_client(Reflection, session).describe()
+    except muxkit.rpc.Error:  # a server without reflection
+        return False
+    return any(each.takes_stream for each in description.methods if each.name == method)
 
 
 async def _carry(channel: muxkit.Channel, streams: bool) -> None:

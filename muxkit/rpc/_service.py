@@ -246,6 +246,8 @@ def _item_of(annotation: Any) -> tuple[Any] | None:  # noqa: ANN401 - of any par
 
 
 def _shown(annotation: Any) -> Any:  # noqa: ANN401 - for `inspect`, which shows an object by its repr
+    if annotation is type(None):
+        return _Name("None")
     shown = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
     return _Name(_QUALIFIED.sub("", shown))
 

@@ -46,6 +46,7 @@ async def test_lines_of_the_input_are_the_items_of_a_stream(url: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
+        (["Orders.upload"], 2, "Orders.upload takes a stream: pass --stream, and one item per line of standard input"),
         (["Orders.get", '{"id": 404}'], 1, 'not_found: no such order {"id":404}'),
         (["Orders.get", '{"id": 410}'], 1, 'OutOfStock: ("tea", 3)'),
         (["Orders.get", '{"id": "x"}'], 1, "invalid_argument: invalid arguments at $.id"),
@@ -53,7 +54,7 @@ async def test_lines_of_the_input_are_the_items_of_a_stream(url: str) -> None:
         (["Orders.get", "7"], 2, "invalid arguments: expected a JSON object"),
         (["Orders.wait", '{"seconds": 3600}', "--deadline", "0.2"], 5, "Orders.wait: no result within 0.2 s"),
     ],
-    ids=["error", "declared", "type", "unknown", "usage", "deadline"],
+    ids=["no stream", "error", "declared", "type", "unknown", "usage", "deadline"],
 )
 async def test_a_call_that_fails_says_why(url: str, arguments: list[str], code: int, text: str) -> None:
     done = await muxkit_command("call", url, *arguments)

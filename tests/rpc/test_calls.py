@@ -426,6 +426,20 @@ async def test_a_call_of_another_task_ends_with_the_block_of_the_client(autojump
     assert not nursery.cancel_scope.cancelled_caught
 
 
+async def test_a_method_without_a_result_is_described_as_it_is_written() -> None:
+    class Lamp(rpc.Service):
+        async def switch(self, on: bool) -> None: ...
+
+    class LampService(Lamp):
+        async def switch(self, on: bool) -> None:
+            pass
+
+    async with muxkit.open_server(rpc.serve(LampService()), "bpmux+mem://lamp") as server:
+        async with muxkit.connect(server.url) as session:
+            description = await rpc.client(rpc.Reflection, session).describe()
+    assert description.methods[0].signature == "Lamp.switch(on: bool) -> None"
+
+
 class Reads(muxkit.BaseObserver):
     """The bytes that one side has read, one item for each read."""
 
