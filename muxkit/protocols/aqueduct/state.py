@@ -111,8 +111,9 @@ Timer.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 # An ack that is owed goes with the next message that is written, if the last acks were written at least this fraction
 # of `Config.flush_delay` ago. A session that answers each message now and then thus needs no timer for its acks, which
-# costs more than they do. A session that answers thousands of messages per second still sends few acks.
-EARLY_FLUSH: Final = 1 / 8
+# costs more than they do. A session that answers thousands of messages per second still sends few acks, and its timer
+# hardly ever expires.
+EARLY_FLUSH: Final = 1 / 2
 
 # The link hears of bytes that the application has consumed when there are this many, or half of the smallest window if
 # that is less. It grants credit only after half of a window was consumed, so it has nothing to do for fewer.

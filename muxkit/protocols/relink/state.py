@@ -99,7 +99,7 @@ COUNTED_ACKS: Final = 4
 """At least this many acknowledgements for each window of messages."""
 SIZED_ACKS: Final = 2
 """At least this many acknowledgements for each short window of bytes."""
-EARLY_ACKS: Final = 1 / 8
+EARLY_ACKS: Final = 1 / 2
 """Acknowledgements that wait for the timer go with the next message, if the last ones are this part of `ack_delay` ago.
 
 A link that answers each message now and then thus needs no timer for acknowledgements, which would cost more than they
