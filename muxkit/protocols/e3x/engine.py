@@ -353,7 +353,8 @@ class Engine(MuxEngine):
     @property
     def has_packets(self) -> bool:
         """True if any packet is queued. It may still have to wait for the window or the rate."""
-        return bool(self.state.line or self.state.resends or self.owes)
+        state = self.state
+        return bool(state.line or state.acking or state.resends or state.errs or state.answers)
 
     def datagrams_to_send(self, now: float) -> Sequence[bytes]:
         """Remove the packets to send now from their queues, and return at most `PACKETS_AT_ONCE` of them.

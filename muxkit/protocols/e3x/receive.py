@@ -129,7 +129,7 @@ class ReliableReceiver(EngineReceiver):
         if seq == 1 and not channel.ours and packet.type is None:
             state.fault(Fault.MISPLACED, f"channel {channel.id}: a first packet without a type")
             return
-        if seq is not None and self._is_beyond_end(packet, seq):
+        if seq is not None and (packet.end or self.end_seq is not None) and self._is_beyond_end(packet, seq):
             state.fault(Fault.MISPLACED, f"channel {channel.id}: seq {seq} does not fit to its end")
             return
         channel.heard_at = state.now
@@ -140,7 +140,8 @@ class ReliableReceiver(EngineReceiver):
         if seq is not None and not channel.gone:
             self._keep(packet, seq)
         if not channel.gone:
-            self._owe_ack()
+            if self.ack_now:
+                state.acking[channel.id] = self
             state.arm(channel)
 
     def _is_beyond_end(self, packet: Packet, seq: int) -> bool:
@@ -340,27 +341,16 @@ class ReliableReceiver(EngineReceiver):
             self._process()
 
     def _process(self) -> None:
-        """Mark the next packet as processed, and handle it if it ends the channel."""
+        """Remove the next packet from the buffer, decide whether its ack may be delayed, and handle an end."""
         state, channel = self.state, self.channel
-        packet = self._remove_next()
-        state.held -= len(packet.body)
-        state.waiting -= 1
-        if packet.end:
-            self.ended = True
-            self.ack_now = True
-            state.update_time()
-            state.report(channel, Finished(self))
-        self._owe_ack()
-        if packet.end:
-            state.close_if_over(channel)
-
-    def _remove_next(self) -> Packet:
-        """Remove the next packet from the buffer, and decide whether its ack may be delayed."""
         seq = self.processed + 1
         packet = self._waiting.pop(seq)
         if self.highest > seq + len(self._waiting):
             self._seen.discard_below(seq + 1)
-        self.bytes -= len(packet.body)
+        size, unit = len(packet.body), state.unit
+        self.bytes -= size
+        state.held -= size
+        state.waiting -= 1
         if self.handed:
             self.handed -= 1
         self.processed = seq
@@ -370,11 +360,18 @@ class ReliableReceiver(EngineReceiver):
         if self._asked <= seq:
             self._asked = 0
         self._late = False
-        size, unit = len(packet.body), self.state.unit
         self._used += size if size > unit else unit  # noqa: FURB136 - `max` is a call
         if self._used >= self._use_most:
             self._size_window(seq)
-        return packet
+        if packet.end:
+            self.ended = True
+            self.ack_now = True
+            state.update_time()
+            state.report(channel, Finished(self))
+        if self.ack_now:
+            state.acking[channel.id] = self
+        if packet.end:
+            state.close_if_over(channel)
 
     def _size_window(self, seq: int) -> None:
         """Adjust the receive window (`capacity`) to the path, each time that part of a window has been processed.

@@ -85,6 +85,8 @@ class ReliableSender(EngineSender):
         self._ceiling = Ceiling(min(config.first_window, config.most_window))
         self._most_window = config.most_window
         self._short_window = state.limits.short_window
+        # A channel may always have this many unacked bytes: a short window, or less if the peer's window is smaller
+        self._short_flight = min(self._short_window, self._ceiling.size * state.unit)
         self._pieces: dict[int, Piece] = {}
         self._ready: Piece | None = None  # the packet that `is_ready` has found and `write` will encode
         self.next_seq: int = 1
@@ -295,17 +297,14 @@ class ReliableSender(EngineSender):
         piece = self._pieces.get(ceiling.sent + 1)
         if piece is None or self.is_cut or ceiling.sent >= ceiling.acknowledged + ceiling.size:
             return None
-        return piece if not self.flying or self._may_fly(self.flying + len(piece.body)) else None
+        flying = self.flying + len(piece.body)
+        return piece if flying <= self._short_flight or not self.flying or self._may_fly(flying) else None
 
     def _may_fly(self, flying: int) -> bool:
         """Return True if the window and the limits allow `flying` unacked bytes on this channel."""
-        state = self.state
-        if flying > self._ceiling.size * state.unit:
-            return False
-        if flying <= self._short_window:
-            return True
-        limits = state.limits
-        return flying <= limits.channel_bytes and state.flying + flying - self.flying <= limits.connection_bytes
+        state, limits = self.state, self.state.limits
+        most = min(self._ceiling.size * state.unit, limits.channel_bytes)
+        return flying <= most and state.flying + flying - self.flying <= limits.connection_bytes
 
     def write(self, now: float) -> bytes:
         piece, self._ready = self._ready, None
@@ -325,10 +324,8 @@ class ReliableSender(EngineSender):
         self._mark_sent(piece, now)
         self._ready = self.next()
         head = head_of(channel.id, piece.type, piece.seq, piece.end, piece.frag)
-        pace = state.congestion
-        wants = self._wants_ack(piece, now, pace.ask_pause, pace.round_trip)
         # An opening never includes an ack, because no packet has been received on its channel.
-        if piece.type is None and (wants or receiver.owes_news):
+        if piece.type is None and (self._ready is None or self._wants_ack(piece, now) or receiver.owes_news):
             part = receiver.encode_ack(state.packet - 4 - len(head) - len(piece.body), wants_miss=False, now=now)
             if part:
                 head += part
@@ -415,6 +412,8 @@ class ReliableSender(EngineSender):
         if ack < before:
             return None
         self._ceiling.acknowledge(ack, None if window is None else min(window, self._most_window))
+        if window is not None:
+            self._short_flight = min(self._short_window, self._ceiling.size * self.state.unit)
         news = News(before + 1, ack, [])
         rested, self.acked_at = now - self.acked_at, now
         if ack > before:
@@ -451,18 +450,18 @@ class ReliableSender(EngineSender):
             self.timed_at = None
         return news
 
-    def _wants_ack(self, piece: Piece, now: float, pause: float, round_trip: float | None) -> bool:
+    def _wants_ack(self, piece: Piece, now: float) -> bool:
         """Return True if this packet, which has just been marked as sent, should ask for an ack.
 
-        About four packets per round trip ask for one, and so does the last packet before the sender has to pause.
+        About four packets per round trip ask for one. The last packet before the sender has to pause asks in any case.
 
         While a missing packet keeps acks from advancing, an ack doesn't show which packet it answers. During that time
         only one packet at a time asks for an ack, so that the next ack measures the round trip of that packet.
         """
-        if self._ready is None:
-            return True
+        pace = self.state.congestion
         if not self.stands_still:
-            return piece.times > 1 or now - self.asked_at >= pause or self._asked_long_ago(piece)
+            return piece.times > 1 or now - self.asked_at >= pace.ask_pause or self._asked_long_ago(piece)
+        round_trip = pace.round_trip
         if round_trip is None or now - self.asked_at < 1.5 * round_trip:
             return False
         return self.timed_at is None or now - self.timed_at > 3 * round_trip

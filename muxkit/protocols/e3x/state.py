@@ -100,7 +100,7 @@ from muxkit.protocols.e3x.assembly import Reassembly
 from muxkit.protocols.e3x.config import Config
 from muxkit.protocols.e3x.congestion import Congestion
 from muxkit.protocols.e3x.events import Broken, Cause, Closed, Event, Fault, Faulted
-from muxkit.protocols.e3x.packets import ID_MOST, RESERVED, TYPE_MOST, Packet, join_packet, quoted
+from muxkit.protocols.e3x.packets import ID_MOST, RESERVED, TYPE_MOST, Packet, quoted
 from muxkit.protocols.e3x.silence import Silence
 
 NEVER: Final = float("inf")
@@ -685,7 +685,8 @@ class State:
         """Encode a packet that is sent now, and notify the observer. `name` is the kind of packet for the observer."""
         if self.observer is not None:
             self.observer.frame("out", f"channel {id}", name, len(body))
-        return join_packet(b"{%b}" % head, body)
+        size = len(head) + 2
+        return b"%c%c{%b}%b" % (size >> 8, size & 0xFF, head, body)
 
 
 def too_long(type: str) -> str:
