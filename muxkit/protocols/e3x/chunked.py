@@ -7,7 +7,6 @@ follows the last chunk. A 0 byte between two packets is a keepalive, and is igno
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -164,7 +163,6 @@ class ChunkedEngine(Engine):
         self.ended_cleanly: bool = False
         """True if the peer closed its direction of the stream between two packets."""
         self._dechunker = Dechunker(most)
-        self._ready: deque[Buffer] = deque()
 
     @property
     def oversized(self) -> int:
@@ -191,16 +189,17 @@ class ChunkedEngine(Engine):
         return ()
 
     def has_output(self) -> bool:
-        if not self._ready and self.has_packets:
-            self.state.update_time()
-            self._ready.extend([encode_chunks(packet) for packet in self.datagrams_to_send(self.state.now)])
-        return bool(self._ready)
+        # This runs for each message, so it encodes nothing. Then one write can take the packets of several messages.
+        state, line = self.state, self.state.line
+        while line and (line[0].gone or not line[0].sender.is_ready):
+            self.leave_line()
+        return bool(line or state.acking or state.resends or state.errs or state.answers)
 
     def buffers_to_send(self, limit: int) -> list[Buffer]:
         out: list[Buffer] = []
         size = 0
-        while size < limit and self.has_output():
-            buffer = self._ready.popleft()
-            size += len(buffer)
-            out.append(buffer)
+        self.state.update_time()
+        while size < limit and (packets := self.datagrams_to_send(self.state.now)):
+            out += [encode_chunks(packet) for packet in packets]
+            size += sum(map(len, packets))
         return out

@@ -350,12 +350,6 @@ class Engine(MuxEngine):
         """True if a command has caused events, acks or errs."""
         return bool(self.state.happened or self.state.own or self.owes)
 
-    @property
-    def has_packets(self) -> bool:
-        """True if any packet is queued. It may still have to wait for the window or the rate."""
-        state = self.state
-        return bool(state.line or state.acking or state.resends or state.errs or state.answers)
-
     def datagrams_to_send(self, now: float) -> Sequence[bytes]:
         """Remove the packets to send now from their queues, and return at most `PACKETS_AT_ONCE` of them.
 
@@ -366,7 +360,7 @@ class Engine(MuxEngine):
         state = self.state
         state.now = now = max(state.now, now)
         out: list[bytes] = []
-        if not self.has_packets:
+        if not (state.line or state.resends or self.owes):
             return out
         had, size = state.unsent, 0
         while len(out) < PACKETS_AT_ONCE and size < BYTES_AT_ONCE:
@@ -437,11 +431,15 @@ class Engine(MuxEngine):
             if channel.sender.has_more:
                 state.line.rotate(-1)
                 return packet
-        channel.in_line = False
-        state.line.popleft()
-        if not channel.is_reliable:
-            state.close_if_over(channel)
+        self.leave_line()
         return packet
+
+    def leave_line(self) -> None:
+        """Remove the first channel from the line, because it has no packet that the window allows."""
+        channel = self.state.line.popleft()
+        channel.in_line = False
+        if not channel.is_reliable:
+            self.state.close_if_over(channel)
 
     def _take_err(self, now: float) -> bytes | None:
         """Encode the next err, or return None if the rate doesn't allow an err yet."""

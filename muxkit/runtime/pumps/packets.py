@@ -44,6 +44,7 @@ class DatagramPump(Pump[EventT]):
         self._is_heavy = False  # True if the last turn was long, so the next turn has to wait in the queue of turns
         self._kept: deque[bytes] = deque()  # received packets that were left when the time of the last turn was used up
         self._nowait = link if isinstance(link, NowaitPackets) else None
+        self._time = trio.lowlevel.current_clock().current_time  # `trio.current_time` would look up the clock each time
         self._carry: list[bytes] = []  # packets that the pump has taken from the engine and the link hasn't accepted
         self._wrote_at = float("-inf")
         self.too_large: int = 0
@@ -119,7 +120,7 @@ class DatagramPump(Pump[EventT]):
                 await trio.lowlevel.checkpoint()  # let other tasks run after a burst
 
     def _pull(self) -> list[bytes]:
-        packets = [*self._engine.datagrams_to_send(trio.current_time())]
+        packets = [*self._engine.datagrams_to_send(self._time())]
         if not packets:
             self.dispatch_events()
             return packets
@@ -210,7 +211,7 @@ class DatagramPump(Pump[EventT]):
         """
         clock = self._turns.now
         began = clock()
-        now = trio.current_time()
+        now = self._time()
         if packet is not None:
             self._receive(packet, now)
             if self._nowait is not None:
@@ -242,7 +243,9 @@ class DatagramPump(Pump[EventT]):
         if self._observer is not None:
             self._observer.transport("in", packet)
         if events := self._engine.receive_datagram(packet, now):
-            self.dispatch_events(events)
+            self._owner.handle_events(events)
+            if self._place is not None:
+                self._heard()
 
     def _judge(self, error: OSError) -> None:
         self.refused += 1
@@ -259,4 +262,4 @@ class DatagramPump(Pump[EventT]):
         if self._timers is not None:
             return self._timers.next_timer()
         deadline = self._engine.next_deadline()
-        return None if deadline is None or deadline <= trio.current_time() else deadline
+        return None if deadline is None or deadline <= self._time() else deadline
