@@ -115,10 +115,10 @@ from muxkit.runtime.halves.send import YIELD_LEAST as YIELD_LEAST
 from muxkit.runtime.halves.send import SendHalf as SendHalf
 from muxkit.runtime.halves.send import as_bytes as as_bytes
 from muxkit.runtime.mux_session import MuxSession as MuxSession
+from muxkit.runtime.pumps.alarms import read_first as read_first
 from muxkit.runtime.pumps.multistream import MultistreamPump as MultistreamPump
 from muxkit.runtime.pumps.owner import PumpOwner as PumpOwner
 from muxkit.runtime.pumps.packets import DatagramPump as DatagramPump
-from muxkit.runtime.pumps.pump import read_first as read_first
 from muxkit.runtime.pumps.reading import Reading as Reading
 from muxkit.runtime.pumps.stream import StreamPump as StreamPump
 from muxkit.runtime.pumps.turns import Turns as Turns

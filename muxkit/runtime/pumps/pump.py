@@ -1,8 +1,8 @@
 """`Pump`, the base class of all pumps.
 
-A pump runs an engine on a link. This class starts the reader, the writer and the clock of a connection, dispatches the
-engine's events, records why the connection is lost, and closes the link. A subclass for each kind of link does the
-reading and writing.
+A pump runs an engine on a link. This class starts the reader and the writer of a connection, sets its alarms, passes
+on the engine's events, records why the connection is lost, and closes the link. A subclass for each kind of link does
+the reading and writing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
-from typing import Final, Generic, NoReturn
+from typing import Final, Generic
 
 import trio
 
@@ -21,17 +21,13 @@ from muxkit.core import Engine, Reason
 from muxkit.runtime._errors import CLOSED_HERE, LossRecord, Phase, Side, can_heal
 from muxkit.runtime._links import peer_of
 from muxkit.runtime.admission import current_place
+from muxkit.runtime.pumps.alarms import Alarm, Sleeper
 from muxkit.runtime.pumps.clock import Clock
 from muxkit.runtime.pumps.owner import EventT, PumpOwner
 from muxkit.runtime.pumps.turns import turns
 
 PARTING_TIMEOUT = 1.0  # seconds for sending the peer the reason why the connection ends
 CLOSE_TIMEOUT = 1.0  # seconds for closing a link without waiting for the peer
-# If the clock wakes up this late, in seconds, the whole process was suspended or the machine was asleep.
-HELD_UP_SECONDS = 1.0
-# Checkpoints before a late clock acts. One isn't enough: a socket that several links share passes on the packets that
-# it reads, and a peer in the same process has to send its answer first.
-HELD_UP_TURNS = 10
 # If a sender calls within this many seconds after the last write, the writer task writes its message, together with
 # those of other senders.
 INLINE_PAUSE = 30e-6
@@ -39,14 +35,7 @@ BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 BLOCK = 8 * 1024 * 1024  # bytes; larger than the buffered data of one connection
 
 
-async def read_first(due: float) -> None:
-    """If the clock is late, let the reader read the bytes that have arrived, before the peer is treated as silent."""
-    if trio.current_time() - due >= HELD_UP_SECONDS:
-        for _ in range(HELD_UP_TURNS):
-            await trio.lowlevel.checkpoint()
-
-
-class Pump(Clock, Generic[EventT]):
+class Pump(Clock, Sleeper, Generic[EventT]):
     """Runs an engine on a link until the connection is closed or lost. Each subclass handles one kind of link."""
 
     def __init__(self, link: object, engine: Engine[EventT], owner: PumpOwner[EventT]) -> None:
@@ -55,6 +44,8 @@ class Pump(Clock, Generic[EventT]):
         self._observer = owner.observer
         self._facts = owner.facts
         self._turns = turns()
+        self._nursery: trio.Nursery | None = None  # the nursery of the writer task
+        self._is_writer_awake = False
         self._sleeper: trio.lowlevel.Task | None = None  # the writer task, while it sleeps
         self._idle = trio.lowlevel.ParkingLot()  # tasks that wait until all output has been written
         self._tasks = trio.CancelScope()
@@ -63,7 +54,9 @@ class Pump(Clock, Generic[EventT]):
         if self._reminder is not None:
             self._reminder.attach(self)
         self._due = math.inf  # when the clock wakes up
-        self._alarm = trio.CancelScope()
+        self._alarm: Alarm | None = None
+        # An error that a system task has met when it worked for this connection. `run` raises it.
+        self._failure: BaseException | None = None
         self.peer: str = peer_of(link)
         self._loss_record = LossRecord(self.peer)
         self.is_lost: bool = False
@@ -87,9 +80,15 @@ class Pump(Clock, Generic[EventT]):
         try:
             with self._tasks:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._move, "writing", self._write)
-                    nursery.start_soon(self._keep_time)
+                    self._nursery = nursery
+                    self._start_writing()
+                    if (due := self._next_deadline()) > trio.current_time():
+                        self.wake_at(due)
+                    else:
+                        self.handle_alarm()  # this starts the engine's timers
                     await self._move("reading", partial(self._read, nursery))
+            if self._failure is not None:
+                raise self._failure
         finally:
             self.lose(CLOSED_HERE, by="local")
             # Shield the cleanup for a short time, because a cancellation from outside would replace an error.
@@ -150,6 +149,8 @@ class Pump(Clock, Generic[EventT]):
         self._parting = self._last_words(parting)
         self._stop(cause)
         self._tasks.cancel()
+        if self._alarm is not None:
+            self._alarm.cancel()
         self.hung_up.set()
         self._idle.unpark_all()
         if self._observer is not None and by == "network":
@@ -230,18 +231,22 @@ class Pump(Clock, Generic[EventT]):
         self.request_write()
         self.rearm()
 
-    async def _keep_time(self) -> NoReturn:
-        while True:
-            self._due = self._next_deadline()
-            if self._due > -math.inf:  # otherwise, the engine's timers have to be started
-                self._alarm = trio.CancelScope(deadline=self._due)
-                with self._alarm:
-                    await trio.sleep_forever()
-                await read_first(self._due)
-            now = trio.current_time()
+    def handle_alarm(self) -> None:
+        """Handle the deadlines that are due, and set the alarm to the next one."""
+        self._due = math.inf
+        now = trio.current_time()
+        try:
             if self._reminder is not None:
                 self._reminder.ring_if_due(now)
             self._dispatch(self._rules.handle_deadline(now))
+            self.wake_at(self._next_deadline())
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Let `run` raise an error that a system task has met when it worked for this connection."""
+        self._failure = error
+        self._tasks.cancel()
 
     def _engine_deadline(self) -> float | None:
         """Return the engine's next deadline. Subclasses return a later one if the engine can't act at its deadline."""
@@ -263,23 +268,37 @@ class Pump(Clock, Generic[EventT]):
             self.wake_at(deadline)
 
     def wake_at(self, due: float) -> None:
-        if due < self._due:
-            self._alarm.deadline = self._due = due
+        if due < self._due and not self.is_lost:
+            self._due = due
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = self._turns.alarms.set(due, self)
 
     # --- waking the writer
 
+    def _start_writing(self) -> None:
+        """Start the writer task. A subclass can put that off until the writer has to wait for the transport."""
+        self._wake_writer()
+
     def _wake_writer(self) -> None:
-        if self._sleeper is not None and not self.is_lost and not self._hanging_up:
+        """Wake the writer task, or start it if it hasn't been started."""
+        if self._is_writer_awake or self._nursery is None or self.is_lost or self._hanging_up:
+            return
+        self._is_writer_awake = True
+        if self._sleeper is None:
+            self._nursery.start_soon(self._move, "writing", self._write)
+        else:
             task, self._sleeper = self._sleeper, None
             trio.lowlevel.reschedule(task)
 
     async def _sleep_until_requested(self) -> None:
+        self._is_writer_awake = False
         self._sleeper = trio.lowlevel.current_task()
         if self._idle:
             self._idle.unpark_all()
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            self._sleeper = None
+            self._sleeper, self._is_writer_awake = None, True
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)

@@ -12,7 +12,8 @@ We keep the answer to "who may read now?" in one place, `Reading.state`:
 - READING: the reader task has the job. It waits for bytes, or it reads them.
 - OFFERED: the first receiver that comes may borrow the job. The reader offers it until the next pass of Trio's loop,
   if a receiver has asked for it and the latest read was small. A borrower that returns the job offers it as well, so
-  that the same task can borrow it again. Meanwhile the reader task sleeps. `Offers` wakes it if nobody borrows the job.
+  that the same task can borrow it again. Meanwhile the reader task sleeps. If nobody borrows the job, it is woken in
+  the next pass.
 - LENT: a borrower has the job. The reader task sleeps.
 - BEHIND: a read brought more frames than one turn of processor time allows. The reader task has the rest parsed, turn
   by turn, and nobody reads until nothing is left. A borrower leaves such a backlog to the reader task.
@@ -53,7 +54,6 @@ import trio
 
 from muxkit.core import BoundedParsing
 from muxkit.runtime._links import WaitableLink
-from muxkit.runtime.pumps.offers import Offerer
 from muxkit.runtime.pumps.spin import Spin
 from muxkit.runtime.pumps.turns import Turns
 
@@ -165,7 +165,7 @@ class BorrowingReader(Protocol):
 
 
 @attrs.define(eq=False)
-class Reading(Offerer):
+class Reading:
     """Reads a stream until `stop`, one task at a time. The module's docstring explains how tasks share that job."""
 
     _stream: trio.abc.ReceiveStream
@@ -289,9 +289,10 @@ class Reading(Offerer):
     def _offer(self) -> None:
         """Let the first receiver that comes borrow the job, until the next pass."""
         self.state = READER[self.state, OFFER]
-        self._turns.offers.add(self)
+        self._turns.next_pass.call(self._offer_expired)
 
-    def offer_expired(self) -> None:
+    def _offer_expired(self) -> None:
+        """Take the job back if nobody has borrowed it."""
         self._owner.rearm()  # a borrower may have left this to us
         if self.state is OFFERED:
             self.state = READER[OFFERED, RESUME]

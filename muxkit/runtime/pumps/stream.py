@@ -68,6 +68,9 @@ class StreamPump(Pump[EventT], ReadingOwner):
         self._is_writing = False
         self._under_way: trio.CancelScope | None = None  # the scope of a write that waits for the transport
         self._was_requested = False  # True if `request_write` was called during a write
+        self._is_flushing = False  # True if a task has called `flushed` and had to wait
+        self._writes_next = False  # True if the output will be written in the next pass
+        self._has_waited = False  # True if a large message has waited for a pass for the sender's next message
         self._is_burst = False  # True if the last read woke several tasks, whose replies are written together
         self._pulled = 0  # number of bytes that were last taken from the engine
         self._carry: list[Buffer] = []  # buffers that were taken from the engine and the transport hasn't accepted
@@ -83,6 +86,13 @@ class StreamPump(Pump[EventT], ReadingOwner):
         self._has_head = False  # True once `_head` is complete
 
     # --- losing and closing the connection
+
+    def _start_writing(self) -> None:
+        # The writer task is only needed once the transport doesn't accept everything that `send_nowait` gets.
+        if self._carry:
+            self._wake_writer()
+        else:
+            self.request_write()
 
     async def _read(self, nursery: trio.Nursery) -> None:
         await self.reading.run()
@@ -166,8 +176,9 @@ class StreamPump(Pump[EventT], ReadingOwner):
         return sum(map(len, self._carry))
 
     async def flushed(self) -> None:
-        """Wait until the engine has no output and the writer sleeps."""
-        while not self.is_lost and (self._sleeper is None or self._carry or self._engine.has_output()):
+        """Wait until the engine has no output and the transport has accepted everything."""
+        while not self.is_lost and (self._is_writer_awake or self._carry or self._engine.has_output()):
+            self._is_flushing = True
             await self._idle.park()
 
     async def hang_up(self) -> None:
@@ -198,19 +209,39 @@ class StreamPump(Pump[EventT], ReadingOwner):
         if self._is_writing or self._carry:  # the current write has to finish first, and then the writer checks again
             self._was_requested = True
             return
-        if self._sleeper is not None and not self._engine.has_output():
+        if self._is_writer_awake or self.is_lost or self._hanging_up or not self._engine.has_output():
+            return
+        if self._nowait is None:
+            self._wake_writer()
             return
         since = perf_counter() - self._wrote_at
-        if self._sleeper is None and since < LATE_SECONDS:
-            return  # the writer is awake, but other tasks may keep it from running for a while
-        if self._nowait is None or self.is_lost or self._hanging_up:
-            self._wake_writer()
-        elif self._sleeper is not None and (
-            self._is_burst or since < INLINE_PAUSE or LARGE_BYTES <= self._outbox.used < LARGE_PAIR_BYTES
-        ):
-            self._wake_writer()  # other tasks may have output in this pass as well, so write it all together
+        if self._writes_next:
+            if since >= LATE_SECONDS:
+                self._write_now(self._nowait)
+        elif self._is_burst or since < INLINE_PAUSE or LARGE_BYTES <= self._outbox.used < LARGE_PAIR_BYTES:
+            self._write_next()  # other tasks may have output in this pass as well, so write it all together
         else:
             self._write_now(self._nowait)
+
+    def _write_next(self) -> None:
+        """Write in the next pass."""
+        self._writes_next = True
+        self._turns.next_pass.call(self._write_put_off)
+
+    def _write_put_off(self) -> None:
+        """Write the output that `_write_next` has put off."""
+        self._writes_next = False
+        if self._nowait is None or self._is_writing or self._carry or self.is_lost or self._hanging_up:
+            return
+        if LARGE_BYTES <= self._outbox.used < LARGE_PAIR_BYTES and not self._has_waited:
+            self._has_waited = True  # the sender of a large message may run after this in the same pass
+            self._write_next()
+            return
+        self._has_waited = False
+        try:
+            self._write_now(self._nowait)
+        except BaseException as error:
+            self._fail(error)
 
     def _write_now(self, link: NowaitLink) -> None:
         """Write in the current task instead of the writer, which sleeps or hasn't run yet."""
@@ -221,6 +252,8 @@ class StreamPump(Pump[EventT], ReadingOwner):
         finally:
             if self._carry or self._engine.has_output():
                 self._wake_writer()
+            elif self._is_flushing:
+                self._idle.unpark_all()
 
     def _write_once(self, link: NowaitLink) -> bool:
         """Write as much as the kernel accepts, and keep the rest in `_carry`. Return False if there was no output."""
@@ -258,10 +291,6 @@ class StreamPump(Pump[EventT], ReadingOwner):
                 self._wrote_at = perf_counter()
                 if self._timers is not None:
                     self.rearm()
-            if LARGE_BYTES <= self._outbox.used < LARGE_PAIR_BYTES:
-                await trio.lowlevel.checkpoint()
-                if self._carry:  # in the meantime, a sender has written, and the kernel hasn't accepted everything
-                    continue
             if not self._engine.has_output():
                 is_idle = True
             elif self._nowait is None:

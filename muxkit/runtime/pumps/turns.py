@@ -17,7 +17,8 @@ from typing import Final
 
 import trio
 
-from muxkit.runtime.pumps.offers import Offers
+from muxkit.runtime.pumps.alarms import Alarms
+from muxkit.runtime.pumps.next_pass import NextPass
 from muxkit.runtime.pumps.quota import cpu_quota
 
 TURN_MOST: Final = 1e-3  # maximum duration of a turn in seconds while the passes of Trio's loop are short
@@ -44,8 +45,10 @@ class Turns:
         self.allowance: float = TURN_MOST
         """Number of seconds that a turn may take now."""
         self.given: int = 0
-        self.offers: Offers = Offers()
-        """The readers' jobs that may be borrowed until the next pass."""
+        self.next_pass: NextPass = NextPass()
+        """The steps that connections have put off until the next pass of the loop."""
+        self.alarms: Alarms = Alarms()
+        """The deadlines of all connections."""
         self._line = trio.lowlevel.ParkingLot()
         self._is_handed = False  # True if a task has been granted the next turn
         self._handed_at = 0.0

@@ -10,7 +10,7 @@ import trio
 from muxkit import ChannelStopped
 from muxkit.protocols.bpmux import Kind
 from muxkit.runtime.mux_session import connection_of
-from muxkit.runtime.pumps.offers import TASK_NAME
+from muxkit.runtime.pumps import alarms, next_pass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -59,13 +59,13 @@ def _credit(entity: Entity, *, out: bool) -> int:
 
 
 def tasks_alive() -> set[trio.lowlevel.Task]:
-    """Return every task of the run, except the one that muxkit starts once in each run."""
+    """Return every task of the run, except those that muxkit starts once in each run."""
     found: set[trio.lowlevel.Task] = set()
     root = trio.lowlevel.current_root_task()
     rest = [] if root is None else [root]
     while rest:
         task = rest.pop()
-        if task.name != TASK_NAME:
+        if task.name not in {alarms.TASK_NAME, next_pass.TASK_NAME}:
             found.add(task)
         for nursery in task.child_nurseries:
             rest += nursery.child_tasks
