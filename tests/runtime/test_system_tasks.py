@@ -1,4 +1,4 @@
-"""Two system tasks of each Trio run: one works in the next pass, the other waits for the deadlines of all connections."""
+"""Two system tasks of each Trio run: one works in the next pass, the other waits for all deadlines."""
 
 from __future__ import annotations
 
