@@ -229,16 +229,28 @@ class _Address:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[trio.SocketStream]:
-        stream = await trio.open_tcp_stream(self.host, self.port)
+        stream = await self.connect()
         try:
             yield stream
         except BaseException:  # another address has won
             await trio.aclose_forcefully(stream)
             raise
 
+    async def connect(self) -> trio.SocketStream:
+        # `trio.open_tcp_stream` would open a nursery for a race of addresses.
+        sock = trio.socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
+        try:
+            await sock.connect((self.host, self.port))
+        except BaseException:
+            sock.close()
+            raise
+        return trio.SocketStream(sock)
+
 
 async def _first_of(addresses: Sequence[str], port: int) -> trio.SocketStream:
     """Race the addresses of a host, as `trio.open_tcp_stream` does after its own lookup."""
+    if len(addresses) == 1:
+        return await _Address(addresses[0], port).connect()
     async with first_of([[_Address(address, port) for address in addresses]]) as won:
         return won.value
 

@@ -48,7 +48,6 @@ class Pump(Clock, Sleeper, Generic[EventT]):
         self._is_writer_awake = False
         self._sleeper: trio.lowlevel.Task | None = None  # the writer task, while it sleeps
         self._idle = trio.lowlevel.ParkingLot()  # tasks that wait until all output has been written
-        self._tasks = trio.CancelScope()
         self._hanging_up = False  # True once `hang_up` was called; nothing is written after that
         self._reminder = owner.reminder
         if self._reminder is not None:
@@ -78,15 +77,17 @@ class Pump(Clock, Sleeper, Generic[EventT]):
     async def run(self) -> None:
         """Run the connection until it is closed or lost. Errors of the link end this normally, and don't raise."""
         try:
-            with self._tasks:
-                async with trio.open_nursery() as nursery:
-                    self._nursery = nursery
-                    self._start_writing()
-                    if (due := self._next_deadline()) > trio.current_time():
-                        self.wake_at(due)
-                    else:
-                        self.handle_alarm()  # this starts the engine's timers
-                    await self._move("reading", partial(self._read, nursery))
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                if self.is_lost:
+                    return
+                self._start_writing()
+                if (due := self._next_deadline()) > trio.current_time():
+                    self.wake_at(due)
+                else:
+                    self.handle_alarm()  # this starts the engine's timers
+                # When this returns, the writer may still have to answer a peer that has ended its direction.
+                await self._move("reading", partial(self._read, nursery))
             if self._failure is not None:
                 raise self._failure
         finally:
@@ -148,7 +149,7 @@ class Pump(Clock, Sleeper, Generic[EventT]):
         self._parting_until = trio.current_time() + PARTING_TIMEOUT
         self._parting = self._last_words(parting)
         self._stop(cause)
-        self._tasks.cancel()
+        self._cancel_tasks()
         if self._alarm is not None:
             self._alarm.cancel()
         self.hung_up.set()
@@ -160,6 +161,10 @@ class Pump(Clock, Sleeper, Generic[EventT]):
             if by == "network":
                 self._facts.broken()
         self._owner.handle_lost()
+
+    def _cancel_tasks(self) -> None:
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
 
     def told(self, reason: Reason) -> None:
         """Record the peer's reason for ending the connection. The end of the connection follows."""
@@ -246,7 +251,7 @@ class Pump(Clock, Sleeper, Generic[EventT]):
     def _fail(self, error: BaseException) -> None:
         """Let `run` raise an error that a system task has met when it worked for this connection."""
         self._failure = error
-        self._tasks.cancel()
+        self._cancel_tasks()
 
     def _engine_deadline(self) -> float | None:
         """Return the engine's next deadline. Subclasses return a later one if the engine can't act at its deadline."""
