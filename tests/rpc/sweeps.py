@@ -23,7 +23,6 @@ import trio.testing
 
 import muxkit
 from muxkit import rpc
-from muxkit.runtime.pumps.offers import TASK_NAME
 from tests.rpc.orders import Order, Orders, OrdersService
 
 Target = Literal["caller", "handler", "server"]
@@ -243,13 +242,13 @@ async def run_once(protocol: str, kind: Kind, target: Target, step: int) -> int:
 
 
 def _living_tasks() -> int:
-    """Return the number of tasks, without the system task that all sessions of a Trio run share."""
+    """Return the number of tasks, without the system tasks that all sessions of a Trio run share."""
     root = trio.lowlevel.current_root_task()
     assert root is not None
     found, count = [root], 0
     while found:
         task = found.pop()
-        count += task.name != TASK_NAME
+        count += not task.name.startswith("muxkit: ")
         found += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
     return count
 
