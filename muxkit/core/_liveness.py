@@ -41,12 +41,18 @@ class Deadlines(Generic[TimerT]):
         """Start the timer, or change its deadline if it is running."""
         # The annotation contains `int`, because code compiled with mypyc doesn't accept large integers as `float`.
         # All comparisons with NaN are False. With this order of the arguments, NaN becomes FURTHEST.
-        self._moments[timer] = float(max(-FURTHEST, min(FURTHEST, when)))
-        self._find_next()
+        moment = float(max(-FURTHEST, min(FURTHEST, when)))
+        previous = self._moments.get(timer)
+        self._moments[timer] = moment
+        if self.next is None or moment <= self.next:
+            self.next = moment
+        elif previous == self.next:
+            self._find_next()
 
     def stop(self, timer: TimerT) -> None:
         """Stop the timer if it is running."""
-        if self._moments.pop(timer, None) is not None:
+        moment = self._moments.pop(timer, None)
+        if moment is not None and moment == self.next:
             self._find_next()
 
     def expired(self, now: float) -> list[TimerT]:

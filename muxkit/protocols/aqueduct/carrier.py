@@ -52,6 +52,7 @@ EARLY: Final = 8
 EARLY_DATA: Final = 9
 EARLY_LAST: Final = 10
 CHUNKS: Final = frozenset({DATA, LAST, EARLY_DATA, EARLY_LAST})
+TAG_DATA, TAG_LAST, TAG_EARLY_DATA, TAG_EARLY_LAST = (bytes([tag]) for tag in (DATA, LAST, EARLY_DATA, EARLY_LAST))
 
 FIRST_CREDIT: Final = 4096  # bytes that may be sent on each stream before any CREDIT
 EARLY_SHARE: Final = 64  # of `Limits.connection_bytes`, one part may be sent early, on all streams together
@@ -77,12 +78,22 @@ class _IncomingStream:
         return self.window.by_hand
 
 
+@attrs.define
+class _OutgoingStream:
+    """A stream that we write."""
+
+    credit: Credit
+    index: bytes
+    """The encoded index, with which chunks of the stream begin after their tag."""
+
+
 class Carrier:
     """One end of a connection over a byte stream; a `StreamEngine` around a `MultistreamEngine`."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._state = engine.state
+        self._reader = engine.reader
         engine.keeps_order()
         self.frames_at_once: int = sys.maxsize
         self.offset: int = 0  # bytes received and understood
@@ -103,7 +114,7 @@ class Carrier:
         self._hello_sent = False
         self._opened = 0
         self._may_open = FIRST_STREAMS  # in all
-        self._credit: dict[StreamId, Credit] = {}
+        self._outgoing: dict[StreamId, _OutgoingStream] = {}
         # Control frames to write
         self._grants: dict[StreamId, int] = {}
         self._resets: dict[StreamId, None] = {}
@@ -134,7 +145,7 @@ class Carrier:
 
     def events(self) -> Sequence[Event]:
         """Take the events that commands and writing have caused, oldest first."""
-        return self.engine.events()
+        return self.engine.events() if self._state.events else ()
 
     def receive_bytes(self, data: bytes, now: float) -> Sequence[Event]:
         """Parse and apply received bytes, and return what happened; never raises."""
@@ -152,7 +163,7 @@ class Carrier:
                 data, start = self._held, self._held_from
         cursor = Cursor(data, start)
         self._is_bounded = False
-        reader, end, first = self.engine.reader, len(data), start
+        reader, end, first = self._reader, len(data), start
         frames_most, pieces = reader.frames + self.frames_at_once, PIECES_A_FRAME * self.frames_at_once
         try:
             while cursor.position < end and not state.over:
@@ -171,6 +182,7 @@ class Carrier:
             error.offset = self.offset + start - first
             self.engine.fail(error)
         self.offset += cursor.position - first
+        self.engine.bytes_received = reader.bytes_received
         if cursor.position < end:
             self._held, self._held_from = data, cursor.position
         else:
@@ -183,7 +195,7 @@ class Carrier:
 
     def next_deadline(self) -> float | None:
         """Return when to call `handle_deadline`."""
-        return self.engine.next_deadline()
+        return None if self._state.over else self._state.deadlines.next
 
     def handle_deadline(self, now: float) -> Sequence[Event]:
         """Act on the timers that are due, and return what happened."""
@@ -203,7 +215,7 @@ class Carrier:
         state, size = self._state, 0
         if state.over:
             return out
-        if self.engine.reader.has_first_grant:
+        if self._reader.has_first_grant:
             self._run_control()
         if self._owes_control():
             for frame in self._control():
@@ -231,11 +243,12 @@ class Carrier:
     # --- writing
 
     def _write(self, stream: StreamId, room: int, out: list[Buffer]) -> int:
-        credit = self._credit.get(stream)
-        if credit is None:
-            credit = self._credit[stream] = Credit(FIRST_CREDIT)
+        outgoing = self._outgoing.get(stream)
+        if outgoing is None:
+            outgoing = self._outgoing[stream] = _OutgoingStream(Credit(FIRST_CREDIT), encode_varint(stream >> 2))
             self._ungranted.add(stream)
             self._opened += 1
+        credit, index = outgoing.credit, outgoing.index
         early = self._early if stream in self._ungranted else 0
         buffers, size, last = self._state.streams.pull(stream, min(room, credit.available + early))
         if not size and not last:
@@ -244,14 +257,15 @@ class Carrier:
         credit.spend(spent)
         self._early -= size - spent
         if last:
-            self._forget_credit(stream)
+            self._forget(stream)
         elif size - spent == early and not credit.available:
             self._state.streams.pull(stream, 0)  # parked until CREDIT comes
         if spent == size:
-            return _write_chunk(LAST if last else DATA, stream, buffers, size, out)
+            return _write_chunk(TAG_LAST if last else TAG_DATA, index, buffers, size, out)
         data = b"".join(buffers)
-        written = _write_chunk(DATA, stream, [data[:spent]], spent, out) if spent else 0
-        return written + _write_chunk(EARLY_LAST if last else EARLY_DATA, stream, [data[spent:]], size - spent, out)
+        written = _write_chunk(TAG_DATA, index, [data[:spent]], spent, out) if spent else 0
+        tag = TAG_EARLY_LAST if last else TAG_EARLY_DATA
+        return written + _write_chunk(tag, index, [data[spent:]], size - spent, out)
 
     def _control(self) -> Iterator[bytes]:
         if not self._hello_sent:
@@ -275,7 +289,7 @@ class Carrier:
 
     def _owes_control(self) -> bool:
         """Do what the engine asks of its link, and return True if there are control frames to write."""
-        if self.engine.reader.has_control or self._state.streams.resets:
+        if self._reader.has_control or self._state.streams.resets:
             self._run_control()
         return (
             bool(self._grants or self._resets or self._stops)
@@ -284,16 +298,16 @@ class Carrier:
             or 2 * self._early_due >= self._early_most > 0
         )
 
-    def _forget_credit(self, stream: StreamId) -> Credit | None:
+    def _forget(self, stream: StreamId) -> _OutgoingStream | None:
         self._ungranted.discard(stream)
-        return self._credit.pop(stream, None)
+        return self._outgoing.pop(stream, None)
 
     def _run_control(self) -> None:
         for control in self.engine.control_to_run():
             match control:
                 case Reset(stream):
                     # A stream that was written to its end cannot be taken back on an ordered link.
-                    if self._forget_credit(stream) is not None:
+                    if self._forget(stream) is not None:
                         self._resets[stream] = None
                 case Stop(stream):
                     incoming = self._incoming.get(stream)
@@ -349,7 +363,13 @@ class Carrier:
         stop = min(end, start + self._chunk_left)
         is_last = self._chunk_is_last and stop - start == self._chunk_left
         stream = self._chunk_stream
-        stopped = self.engine.take_stream(stream, cursor.data, start, stop, fin=is_last, frames_most=frames_most)
+        try:
+            stopped = self._reader.receive_stream(
+                stream, cursor.data, start, stop, fin=is_last, frames_most=frames_most
+            )
+        except RemoteProtocolError as error:
+            self._state.fail_at(f"stream {stream}", error)
+            return
         cursor.position = stopped
         self._chunk_left -= stopped - start
         if is_last and not self._chunk_left:
@@ -365,7 +385,8 @@ class Carrier:
             cursor.exact(len(HELLO))
             self._hello_received = True
             return
-        tag = cursor.byte()
+        tag = cursor.data[cursor.position]
+        cursor.position += 1
         if tag in CHUNKS:
             index, size = cursor.varint(), cursor.varint()
             self._begin_chunk(index, size, last=tag in (LAST, EARLY_LAST), is_early=tag in (EARLY_DATA, EARLY_LAST))
@@ -392,10 +413,10 @@ class Carrier:
             self._may_open += more
         elif tag == CREDIT:
             stream, amount = self._ours(cursor.varint()), cursor.varint()
-            credit = self._credit.get(stream)
-            if credit is not None:
+            outgoing = self._outgoing.get(stream)
+            if outgoing is not None:
                 self._ungranted.discard(stream)
-                credit.grant(amount)
+                outgoing.credit.grant(amount)
                 engine.stream_writable(stream)
         elif tag == EARLY:
             more = cursor.varint()
@@ -447,7 +468,7 @@ class Carrier:
         self._chunk_stream, self._chunk_left, self._chunk_is_last = stream, size, last
         if not size:
             self._end_stream(stream)
-            self.engine.take_stream(stream, b"", 0, 0, fin=True)
+            self.engine.take_stream(stream, b"", fin=True)
 
     def _end_stream(self, stream: StreamId) -> None:
         """End a stream; what came of it counts until it is consumed."""
@@ -461,9 +482,9 @@ class Carrier:
         self._release(stream, incoming)
 
 
-def _write_chunk(tag: int, stream: StreamId, buffers: list[Buffer], size: int, out: list[Buffer]) -> int:
+def _write_chunk(tag: bytes, index: bytes, buffers: list[Buffer], size: int, out: list[Buffer]) -> int:
     """Append the frame of a chunk to `out`, and return its size."""
-    head = _frame(tag, stream >> 2, size)
+    head = tag + index + encode_varint(size)
     out.append(head)
     out += buffers
     return len(head) + size

@@ -8,7 +8,6 @@ channels begin and end.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Final, Literal, overload
 
@@ -197,24 +196,15 @@ class Engine(MuxEngine):
         if self.state.over:
             return ()
         self.state.now = now
-        self.take_stream(stream, data, 0, len(data), fin=fin)
+        self.take_stream(stream, data, fin=fin)
         return self.events()
 
-    def take_stream(
-        self, stream: StreamId, data: bytes, start: int, end: int, *, fin: bool, frames_most: int = sys.maxsize
-    ) -> int:
-        """Do the same with a part of `data`, for the carrier, which collects the events later.
-
-        Returns:
-            The position at which parsing stopped: `end`, unless `frames` has reached `frames_most`.
-        """
+    def take_stream(self, stream: StreamId, data: bytes, *, fin: bool) -> None:
         try:
-            return self.reader.receive_stream(stream, data, start, end, fin=fin, frames_most=frames_most)
+            self.reader.receive_stream(stream, data, 0, len(data), fin=fin)
         except RemoteProtocolError as error:
             self.state.fail_at(f"stream {stream}", error)
-            return end
-        finally:
-            self.bytes_received = self.reader.bytes_received
+        self.bytes_received = self.reader.bytes_received
 
     def receive_reset(self, stream: StreamId, now: float) -> Sequence[Event]:
         """The peer has reset a stream that it wrote."""

@@ -96,8 +96,11 @@ def encode_varints(numbers: Iterable[int]) -> bytes:
 def decode_varints(content: bytes) -> list[int]:
     """Decode the varints that fill a container."""
     cursor, numbers = Cursor(content), []
-    while cursor.remaining:
-        numbers.append(inner_varint(cursor))
+    try:
+        while cursor.position < len(content):
+            numbers.append(cursor.varint(VARINT_BYTES, VARINT_RULE))
+    except NeedMore:
+        raise _cut_off(content) from None
     return numbers
 
 
@@ -106,9 +109,13 @@ def inner_varint(cursor: Cursor) -> int:
     try:
         return read_varint(cursor)
     except NeedMore:
-        raise RemoteProtocolError(
-            f"a varint is cut off by the end of its container of {len(cursor.data)} bytes", rule="aqueduct-E05"
-        ) from None
+        raise _cut_off(cursor.data) from None
+
+
+def _cut_off(container: bytes) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"a varint is cut off by the end of its container of {len(container)} bytes", rule="aqueduct-E05"
+    )
 
 
 def inner_varbytes(cursor: Cursor) -> bytes:

@@ -246,7 +246,8 @@ class IncomingStream:
                 raise
             if not is_delivered:  # else the application consumes it
                 self.consume(length)
-                reader.repay(loan)
+                if loan:
+                    reader.repay(loan)
             self.offset += length
             position = cursor.position
         return end

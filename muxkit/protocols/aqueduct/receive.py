@@ -211,7 +211,7 @@ class EngineReceiver(EngineHalf, Receiver["Arrived"]):
         return self.main
 
     def has_frames(self) -> bool:
-        return (self.flush and len(self.reliable.owed) > 0) or self._has_report
+        return (self.flush and len(self.reliable.owed) > 0) or self.unreliable.due > self.unreliable.reported
 
     def fill(self, stream: OutStream, room: int) -> None:
         if len(self.reliable.owed):

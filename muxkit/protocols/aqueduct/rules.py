@@ -226,7 +226,8 @@ class Rules:
         state = self._state
         match frame:
             case frames.AckReliable(ranges):
-                state.messages_acked(sender.take_acked(ranges), sender.transit)
+                if acked := sender.take_acked(ranges):
+                    state.messages_acked(acked, sender.transit)
                 sender.wake()
             case frames.AckNackUnreliable(ranges):
                 acked, nacked = sender.take_reported(ranges)

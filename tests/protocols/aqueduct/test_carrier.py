@@ -219,9 +219,9 @@ def test_an_unread_peer_sends_no_more_than_was_granted() -> None:
             sent += 1000
         link.run_until_quiet()
     came = sum(len(event.payload) + 5 for event in messages(link.events[1]))
-    (credit,) = link.engines[0]._credit.values()
+    (outgoing,) = link.engines[0]._outgoing.values()
     (arriving,) = (one for one in incoming_of(link.engines[1]).values() if not one.over)
-    assert (credit.available, arriving.window.credit) == (0, 0)
+    assert (outgoing.credit.available, arriving.window.credit) == (0, 0)
     assert came <= arriving.window.held <= link.engines[1].engine.limits.channel_bytes
     assert sent <= came + link.engines[0].engine.limits.channel_bytes + 2000
     for event in messages(link.take_events(1)):
