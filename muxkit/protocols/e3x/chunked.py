@@ -88,8 +88,7 @@ class Dechunker:
             if chunks >= most_chunks:
                 self._rest, self._at = data, position
                 break
-            run = self._join_full(data, position, most_chunks - chunks)
-            if run:
+            if data[position] == CHUNK_MOST - 1 and (run := self._join_full(data, position, most_chunks - chunks)):
                 position += run * CHUNK_MOST
                 chunks += run
                 continue
@@ -108,10 +107,8 @@ class Dechunker:
         """Join the full chunks from `position` on, up to `most`, and return their number.
 
         Nearly all chunks of a large packet are full. Joining them in one step is about ten times as fast as parsing
-        them one by one.
+        them one by one. The last chunk of `data` may be cut off, and isn't joined.
         """
-        if data[position] != CHUNK_MOST - 1:
-            return 0
         whole = min((len(data) - position) // CHUNK_MOST, most, RUN_MOST)
         lengths = data[position : position + whole * CHUNK_MOST : CHUNK_MOST]
         count = whole - len(lengths.lstrip(FULL))

@@ -348,7 +348,8 @@ class Engine(MuxEngine):
     @property
     def has_news(self) -> bool:
         """True if a command has caused events, acks or errs."""
-        return bool(self.state.happened or self.state.own or self.owes)
+        state = self.state
+        return bool(state.happened or state.own or state.acking or state.errs or state.answers)
 
     def datagrams_to_send(self, now: float) -> Sequence[bytes]:
         """Remove the packets to send now from their queues, and return at most `PACKETS_AT_ONCE` of them.

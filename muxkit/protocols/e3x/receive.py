@@ -167,7 +167,8 @@ class ReliableReceiver(EngineReceiver):
             self.end_seq = seq
         if seq == 1 and not channel.ours:
             self._accept_opening(type or "")
-        if not channel.gone and (channel.ours or channel.type):
+        # `done` delivers the packet if the application is still processing an earlier one.
+        if (not self.handed or channel.closing) and not channel.gone and (channel.ours or channel.type):
             self.deliver()
 
     def take_in(self, packet: Packet, seq: int, now: float, room: int) -> Arrival:

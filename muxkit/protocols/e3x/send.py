@@ -307,12 +307,8 @@ class ReliableSender(EngineSender):
         return flying <= most and state.flying + flying - self.flying <= limits.connection_bytes
 
     def write(self, now: float) -> bytes:
-        piece, self._ready = self._ready, None
-        assert piece is not None
-        self.state.unsent -= len(piece.body)
-        if self.watched:
-            self.state.drained[self.channel.id] = self
-        return self.encode(piece, now)
+        assert self._ready is not None
+        return self.encode(self._ready, now)
 
     def encode(self, piece: Piece, now: float) -> bytes:
         """Encode a packet that is sent now, for the first time or again.
@@ -321,7 +317,12 @@ class ReliableSender(EngineSender):
         """
         state, channel = self.state, self.channel
         receiver = channel.receiver
-        self._mark_sent(piece, now)
+        if piece.times == 0:
+            self._spend(len(piece.body), now)
+        self._since_asked += len(piece.body)
+        piece.times += 1
+        piece.sent_at = now
+        piece.is_queued = False
         self._ready = self.next()
         head = head_of(channel.id, piece.type, piece.seq, piece.end, piece.frag)
         # An opening never includes an ack, because no packet has been received on its channel.
@@ -335,25 +336,23 @@ class ReliableSender(EngineSender):
         name = "end" if piece.end else "open" if piece.type else "data"
         return state.packet_of(channel.id, head, f"{name} again" if piece.times > 1 else name, piece.body)
 
-    def _mark_sent(self, piece: Piece, now: float) -> None:
-        """Update the window, the byte counters and the probe timer for a packet that is sent now."""
-        if piece.times == 0:
-            if self._ceiling.sent == self._ceiling.acknowledged:
-                self.waiting_since = now
-                self.probe_pause = PROBE_FIRST
-                self.probe_at = now + min(PROBE_FIRST, self.state.config.timeout)
-            elif self.is_resting:
-                self._wake(now)
-                self.probe_at = now + PROBE_FIRST
-            size = len(piece.body)
-            self._ceiling.sent += 1
-            self.unsent -= size
-            self.flying += size
-            self.state.flying += size
-        self._since_asked += len(piece.body)
-        piece.times += 1
-        piece.sent_at = now
-        piece.is_queued = False
+    def _spend(self, size: int, now: float) -> None:
+        """Update the window, the byte counters and the probe timer for a new packet, which is sent now."""
+        ceiling, state = self._ceiling, self.state
+        if ceiling.sent == ceiling.acknowledged:
+            self.waiting_since = now
+            self.probe_pause = PROBE_FIRST
+            self.probe_at = now + min(PROBE_FIRST, state.config.timeout)
+        elif self.is_resting:
+            self._wake(now)
+            self.probe_at = now + PROBE_FIRST
+        ceiling.sent += 1
+        self.unsent -= size
+        self.flying += size
+        state.flying += size
+        state.unsent -= size
+        if self.watched:
+            state.drained[self.channel.id] = self
 
     def take_back(self, piece: Piece) -> bool:
         """Return True if a packet in the resend queue must not be sent after all.
@@ -460,15 +459,13 @@ class ReliableSender(EngineSender):
         """
         pace = self.state.congestion
         if not self.stands_still:
-            return piece.times > 1 or now - self.asked_at >= pace.ask_pause or self._asked_long_ago(piece)
+            quarter = max(1, self._ceiling.size // 4)
+            is_far = piece.seq - self.asked_seq >= quarter or self._since_asked >= quarter * self.state.unit
+            return piece.times > 1 or is_far or now - self.asked_at >= pace.ask_pause
         round_trip = pace.round_trip
         if round_trip is None or now - self.asked_at < 1.5 * round_trip:
             return False
         return self.timed_at is None or now - self.timed_at > 3 * round_trip
-
-    def _asked_long_ago(self, piece: Piece) -> bool:
-        quarter = max(1, self._ceiling.size // 4)
-        return piece.seq - self.asked_seq >= quarter or self._since_asked >= quarter * self.state.unit
 
     def _mark_asked(self, piece: Piece, now: float) -> None:
         """Record that this packet asks for an ack."""
