@@ -23,6 +23,7 @@ import trio.testing
 
 import muxkit
 from muxkit import rpc
+from muxkit.runtime.pumps.turns import SYSTEM_TASKS
 from tests.rpc.orders import Order, Orders, OrdersService
 
 Target = Literal["caller", "handler", "server"]
@@ -248,7 +249,7 @@ def _living_tasks() -> int:
     found, count = [root], 0
     while found:
         task = found.pop()
-        count += not task.name.startswith("muxkit: ")
+        count += task.name not in SYSTEM_TASKS
         found += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
     return count
 

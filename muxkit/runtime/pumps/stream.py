@@ -413,8 +413,9 @@ class StreamPump(Pump[EventT], ReadingOwner):
         self.request_write()
 
     def _engine_deadline(self) -> float | None:
-        # A writer that is awake writes the output that is due, and then rearms the clock.
-        if self._timers is not None and (self._sleeper is None or self._is_writing or self._carry or self._hanging_up):
+        # The clock doesn't have to wake up for output that is written anyway. Writing rearms the clock.
+        is_written = self._is_writer_awake or self._writes_next or self._is_writing or self._carry
+        if self._timers is not None and (is_written or self._hanging_up):
             return self._timers.next_timer()
         return self._engine.next_deadline()
 

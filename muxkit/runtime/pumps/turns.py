@@ -17,6 +17,7 @@ from typing import Final
 
 import trio
 
+from muxkit.runtime.pumps import alarms, next_pass
 from muxkit.runtime.pumps.alarms import Alarms
 from muxkit.runtime.pumps.next_pass import NextPass
 from muxkit.runtime.pumps.quota import cpu_quota
@@ -30,6 +31,8 @@ REST_MOST: Final = 4  # maximum number of passes without a turn after a long pas
 NEW: Final = 0.05
 SPIN: Final = "MUXKIT_SPIN"  # the environment variable with the duration of a spin in microseconds
 SPIN_USUAL: Final = 200.0  # microseconds; about a round trip of Aqueduct on loopback, or two wake-ups
+SYSTEM_TASKS: Final = frozenset({alarms.TASK_NAME, next_pass.TASK_NAME})
+"""The names of the system tasks that all sessions of a Trio run share."""
 WAKES: Final = 32  # number of tasks that the end of a session wakes in one turn
 
 

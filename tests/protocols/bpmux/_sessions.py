@@ -10,7 +10,7 @@ import trio
 from muxkit import ChannelStopped
 from muxkit.protocols.bpmux import Kind
 from muxkit.runtime.mux_session import connection_of
-from muxkit.runtime.pumps import alarms, next_pass
+from muxkit.runtime.pumps.turns import SYSTEM_TASKS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -65,7 +65,7 @@ def tasks_alive() -> set[trio.lowlevel.Task]:
     rest = [] if root is None else [root]
     while rest:
         task = rest.pop()
-        if task.name not in {alarms.TASK_NAME, next_pass.TASK_NAME}:
+        if task.name not in SYSTEM_TASKS:
             found.add(task)
         for nursery in task.child_nurseries:
             rest += nursery.child_tasks
