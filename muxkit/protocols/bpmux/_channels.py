@@ -101,7 +101,7 @@ class Request:
     async def response(self) -> bytes:
         """Wait for the response and return it. Every call returns the same response.
 
-        Cancelling this doesn't cancel the request.
+        If this call is cancelled, the request continues, and a later call can still return the response.
 
         Raises:
             ChannelStopped: If the peer declined to answer.
@@ -111,7 +111,7 @@ class Request:
         self._connection.budget.thread.check()
         await self._over.wait()
         if self._response is None:
-            raise (self._error() if self._error is not None else trio.ClosedResourceError("the request was cancelled"))
+            raise (self._error() if self._error is not None else trio.ClosedResourceError("the request was aborted"))
         return self._response
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""The settings of a Relink endpoint. `muxkit.Limits` has the limits."""
+"""Settings of a Relink endpoint. The limits on memory and channels are in `muxkit.Limits`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ LONGEST_NAME: Final = 255
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """The settings of an endpoint. Both sides must use the same values for the first five. Times are in seconds."""
+    """Settings of an endpoint. Times are in seconds.
+
+    Both sides must use the same values for `endpoint`, the sizes of ids, the transactions and `first_sequence`.
+    """
 
     endpoint: str = ""
     """The name of the endpoint. One listener can have several endpoints. The name has at most 255 bytes of UTF-8."""

@@ -104,7 +104,7 @@ class Probes:
         self.wants_proof = self.wants_proof or at_once
 
     def end_when_proven(self, one: Provable) -> None:
-        """Delay the end of the peer's channel until a ping proves that the peer has read all answers."""
+        """Delay the end of the peer's channel until a pong proves that the peer has read all answers."""
         self.ending[one] = None
         self.prove(one, at_once=True)
 
