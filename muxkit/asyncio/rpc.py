@@ -59,6 +59,8 @@ def connect(
 ) -> AbstractAsyncContextManager[ServiceT]:
     """Call a service at a URL, and connect again whenever the connection is lost, as `muxkit.rpc.connect` does.
 
+    If no connection can be made any more, the task is cancelled in the block, and leaving the block raises that error.
+
     Args:
         service: As for `client`.
         url: The server's URL, or a list of URLs.
