@@ -87,6 +87,10 @@ class Openings:
         state, id = self.state, packet.channel
         tombstone = state.tombstone(id)
         if tombstone is not None:
+            if packet.ack is not None and tombstone.acked < packet.ack <= tombstone.sent:
+                # The peer has acked a packet of a channel that this side has given up in the meantime.
+                tombstone.acked = packet.ack
+                state.silence.heard(state.now)
             if packet.seq is not None and packet.err is None:  # our last ack or our err must have been lost
                 if tombstone.ack is not None:
                     state.answers[id] = None

@@ -2,8 +2,10 @@
 
 When the peer has been silent for `Config.keepalive`, the engine sends a ping (`liveness`). The peer is lost if it stays
 silent for `Config.timeout` after a ping, or while a channel waits for an ack. Only packets that change the state of the
-session count as a sign of life: an opening, a message, an ack of new packets, an end, or an err. Other packets don't
-count, because somebody else may have sent them from a forged address.
+session count as a sign of life: an opening, a message, an ack of new packets, an end, or an err. An ack of new packets
+also counts if the channel has been removed in the meantime, or a session that gives up all its channels would treat a
+peer as silent that acks each of them. Other packets don't count, because somebody else may have sent them from a forged
+address.
 """
 
 from __future__ import annotations

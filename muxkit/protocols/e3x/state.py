@@ -268,6 +268,16 @@ class EngineSender(EngineHalf, Sender):
         """True if every queued packet has been sent and, on a reliable channel, acked."""
 
     @property
+    def acked(self) -> int:
+        """The highest seq that the peer has acked. Always 0 on an unreliable channel."""
+        return 0
+
+    @property
+    def sent(self) -> int:
+        """The highest seq that this side has sent. Always 0 on an unreliable channel."""
+        return 0
+
+    @property
     def awaits_ack(self) -> bool:
         """True while a live channel has packets that the peer hasn't acked."""
         return False
@@ -371,6 +381,10 @@ class Tombstone:
     """
     processed: int = 0
     """The seq of the last packet that was processed, however the channel ended. A goodbye lists it."""
+    acked: int = 0
+    """The highest seq that the peer has acked."""
+    sent: int = 0
+    """The highest seq that this side has sent. An ack of a packet after `acked` is a sign of life of the peer."""
     err: str | None = None
     """The text of the err with which this side broke the channel."""
     repeats: int = 0
@@ -601,6 +615,7 @@ class State:
         channel.sender.channel = channel.receiver.channel = channel.remains()
         if tombstone is not None:
             tombstone.processed = channel.receiver.processed
+            tombstone.acked, tombstone.sent = channel.sender.acked, channel.sender.sent
             self._add_tombstone(id, tombstone)
         if self.observer is not None:
             self.observer.state(f"channel {id}", "gone")

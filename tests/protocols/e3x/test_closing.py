@@ -272,3 +272,18 @@ def test_a_message_does_not_wait_for_all_errs_of_channels_that_were_given_up() -
     kept = engine.open("kept")
     assert len(engine.state.errs) > 500
     assert kept.id in [packet.channel for _, packet in wait(engine, 1.0)]
+
+
+@pytest.mark.parametrize(("ack", "silent"), [(1, 0.0), (2, 15.0)], ids=["of a packet", "of a packet that was not sent"])
+def test_an_ack_for_a_channel_that_was_given_up_is_a_sign_of_life(ack: int, silent: float) -> None:
+    """A peer may need longer for its acks than an application keeps its channels."""
+    engine = Engine(True, Config())
+    engine.start(0.0)
+    wait(engine, 14.0)
+    channel = engine.open("chat")
+    sent(engine, 14.0)
+    engine.err(channel, "given up")
+    fed(engine, c=channel.id, ack=ack, now=15.0)
+    assert engine.state.silence.seconds(15.0) == silent
+    fed(engine, c=channel.id, ack=ack, now=16.0)
+    assert engine.state.silence.seconds(16.0) == silent + 1.0
