@@ -75,8 +75,8 @@ class Reader:
             "PIP_CACHE_DIR": cache.strip(),
             "PIP_CONSTRAINT": str(self.clone / ".ci" / "constraints.txt"),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-            # Python compiles the modules that a program imports. Compiling all modules of Spark and pandas takes pip longer
-            # than unpacking them, and most are never imported. (To pip, this option is switched on by a false value.)
+            # Python compiles the modules that a program imports. Compiling all modules of Spark and pandas takes pip
+            # longer than unpacking them, and most are never imported. (A false value switches this option on.)
             "PIP_NO_COMPILE": "no",
             "SPARK_SUBMIT_OPTS": QUICK,
         }
