@@ -328,7 +328,7 @@ async def test_streams_wait_for_room_in_the_order_in_which_they_found_none(autoj
 
 
 @pytest.mark.requirement("R-22")
-@pytest.mark.seeds(50, soak=5000)
+@pytest.mark.seeds(16, soak=5000)
 def test_the_accounts_of_credit_add_up(seed: int) -> None:
     dice = random.Random(seed)
     first, most, window = 100, 400, 1000

@@ -92,7 +92,7 @@ async def test_a_write_that_does_not_end_takes_the_reason_with_it(autojump_clock
 
 
 @pytest.mark.requirement("R-71")
-@pytest.mark.seeds(50, soak=2000)
+@pytest.mark.seeds(16, soak=2000)
 async def test_nothing_is_lost_when_somebody_writes_while_the_writer_waits_for_a_pair(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +320,7 @@ async def test_a_flood_of_frames_is_taken_in_turns_with_a_yield_between() -> Non
         assert others >= 800
 
 
-@pytest.mark.seeds(20, soak=500)
+@pytest.mark.seeds(8, soak=500)
 async def test_turns_of_any_size_give_every_byte_once(seed: int) -> None:
     dice = random.Random(seed)
     here, there = memory.pair(capacity=1_000_000)

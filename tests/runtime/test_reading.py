@@ -211,7 +211,7 @@ async def test_a_guest_reads_nothing_from_a_connection_that_is_over() -> None:
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.seeds(50, soak=2000)
+@pytest.mark.seeds(16, soak=2000)
 async def test_nothing_is_lost_under_random_cancellations_of_guests(seed: int) -> None:
     dice = random.Random(seed)
     count = 300
@@ -278,7 +278,7 @@ class Words(Letters):
         self._rest = data[4 * count :]
 
 
-@pytest.mark.seeds(100, soak=10_000)
+@pytest.mark.seeds(20, soak=10_000)
 async def test_whatever_happens_to_guests_nobody_waits_for_bytes_that_are_there(seed: int) -> None:
     dice = random.Random(seed)
     engine = Words()

@@ -36,7 +36,7 @@ def carried(
 @pytest.mark.clause("aqueduct-X01", "aqueduct-L09", "aqueduct-L10", "aqueduct-F11", "aqueduct-S06")
 @pytest.mark.requirement("R-17", "R-21")
 @pytest.mark.parametrize("make_link", [stormy, carried])
-@pytest.mark.seeds(50, soak=2000)
+@pytest.mark.seeds(16, soak=2000)
 def test_both_sides_agree_when_it_is_quiet_and_every_channel_ends(
     seed: int, make_link: Callable[..., SimLink | CarrierLink]
 ) -> None:
@@ -61,7 +61,7 @@ def test_the_random_life_meets_every_kind_of_end() -> None:
         assert seen[name] > 5, (name, seen)
 
 
-@pytest.mark.seeds(20, soak=500)
+@pytest.mark.seeds(8, soak=500)
 def test_one_sequence_of_commands_gives_the_same_events_over_both_links(seed: int) -> None:
     assert story(seed, SimLink) == story(seed, CarrierLink)
 

@@ -209,7 +209,7 @@ async def test_both_sides_open_channels_with_the_same_numbers(autojump_clock: Mo
             await session.shutdown(grace=1)
 
 
-@pytest.mark.seeds(30, soak=3000)
+@pytest.mark.seeds(10, soak=3000)
 async def test_random_actions_on_many_channels_end_in_agreement(seed: int, autojump_clock: MockClock) -> None:
     dice = random.Random(seed)
     limits = Limits(channel_bytes=2000, channel_floor=100, outbox=5000, resets_burst=100_000)

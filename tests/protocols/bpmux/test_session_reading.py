@@ -136,7 +136,7 @@ async def all_at_once(pair: Pair, dice: random.Random) -> None:
 
 
 @pytest.mark.requirement("R-33")
-@pytest.mark.seeds(30, soak=3000)
+@pytest.mark.seeds(10, soak=3000)
 async def test_every_message_comes_once_however_receivers_are_cancelled(seed: int) -> None:
     dice = random.Random(seed)
     with replay(seed), trio.fail_after(PATIENCE):
@@ -179,7 +179,7 @@ def say_goodbye(pair: Pair, channel: bpmux.Duplex) -> None:
 ENDS = (close, abort, abort_all_of_the_peers, lose, lose_the_peer, say_goodbye)
 
 
-@pytest.mark.seeds(40, soak=2000)
+@pytest.mark.seeds(13, soak=2000)
 @pytest.mark.parametrize("end", ENDS)
 async def test_whatever_ends_it_a_guest_is_told(seed: int, end: Callable[[Pair, bpmux.Duplex], None]) -> None:
     dice = random.Random(seed)

@@ -262,7 +262,7 @@ async def answer_one(channel: muxkit.Channel, dice: random.Random, count: Count)
     await channel.aclose()
 
 
-@pytest.mark.seeds(100, soak=1000)
+@pytest.mark.seeds(20, soak=1000)
 async def test_no_question_that_was_taken_is_lost(seed: int, autojump_clock: MockClock) -> None:
     dice = random.Random(seed)
     here, there = weather_pair(seed, latency=0.02, jitter=0.02)
@@ -287,7 +287,7 @@ async def test_no_question_that_was_taken_is_lost(seed: int, autojump_clock: Moc
     assert not count.taken & count.refused
 
 
-@pytest.mark.seeds(20, soak=1000)
+@pytest.mark.seeds(8, soak=1000)
 async def test_no_question_to_a_server_is_lost_when_it_shuts_down(seed: int, autojump_clock: MockClock) -> None:
     dice = random.Random(seed)
     count = Count()

@@ -100,7 +100,7 @@ class Mute(Cable):
 
 
 @pytest.mark.requirement("R-42", "R-48")
-@pytest.mark.seeds(30, soak=3000)
+@pytest.mark.seeds(10, soak=3000)
 async def test_nothing_is_lost_by_leaving_in_bad_weather(seed: int, autojump_clock: MockClock) -> None:
     here, there = PacketWeather(delay=0.02, loss=0.2, duplication=0.1, reordering=0.1).pair(seed)
     config = e3x.Config(timeout=60.0)

@@ -19,7 +19,7 @@ BENT = PathWeather(delay=0.02, jitter=0.01, duplication=0.1, reordering=0.1, lat
 @pytest.mark.requirement("R-48", "R-50")
 @pytest.mark.parametrize("bent", [False, True], ids=["straight", "bent"])
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.05, 0.2], ids=lambda loss: f"{loss:.0%}")
-@pytest.mark.seeds(20, soak=2000)
+@pytest.mark.seeds(8, soak=2000)
 def test_everything_arrives_once_and_in_order_and_ends(seed: int, loss: float, bent: bool) -> None:
     weather = attrs.evolve(BENT if bent else PathWeather(delay=0.02), loss=loss)
     talk = Conversation(seed, weather, messages=12)

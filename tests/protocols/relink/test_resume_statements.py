@@ -253,7 +253,7 @@ class Play:
 
 @pytest.mark.clause("relink-R02", "relink-R03", "relink-H35", "relink-K02", "relink-K03")
 @pytest.mark.requirement("R-17", "R-44")
-@pytest.mark.seeds(40, soak=4000)
+@pytest.mark.seeds(13, soak=4000)
 @pytest.mark.parametrize("is_honest", [True, False], ids=["honest", "any"])
 @pytest.mark.parametrize("transactions", [False, True], ids=["plain", "transactions"])
 @pytest.mark.parametrize("is_connector", [True, False], ids=["connector", "listener"])

@@ -157,7 +157,7 @@ def check(talk: Talk, *, is_hasty: bool) -> None:
 
 @pytest.mark.clause("relink-R02", "relink-R03", "relink-K02", "relink-K03", "relink-O13")
 @pytest.mark.requirement("R-44", "R-51")
-@pytest.mark.seeds(50, soak=20_000)
+@pytest.mark.seeds(16, soak=20_000)
 @pytest.mark.parametrize("is_hasty", [False, True], ids=["patient", "hasty"])
 @pytest.mark.parametrize("is_connector", [True, False], ids=["connector", "listener"])
 def test_a_link_to_a_peer_that_forgets_closed_channels_lives_through_cuts(

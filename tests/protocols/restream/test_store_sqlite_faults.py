@@ -52,7 +52,7 @@ class Spell:
 
 
 @pytest.mark.requirement("R-57")
-@pytest.mark.seeds(60, soak=2000)
+@pytest.mark.seeds(20, soak=2000)
 async def test_the_store_is_consistent_after_trouble_and_recovers_by_itself(seed: int, path: Path) -> None:
     luck = random.Random(seed)
     spell = Spell(apsw.FullError if seed % 3 else apsw.IOError)

@@ -109,7 +109,7 @@ async def look_at(store: NumberStore, uuid: str, told: Told) -> list[str]:
 
 @pytest.mark.requirement("R-53")
 @pytest.mark.clause("restream-G04", "restream-N09", "restream-A05")
-@pytest.mark.seeds(160, soak=2000)
+@pytest.mark.seeds(32, soak=2000)
 async def test_nothing_that_was_stored_is_lost_when_the_power_goes(seed: int, tmp_path: Path) -> None:
     journal: Journal = "wal" if seed % 2 else "delete"
     connection = with_a_short_log if seed % 4 == 1 else plain
