@@ -79,9 +79,10 @@ class Alarms:
                 due = self._heap[0].due if self._heap else math.inf
                 with trio.CancelScope(deadline=due) as self._sleep:
                     await trio.sleep_forever()
+                now = trio.current_time()
                 if self._heap:
                     await read_first(self._heap[0].due)
-                self._ring(trio.current_time())
+                self._ring(now)  # alarms that have become due since then may be late as well
         finally:
             self._is_started = False  # the Trio run is ending
 
