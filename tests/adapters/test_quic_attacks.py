@@ -100,7 +100,7 @@ async def test_a_frame_that_breaks_a_rule_ends_the_connection(
 
 
 @pytest.mark.requirement("R-21")
-@pytest.mark.seeds(8, soak=5000)
+@pytest.mark.seeds(20, soak=5000)
 async def test_any_bytes_in_a_packet_end_the_connection_or_do_not(seed: int, autojump_clock: MockClock) -> None:
     dice = random.Random(seed)
     async with on_a_line() as pair:

@@ -100,7 +100,7 @@ def numbers(found: list[Found], way: str, kind: str) -> list[tuple[int, int]]:
     return [(int(str(row[2]).split()[1]), int(str(row[6]))) for row in rows]
 
 
-@pytest.mark.seeds(8, soak=2000)
+@pytest.mark.seeds(20, soak=2000)
 def test_messages_of_relink_are_numbered_as_the_engines_do_though_links_are_cut(seed: int) -> None:
     link = Link(seed)
     link.live(150, cutting=random.Random(seed).choice((0.0, 0.03, 0.1)))

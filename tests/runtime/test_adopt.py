@@ -300,7 +300,7 @@ async def test_expire_gives_up_each_in_its_own_time(autojump_clock: MockClock) -
     assert [when - start for when in times] == pytest.approx([30.0, 30.7, 31.4])
 
 
-@pytest.mark.seeds(8, soak=2000)
+@pytest.mark.seeds(20, soak=2000)
 async def test_connections_that_come_and_go_at_random_never_share_a_session(
     seed: int, autojump_clock: MockClock
 ) -> None:

@@ -41,7 +41,7 @@ def test_packed_messages_come_out_as_they_went_in(messages: list[bytes]) -> None
     assert mailbox.take_all() == messages
 
 
-@pytest.mark.seeds(8, soak=2000)
+@pytest.mark.seeds(20, soak=2000)
 def test_putting_and_taking_may_take_turns(seed: int) -> None:
     dice = random.Random(seed)
     mailbox, model = behind_many(4090), [b"ab"] * 4090

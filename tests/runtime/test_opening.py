@@ -138,7 +138,7 @@ async def test_the_first_end_counts() -> None:
     assert [item async for item in items] == []
 
 
-@pytest.mark.seeds(8, soak=500)
+@pytest.mark.seeds(20, soak=500)
 async def test_several_iterators_share_everything_also_when_some_are_cancelled(seed: int) -> None:
     items, _ = backlog()
     got: list[int] = []

@@ -116,7 +116,7 @@ def test_a_pause_is_anything_from_nothing_to_its_bound() -> None:
     assert all(0.0 <= wait <= 1.0 for wait in waits)
 
 
-@pytest.mark.seeds(8, soak=1000)
+@pytest.mark.seeds(20, soak=1000)
 def test_a_protocol_can_say_how_short_a_pause_may_be(seed: int) -> None:
     policy = Backoff(first=5.0, least=5.0, most=30.0, random=random.Random(seed))
     waits = [policy.wait(failures) for failures in range(1, 50)]

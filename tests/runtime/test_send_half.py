@@ -79,7 +79,7 @@ async def test_what_came_before_a_refused_message_is_announced() -> None:
 
 @pytest.mark.requirement("R-33")
 @pytest.mark.requirement("R-32")
-@pytest.mark.seeds(8, soak=1000)
+@pytest.mark.seeds(20, soak=1000)
 async def test_a_cancelled_send_was_not_sent(seed: int) -> None:
     dice, sink = random.Random(seed), half(0)
     done: list[bytes] = []

@@ -486,7 +486,7 @@ def test_a_turn_inside_one_large_chunk_is_bounded_too() -> None:
 
 
 @pytest.mark.requirement("R-21")
-@pytest.mark.seeds(20, soak=20_000)
+@pytest.mark.seeds(100, soak=20_000)
 def test_a_conversation_that_was_damaged_raises_nothing(seed: int) -> None:
     dice = random.Random(seed)
     link = pair(weather=dice)

@@ -12,7 +12,7 @@ from muxkit.protocols.aqueduct.send import KEPT_MOST
 from tests.protocols.aqueduct._helpers import client, entry
 
 
-@pytest.mark.seeds(10, soak=3000)
+@pytest.mark.seeds(30, soak=3000)
 def test_a_flight_knows_the_numbers_and_records_that_a_set_would(seed: int) -> None:
     dice = random.Random(seed)
     flight: Flight[str] = Flight()

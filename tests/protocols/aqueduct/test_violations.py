@@ -247,7 +247,7 @@ def test_any_bytes_give_events_and_at_most_one_failure_and_then_silence(pieces: 
 
 
 @pytest.mark.requirement("R-21")
-@pytest.mark.seeds(30, soak=20_000)
+@pytest.mark.seeds(150, soak=20_000)
 def test_a_good_conversation_that_was_damaged_raises_nothing(seed: int) -> None:
     dice = random.Random(seed)
     frames = [ENTRY + EMPTY, "03 08 04 00 00 04 10 00 0a 00 01 61 05 01 06 01", "03 02 0a", "03 18 07", "03 20 06 00"]

@@ -520,7 +520,7 @@ def damaged(dice: random.Random) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.seeds(13, soak=20_000)
+@pytest.mark.seeds(40, soak=20_000)
 async def test_a_damaged_conversation_that_ends_in_one_direction_ends_the_session_in_time(
     seed: int, autojump_clock: MockClock
 ) -> None:

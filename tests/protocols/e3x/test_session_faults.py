@@ -96,7 +96,7 @@ async def test_a_bad_packet_is_dropped_and_counted_and_the_session_goes_on(
 
 
 @pytest.mark.requirement("R-40")
-@pytest.mark.seeds(8, soak=5000)
+@pytest.mark.seeds(20, soak=5000)
 async def test_noise_and_bent_packets_neither_end_a_session_nor_reach_its_channels(
     seed: int, autojump_clock: MockClock
 ) -> None:

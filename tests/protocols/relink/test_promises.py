@@ -198,7 +198,7 @@ def test_the_engine_keeps_the_promises_of_every_engine(transactions: bool, resum
 
 
 @pytest.mark.requirement("R-21", "R-17", "R-48")
-@pytest.mark.seeds(40, soak=5000)
+@pytest.mark.seeds(200, soak=5000)
 def test_packets_of_all_kinds_in_any_order_end_in_silence_or_not_at_all(seed: int) -> None:
     dice = random.Random(seed)
     config = transactional(window=4) if seed % 2 else quiet(window=4)

@@ -28,7 +28,7 @@ def engines() -> tuple[NumberedEngine, NumberedEngine, NumberedEngine]:
     return made  # type: ignore[return-value]  # a generator has no length
 
 
-@pytest.mark.seeds(16, soak=1000)
+@pytest.mark.seeds(50, soak=1000)
 def test_one_by_one_and_all_at_once_leave_the_same_behind(seed: int) -> None:
     dice = random.Random(seed)
     general, quick, many = engines()

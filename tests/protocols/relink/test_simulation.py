@@ -66,7 +66,7 @@ def play(world: World, dice: random.Random, steps: int, *, channels: int = 3, cu
 
 
 @pytest.mark.clause("relink-R03", "relink-T05", "relink-F01", "relink-F02", "relink-K03", "relink-A02", "relink-C05")
-@pytest.mark.seeds(40, soak=2000)
+@pytest.mark.seeds(200, soak=2000)
 def test_a_link_that_is_cut_again_and_again_keeps_what_it_promises(seed: int) -> None:
     dice = random.Random(seed)
     world = world_of(dice)

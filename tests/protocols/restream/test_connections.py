@@ -161,7 +161,7 @@ def test_a_client_keeps_the_order_of_states_and_acks_wherever_its_connection_is_
 
 @pytest.mark.clause("restream-S16", "restream-S26", "restream-S32", "restream-S36", "restream-S37", "restream-S39")
 @pytest.mark.requirement("R-51")
-@pytest.mark.seeds(13, soak=20_000)
+@pytest.mark.seeds(40, soak=20_000)
 def test_a_client_keeps_the_order_over_many_connections(seed: int) -> None:
     dice = random.Random(seed)
     cuts = [dice.choice((0, 90, 300, 900)) + dice.randrange(200) for _ in range(dice.randrange(3, 12))]
@@ -173,7 +173,7 @@ def test_a_client_keeps_the_order_over_many_connections(seed: int) -> None:
 
 
 @pytest.mark.clause("restream-S26", "restream-S37", "restream-G01")
-@pytest.mark.seeds(8, soak=10_000)
+@pytest.mark.seeds(20, soak=10_000)
 def test_a_client_that_goes_back_to_what_it_saved_keeps_the_order_of_acks(seed: int) -> None:
     """A state may then be lower than an earlier one, but not lower than an ack."""
     dice = random.Random(seed)
@@ -187,7 +187,7 @@ def test_a_client_that_goes_back_to_what_it_saved_keeps_the_order_of_acks(seed: 
 
 @pytest.mark.requirement("R-71")
 @pytest.mark.clause("restream-S31", "restream-S38")
-@pytest.mark.seeds(8, soak=5_000)
+@pytest.mark.seeds(20, soak=5_000)
 def test_a_server_that_is_full_until_an_ack_comes_is_not_left_waiting_after_a_cut(seed: int) -> None:
     """The ack that would make room may be lost with its connection, and then no message causes another ack."""
     dice = random.Random(seed)
@@ -253,7 +253,7 @@ async def _serve(stream: memory.MemoryStream, connection: PlainConnection) -> No
 
 @pytest.mark.clause("restream-S16", "restream-S26", "restream-S32", "restream-S36", "restream-S37", "restream-S39")
 @pytest.mark.requirement("R-51")
-@pytest.mark.seeds(8, soak=2_000)
+@pytest.mark.seeds(20, soak=2_000)
 async def test_a_reader_keeps_the_order_over_many_connections(
     seed: int, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:

@@ -168,7 +168,7 @@ def test_whatever_comes_a_client_fails_at_most_once(data: bytes, cut: int, mode:
     "restream-T01", "restream-S06", "restream-S16", "restream-S19", "restream-S20", "restream-A01", "restream-G01"
 )
 @pytest.mark.requirement("R-21")
-@pytest.mark.seeds(20, soak=5000)
+@pytest.mark.seeds(60, soak=5000)
 def test_a_session_over_broken_links_has_no_gap_and_no_repeat(seed: int) -> None:
     """The client restarts and rewinds sometimes; the verifier has checked the CRC when it is finished."""
     dice = random.Random(seed)
@@ -187,7 +187,7 @@ def test_a_session_over_broken_links_has_no_gap_and_no_repeat(seed: int) -> None
 
 
 @pytest.mark.clause("restream-L08", "restream-L09", "restream-L11", "restream-L12")
-@pytest.mark.seeds(8, soak=2000)
+@pytest.mark.seeds(20, soak=2000)
 def test_a_stateless_stream_over_broken_links_has_no_gap_and_no_repeat(seed: int) -> None:
     dice = random.Random(seed)
     world = World(dice, ClientEngine.stateless())
