@@ -28,7 +28,7 @@ class Diary(Sleeper):
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def handle_alarm(self) -> None:
+    def handle_alarm(self, now: float) -> None:
         self.times.append(trio.current_time())
 
 
@@ -90,7 +90,7 @@ async def test_alarms_that_are_always_due_do_not_keep_other_tasks_from_running()
     alarms = Alarms()
 
     class Restless(Sleeper):
-        def handle_alarm(self) -> None:
+        def handle_alarm(self, now: float) -> None:
             alarms.set(trio.current_time(), self)
 
     alarms.set(trio.current_time(), Restless())

@@ -33,7 +33,7 @@ class Sleeper(ABC):
     """Has an alarm."""
 
     @abstractmethod
-    def handle_alarm(self) -> None:
+    def handle_alarm(self, now: float) -> None:
         """Called when the alarm is due. It must not raise, because an error would end the whole Trio run."""
 
 
@@ -76,6 +76,8 @@ class Alarms:
     async def _run(self) -> None:
         try:
             while True:
+                while self._heap and self._heap[0].sleeper is None:
+                    heapq.heappop(self._heap)
                 due = self._heap[0].due if self._heap else math.inf
                 with trio.CancelScope(deadline=due) as self._sleep:
                     await trio.sleep_forever()
@@ -94,4 +96,4 @@ class Alarms:
         for alarm in due:
             sleeper, alarm.sleeper = alarm.sleeper, None
             if sleeper is not None:
-                sleeper.handle_alarm()
+                sleeper.handle_alarm(now)

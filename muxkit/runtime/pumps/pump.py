@@ -85,7 +85,7 @@ class Pump(Clock, Sleeper, Generic[EventT]):
                 if (due := self._next_deadline()) > trio.current_time():
                     self.wake_at(due)
                 else:
-                    self.handle_alarm()  # this starts the engine's timers
+                    self.handle_alarm(trio.current_time())  # this starts the engine's timers
                 # When this returns, the writer may still have to answer a peer that has ended its direction.
                 await self._move("reading", partial(self._read, nursery))
             if self._failure is not None:
@@ -236,10 +236,9 @@ class Pump(Clock, Sleeper, Generic[EventT]):
         self.request_write()
         self.rearm()
 
-    def handle_alarm(self) -> None:
+    def handle_alarm(self, now: float) -> None:
         """Handle the deadlines that are due, and set the alarm to the next one."""
         self._due = math.inf
-        now = trio.current_time()
         try:
             if self._reminder is not None:
                 self._reminder.ring_if_due(now)
