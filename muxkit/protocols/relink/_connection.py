@@ -195,7 +195,8 @@ class Connection(MuxConnection[CommonChannels, Channel]):
     @contextmanager
     def written_together(self) -> Iterator[None]:
         """Combine the output of all commands in this block into one write at its end. The block must not wait."""
-        was_holding, self.is_holding = self.is_holding, True
+        was_holding = self.is_holding
+        self.hold_writes()
         try:
             yield
         finally:

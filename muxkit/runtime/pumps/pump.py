@@ -79,9 +79,9 @@ class Pump(Clock, Sleeper, Generic[EventT]):
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                self._start_writing()
                 if self.is_lost:
                     return
-                self._start_writing()
                 if (due := self._next_deadline()) > trio.current_time():
                     self.wake_at(due)
                 else:

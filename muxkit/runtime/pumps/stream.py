@@ -89,8 +89,12 @@ class StreamPump(Pump[EventT], ReadingOwner):
 
     def _start_writing(self) -> None:
         # The writer task is only needed once the transport doesn't accept everything that `send_nowait` gets.
+        # The first write isn't put off, and even happens if the session has ended before we started. A handler may
+        # refuse a client immediately, and our first bytes show the client that we speak its protocol.
         if self._carry:
             self._wake_writer()
+        elif self._nowait is not None and self._engine.has_output():
+            self._write_now(self._nowait)
         else:
             self.request_write()
 
