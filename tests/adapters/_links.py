@@ -16,6 +16,8 @@ import trio
 import trio.testing
 import trustme
 
+from tests._tasks import living_tasks
+
 if TYPE_CHECKING:
     from muxkit_adapters.tls import TLSStream
     from muxkit_adapters.websocket import WebSocketStream
@@ -106,7 +108,7 @@ async def descriptors_and_tasks() -> tuple[int, int]:
     """What is open and alive once everything has come to rest."""
     gc.collect()
     await trio.testing.wait_all_tasks_blocked(0.01)
-    return len(os.listdir("/proc/self/fd")), trio.lowlevel.current_statistics().tasks_living
+    return len(os.listdir("/proc/self/fd")), living_tasks()
 
 
 async def comes_down_to(before: tuple[int, int]) -> None:

@@ -22,6 +22,7 @@ from muxkit import Limits
 from muxkit.testing import cancel_sweep
 from muxkit_adapters import quic
 from muxkit_adapters.quic import ConnectionEnded, HandshakeFailed, QuicLink
+from tests._tasks import living_tasks
 
 from ._links import comes_down_to, descriptors_and_tasks
 from ._quic import FILES, Collected, serving
@@ -117,12 +118,12 @@ async def test_garbage_harms_nobody(seed: int, wire: socket.socket) -> None:
 @pytest.mark.requirement("R-13", "R-30")
 async def test_strangers_are_asked_for_a_token_and_nothing_is_kept_of_them(wire: socket.socket) -> None:
     async with serving(echo, limits=Limits(half_open=1)) as (host, port):
-        before = trio.lowlevel.current_statistics().tasks_living
+        before = living_tasks()
         packets = [first_packet() for _ in range(30)]
         for packet in packets:
             wire.sendto(packet, (host, port))
         came = await answers(wire, len(packets))
-        assert trio.lowlevel.current_statistics().tasks_living == before
+        assert living_tasks() == before
         headers = [pull_quic_header(Buffer(data=data), host_cid_length=8) for data in came]
         assert {header.packet_type for header in headers} == {QuicPacketType.RETRY}
         assert sum(map(len, came)) < sum(map(len, packets)) / 3
@@ -132,13 +133,13 @@ async def test_strangers_are_asked_for_a_token_and_nothing_is_kept_of_them(wire:
 @pytest.mark.requirement("R-13")
 async def test_a_token_that_is_not_ours_lets_nobody_in(wire: socket.socket) -> None:
     async with serving(echo) as (host, port):
-        before = trio.lowlevel.current_statistics().tasks_living
+        before = living_tasks()
         for token in (b"x", b"x" * 61):
             wire.sendto(first_packet(token=token), (host, port))
         wire.sendto(first_packet(), (host, port))
         (retry,) = await answers(wire, 1)
         assert pull_quic_header(Buffer(data=retry), host_cid_length=8).packet_type is QuicPacketType.RETRY
-        assert trio.lowlevel.current_statistics().tasks_living == before
+        assert living_tasks() == before
 
 
 @pytest.mark.requirement("R-13")
@@ -148,32 +149,32 @@ async def test_a_token_of_somebody_else_lets_nobody_in(wire: socket.socket) -> N
         (retry,) = await answers(wire, 1)
         token = pull_quic_header(Buffer(data=retry), host_cid_length=8).token
         assert token
-        before = trio.lowlevel.current_statistics().tasks_living
+        before = living_tasks()
         wire.sendto(first_packet(token=token), (host, port))  # its id is another
         wire.sendto(first_packet(), (host, port))
         await answers(wire, 1)
-        assert trio.lowlevel.current_statistics().tasks_living == before
+        assert living_tasks() == before
 
 
 @pytest.mark.requirement("R-13")
 async def test_half_open_connections_keep_their_places_for_a_while_and_then_give_way(wire: socket.socket) -> None:
     async with serving(echo, retry=False, limits=Limits(half_open=5, handshake=2.0)) as (host, port):
-        before = trio.lowlevel.current_statistics().tasks_living
+        before = living_tasks()
         for _ in range(25):
             wire.sendto(first_packet(), (host, port))
         await answers(wire, 5)
         await trio.testing.wait_all_tasks_blocked()
-        assert 0 < trio.lowlevel.current_statistics().tasks_living - before <= 5 * 2
+        assert 0 < living_tasks() - before <= 5 * 2
         assert await works(host, port)  # it sends its first packet until there is a place
 
 
 @pytest.mark.requirement("R-13")
 async def test_an_unfinished_handshake_is_dropped_in_time(wire: socket.socket) -> None:
     async with serving(echo, retry=False, limits=Limits(handshake=0.05)) as (host, port):
-        before = trio.lowlevel.current_statistics().tasks_living
+        before = living_tasks()
         wire.sendto(first_packet(), (host, port))
         await answers(wire, 1)
-        while trio.lowlevel.current_statistics().tasks_living > before:  # noqa: ASYNC110 - Trio has no event for it
+        while living_tasks() > before:  # noqa: ASYNC110 - Trio has no event for it
             await trio.sleep(0.01)
 
 

@@ -23,7 +23,7 @@ import trio.testing
 
 import muxkit
 from muxkit import rpc
-from muxkit.runtime.pumps.turns import SYSTEM_TASKS
+from tests._tasks import living_tasks
 from tests.rpc.orders import Order, Orders, OrdersService
 
 Target = Literal["caller", "handler", "server"]
@@ -185,7 +185,7 @@ async def run_once(protocol: str, kind: Kind, target: Target, step: int) -> int:
         topic.publish_nowait(Order(id))
     channels: dict[str, muxkit.ChannelHandler] = {"topic": topic, "typed": double_orders, "plain": echo}
     handler = _Handler(rpc.serve(service, channels=channels))
-    living = _living_tasks()
+    living = living_tasks()
     caller, server_scope = trio.CancelScope(), trio.CancelScope()
     scope = {"caller": caller, "handler": handler.scope, "server": server_scope}[target]
     steps = _Steps(step, scope)
@@ -238,20 +238,8 @@ async def run_once(protocol: str, kind: Kind, target: Target, step: int) -> int:
                 await trio.sleep_forever()
     assert (service.running, handler.running, topic.subscribers) == (0, 0, 0)
     await trio.testing.wait_all_tasks_blocked(0.01)
-    assert _living_tasks() == living
+    assert living_tasks() == living
     return steps.count
-
-
-def _living_tasks() -> int:
-    """Return the number of tasks, without the system tasks that all sessions of a Trio run share."""
-    root = trio.lowlevel.current_root_task()
-    assert root is not None
-    found, count = [root], 0
-    while found:
-        task = found.pop()
-        count += task.name not in SYSTEM_TASKS
-        found += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
-    return count
 
 
 async def sweep(protocol: str, kind: Kind, target: Target, *, samples: int | None, seed: int = 0) -> int:

@@ -29,6 +29,7 @@ import muxkit
 from muxkit.core import Cursor, NeedMore
 from muxkit.protocols.bpmux import Chunk, Partial, Type, encode_chunk, parse_chunk
 from muxkit.runtime.mux_session import connection_of
+from tests._tasks import living_tasks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -200,7 +201,7 @@ async def main(urls: list[str], limits: dict[str, Any], linger: float, certifica
                 gc.collect()
                 say(
                     looked=True,
-                    tasks=trio.lowlevel.current_statistics().tasks_living,
+                    tasks=living_tasks(),
                     descriptors=len(os.listdir("/proc/self/fd")),
                     sessions=sum(len(server.sessions()) for server in servers),
                     handlers=len(HANDLERS),

@@ -12,6 +12,7 @@ import trio.testing
 from muxkit.protocols import restream
 from muxkit.protocols.restream import ClientConfig, Status
 from muxkit.testing import cancel_sweep
+from tests._tasks import living_tasks
 from tests.protocols.restream._helpers import EXAMPLE, UUID
 from tests.protocols.restream.test_client import BY_HAND, HOLD, REFUSED, Play, Script, messages, whole
 
@@ -125,7 +126,7 @@ async def test_a_block_may_be_cancelled_anywhere_and_leaves_nothing_behind(
     async def scenario() -> AsyncIterator[Operation]:
         async with trio.open_nursery() as nursery:
             script = Script(nursery, [play])
-            before = trio.lowlevel.current_statistics().tasks_living
+            before = living_tasks()
 
             async def read() -> None:
                 async with restream.numbers(script.dial, count=count) as numbers:
@@ -135,7 +136,7 @@ async def test_a_block_may_be_cancelled_anywhere_and_leaves_nothing_behind(
 
             yield read
             await trio.testing.wait_all_tasks_blocked()
-            assert trio.lowlevel.current_statistics().tasks_living == before
+            assert living_tasks() == before
             nursery.cancel_scope.cancel()
 
     await cancel_sweep(scenario)
