@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import attrs
 import trio
+import trio.testing
 import trustme
 
 import muxkit
@@ -635,6 +636,7 @@ async def refused_at_once(url: str) -> BaseException:
             async with muxkit.connect(server.url) as session:
                 with suppress(muxkit.LinkLost):  # the refusal arrives during this call
                     await use(session)
+                await trio.testing.wait_all_tasks_blocked(0.05)  # until this side has noticed the whole end
                 await use(session)
 
         return await read_by(call)

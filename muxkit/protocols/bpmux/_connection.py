@@ -10,6 +10,7 @@ The module `state` explains the top level, and why the payload of an opening use
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import trio
@@ -341,7 +342,10 @@ class Connection(MuxConnection[Engine, Duplex]):
     # --- the connection
 
     async def ping(self) -> float:
-        return await ping_half(self, self.messages if self.messages.state is Receiving.OPEN else self.top)
+        if self.messages.state is Receiving.OPEN:
+            with suppress(ChannelStopped):  # the peer has begun to leave, which ends `messages` before the session
+                return await ping_half(self, self.messages)
+        return await ping_half(self, self.top)
 
     async def ping_about(self, key: object) -> float:
         if isinstance(key, Entity) and key.gone:
