@@ -321,7 +321,7 @@ def test_sessions_follow_each_other(loop: Loop) -> None:
             nonlocal calls
             calls += 1
             if calls == 1:
-                raise muxkit.Refused("come again")
+                raise muxkit.Refused("come again", code=503)
             async for channel in session.incoming():
                 async with channel:
                     await echo(channel)

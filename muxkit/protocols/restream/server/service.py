@@ -9,7 +9,8 @@ import os
 import random
 import re
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any, Final, TypeVar, Unpack
@@ -333,10 +334,11 @@ class Trouble:
 class Served:
     """A running server."""
 
-    def __init__(self, service: Service, urls: list[str], scope: trio.CancelScope) -> None:
+    def __init__(self, service: Service, urls: list[str], scope: trio.CancelScope, closed: trio.Event) -> None:
         self._thread = home_thread()
         self._service = service
         self._scope = scope
+        self._closed = closed
         self.urls: tuple[str, ...] = tuple(urls)
 
     @property
@@ -355,10 +357,14 @@ class Served:
         return self._service.is_draining
 
     async def shutdown(self, *, grace: float) -> None:
-        """Accept no new requests, write what is queued for up to `grace` seconds, then stop."""
+        """Accept no new requests, write queued messages for up to `grace` seconds, then close the listeners.
+
+        The addresses are free when this returns.
+        """
         self._thread.check()
         await self._service.shutdown(grace=grace)
         self._scope.cancel()
+        await self._closed.wait()
 
 
 async def serve(
@@ -403,7 +409,8 @@ async def serve(
         random32=random32,
     )
 
-    with trio.CancelScope() as scope:
+    closed = trio.Event()
+    with trio.CancelScope() as scope, closing_event(closed):
         async with background() as nursery:
             nursery.start_soon(service.sweep)
             if isinstance(listen, str):
@@ -417,8 +424,17 @@ async def serve(
             else:
                 urls = [_url(listener) for listener in listen]
                 nursery.start_soon(_listen_on, listen, service.handle, service.limits)
-            task_status.started(Served(service, urls, scope))
+            task_status.started(Served(service, urls, scope, closed))
             await trio.sleep_forever()
+
+
+@contextmanager
+def closing_event(closed: trio.Event) -> Iterator[None]:
+    """Set an event at the end of the block, however it ends."""
+    try:
+        yield
+    finally:
+        closed.set()
 
 
 # ---------------------------------------------------------------------------- one connection
