@@ -328,7 +328,8 @@ class Engine(MuxEngine):
                 text = f"no end came for {state.linger} s after ours"
                 state.break_channel(channel, Cause.TIMEOUT, text, tell=False)
         elif isinstance(sender, ReliableSender) and isinstance(receiver, ReliableReceiver):
-            if sender.silent_at(timeout) <= now:
+            # If this process was suspended, both are due. Then probe first, because the ack may be on its way.
+            if sender.silent_at(timeout) <= now < sender.probe_at:
                 state.break_channel(channel, Cause.TIMEOUT, f"nothing came for {timeout:g} s", tell=True)
                 return
             if receiver.ack_at <= now:
