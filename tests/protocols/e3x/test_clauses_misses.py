@@ -330,6 +330,20 @@ def test_ten_seconds_without_an_answer_are_the_end_of_a_channel_that_waits_for_o
 
 
 @pytest.mark.clause("e3x-R02")
+def test_a_channel_whose_timer_comes_after_the_timeout_is_probed_before_it_is_given_up() -> None:
+    """Was: a process that was suspended for longer than the timeout lost its sessions without asking."""
+    engine = connector()
+    channel = sending(engine, 2)
+    engine.handle_deadline(21.0)
+    assert engine.channel(1) is not None
+    assert [packet.seq for packet in sent(engine, 21.0)] == [1, 2]
+    fed(engine, c=1, ack=2, now=21.0)
+    engine.handle_deadline(21.0)
+    assert engine.channel(1) is not None
+    assert unacked(channel) == []
+
+
+@pytest.mark.clause("e3x-R02")
 def test_any_answer_keeps_a_channel_alive() -> None:
     """The peer's application is slow; its engine answers."""
     engine = connector()
