@@ -100,10 +100,11 @@ COUNTED_ACKS: Final = 4
 SIZED_ACKS: Final = 2
 """At least this many acknowledgements for each short window of bytes."""
 EARLY_ACKS: Final = 1 / 2
-"""Acknowledgements that wait for the timer go with the next message, if the last ones are this part of `ack_delay` ago.
+"""The fraction of `ack_delay` for which acknowledgements wait for the timer in any case.
 
-A link that answers each message now and then thus needs no timer for acknowledgements, which would cost more than they
-do. A link that answers thousands of messages per second still writes few of them.
+If the last acknowledgements were written earlier than that, the next ones are written together with the next message.
+So a link that answers a message now and then needs no wake-up for acknowledgements alone. A link that answers thousands
+of messages per second still writes only a few acknowledgements.
 """
 METERED_PARTS: Final = 4
 """A sender recalculates its window each time the peer has consumed this fraction of a short window: 4 is a quarter."""
@@ -481,10 +482,7 @@ class ReceiveTable:
             self.make_due(receiver)
 
     def make_due_early(self) -> None:
-        """Make them due because a message is about to be written, unless they were due just before.
-
-        The timer would otherwise have to wake the link for acknowledgements alone.
-        """
+        """Make the waiting acknowledgements due, because a message is about to be written. See `EARLY_ACKS`."""
         if self.owing and self.state.now >= self._early_from:
             self.make_all_due()
             self.state.deadlines.stop(Timer.ACKS)

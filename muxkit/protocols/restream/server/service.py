@@ -9,8 +9,8 @@ import os
 import random
 import re
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from typing import Any, Final, TypeVar, Unpack
@@ -410,7 +410,8 @@ async def serve(
     )
 
     closed = trio.Event()
-    with trio.CancelScope() as scope, closing_event(closed):
+    with trio.CancelScope() as scope, ExitStack() as at_end:
+        at_end.callback(closed.set)
         async with background() as nursery:
             nursery.start_soon(service.sweep)
             if isinstance(listen, str):
@@ -426,15 +427,6 @@ async def serve(
                 nursery.start_soon(_listen_on, listen, service.handle, service.limits)
             task_status.started(Served(service, urls, scope, closed))
             await trio.sleep_forever()
-
-
-@contextmanager
-def closing_event(closed: trio.Event) -> Iterator[None]:
-    """Set an event at the end of the block, however it ends."""
-    try:
-        yield
-    finally:
-        closed.set()
 
 
 # ---------------------------------------------------------------------------- one connection
