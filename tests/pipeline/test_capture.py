@@ -74,14 +74,14 @@ async def test_a_capture_holds_what_an_observer_is_told(tmp_path: Path) -> None:
         observer = Both(tally, capture.connection("here"))
         async with bpmux.session(here, observer=observer) as session, bpmux.session(there) as peer:  # type: ignore[arg-type]  # it has all six
             async with session.open() as channel:
-                await channel.send(b"12345" * 1000)
+                await channel.send(b"12345" * 500)  # fits the first credit, so it is one frame
                 async for other in peer.incoming():
                     await other.receive()
                     break
     rows = rows_of(tmp_path)
     told = [(row["direction"], row["channel"], row["kind"], row["size"]) for row in rows if row["event"] == "frame"]
     assert told == tally.frames
-    assert ("out", "out-sink 1", "payload", 5000) in told
+    assert ("out", "out-sink 1", "payload", 2500) in told
     credits = [(row["direction"], row["channel"], row["credit"]) for row in rows if row["event"] == "credit"]
     assert credits == tally.credits
     raw = rows_of(tmp_path, "raw")
