@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from contextvars import copy_context
 from difflib import get_close_matches
 from typing import Generic, TypeAlias, TypeVar, cast
 
@@ -17,11 +18,13 @@ from muxkit.codecs import CODEC_HEADER, DEFAULT_CODEC, Codec, InvalidMessage, Js
 from muxkit.core import printable
 from muxkit.runtime import (
     LOSSES,
+    Backlog,
     Channel,
     IncomingRequest,
     LinkLost,
     Session,
     SlotQueue,
+    Taker,
     TypedChannel,
     background,
     bare_nursery,
@@ -181,6 +184,59 @@ class Codecs(Generic[ValueT]):
         return made
 
 
+class Running(Taker[ItemT]):
+    """The handlers of one kind that are running in one session.
+
+    A handler starts as soon as its channel arrives. Only if all handlers that may run are running, or if the peer keeps
+    cancelling channels, a channel waits in the backlog for the task that iterates over it.
+
+    Args:
+        nursery: The handlers run in it.
+        handle: The function that runs in the handler's task. It must call `ended`.
+        bound: How many handlers may run at the same time.
+    """
+
+    def __init__(
+        self, nursery: trio.Nursery, handle: Callable[[ItemT, Running[ItemT]], Awaitable[None]], bound: int
+    ) -> None:
+        self._nursery = nursery
+        self._handle = handle
+        self._bound = bound
+        self._items: set[ItemT] = set()
+        self._slots = SlotQueue(self._free)
+        # The handlers and their spans inherit the context variables of the task that iterates, and not those of the
+        # reader task.
+        self._context = copy_context()
+
+    def _free(self) -> int:
+        return self._bound - len(self._items)
+
+    async def wait_for_slot(self) -> None:
+        """Wait until another handler may start."""
+        await self._slots.wait_for_slot()
+
+    def start(self, item: ItemT) -> None:
+        """Start a handler."""
+        self._items.add(item)
+        self._nursery.start_soon(self._handle, item, self)
+
+    def ended(self, item: ItemT) -> None:
+        """Forget a handler that has ended."""
+        self._items.discard(item)
+        self._slots.wake_waiters()
+
+    def may_take(self) -> bool:
+        # Leave one slot to the iterating task, which has waited for it.
+        return self._bound - len(self._items) >= 2
+
+    def take(self, item: ItemT, taken: Callable[[ItemT], None]) -> None:
+        self._context.run(self._take, item, taken)
+
+    def _take(self, item: ItemT, taken: Callable[[ItemT], None]) -> None:
+        taken(item)
+        self.start(item)
+
+
 @attrs.frozen(eq=False)
 class _Handlers:
     """A session handler that calls one function with each channel, another one with each request, or both.
@@ -215,35 +271,35 @@ class _Handlers:
         await self._handle_each(session, session.requests(), self._handle_request)
 
     async def _handle_each(
-        self,
-        session: Session,
-        items: AsyncIterator[ItemT],
-        handle: Callable[[ItemT, set[ItemT], SlotQueue], Awaitable[None]],
+        self, session: Session, items: AsyncIterator[ItemT], handle: Callable[[ItemT, Running[ItemT]], Awaitable[None]]
     ) -> None:
-        running: set[ItemT] = set()
-        bound = self.max_concurrent or session.limits.channels
-        slots = SlotQueue(lambda: bound - len(running))
         async with bare_nursery() as nursery:
+            running = Running(nursery, handle, self.max_concurrent or session.limits.channels)
+            backlog: Backlog[ItemT] | None = items if isinstance(items, Backlog) else None
             try:
+                if backlog is not None:
+                    backlog.taker = running
                 async for item in items:
-                    running.add(item)
-                    nursery.start_soon(handle, item, running, slots)
-                    await slots.wait_for_slot()  # before the next one is taken, which must not wait for a handler
+                    running.start(item)
+                    await running.wait_for_slot()  # before the next one is taken, which must not wait for a handler
             except LinkLost as error:
                 # log: The connection of a session was lost while its handler was running. This is usual when peers
                 # leave.
                 _log.debug("session lost: %s", error)
+            finally:
+                if backlog is not None:
+                    backlog.taker = None
 
     @interruptible
-    async def _handle_channel(self, channel: Channel, running: set[Channel], slots: SlotQueue) -> None:
+    async def _handle_channel(self, channel: Channel, running: Running[Channel]) -> None:
         if channel._span is None:
-            await self._run_channel(channel, running, slots)
+            await self._run_channel(channel, running)
         else:
             with channel._span.as_current():
-                await self._run_channel(channel, running, slots)
+                await self._run_channel(channel, running)
 
     @interruptible
-    async def _run_channel(self, channel: Channel, running: set[Channel], slots: SlotQueue) -> None:
+    async def _run_channel(self, channel: Channel, running: Running[Channel]) -> None:
         assert self.channels is not None  # or there would be no channel
         try:
             await self.channels(channel)
@@ -277,12 +333,11 @@ class _Handlers:
                 log_failure("the handler of a channel failed, the channel was aborted", error, _fields(channel))
             del error  # or it and this frame would hold each other, and all that the handler held
         else:
-            await channel.aclose()
+            channel.close()
         finally:
-            running.discard(channel)
-            slots.wake_waiters()
+            running.ended(channel)
 
-    async def _handle_request(self, request: IncomingRequest, running: set[IncomingRequest], slots: SlotQueue) -> None:
+    async def _handle_request(self, request: IncomingRequest, running: Running[IncomingRequest]) -> None:
         assert self.requests is not None  # or there would be no request
 
         async def stop_when_unwanted() -> None:
@@ -307,8 +362,7 @@ class _Handlers:
                 # log: Your request handler raised an error, and the line says where.
                 log_failure("the handler of a request failed, the request was declined", error, fields)
         finally:
-            running.discard(request)
-            slots.wake_waiters()
+            running.ended(request)
 
 
 def session_handler(handler: SessionHandler | ChannelHandler) -> SessionHandler:

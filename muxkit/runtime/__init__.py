@@ -107,6 +107,7 @@ from muxkit.runtime.halves.opening import ChannelOpening as ChannelOpening
 from muxkit.runtime.halves.opening import Openable as Openable
 from muxkit.runtime.halves.opening import Opening as Opening
 from muxkit.runtime.halves.opening import SlotQueue as SlotQueue
+from muxkit.runtime.halves.opening import Taker as Taker
 from muxkit.runtime.halves.opening import Unclaimed as Unclaimed
 from muxkit.runtime.halves.receive import ReceiveHalf as ReceiveHalf
 from muxkit.runtime.halves.send import YIELD_BYTES as YIELD_BYTES
@@ -256,6 +257,7 @@ __all__ = [
     "StreamReset",
     "StreamStopped",
     "Subscription",
+    "Taker",
     "TokenBucket",
     "Transport",
     "Turns",

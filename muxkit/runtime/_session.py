@@ -50,7 +50,8 @@ class Channel(trio.abc.Channel[bytes]):
     cancelled, no message is lost.
 
     Each call of `send` and `receive` checks for cancellation. To be fast, they let other tasks run only if they have to
-    wait, or after 64 calls or 128 KiB.
+    wait, or after 64 calls or 128 KiB. `aclose` checks for cancellation too. It lets other tasks run after each 16th
+    channel of a session, so that the end of one channel can be sent together with the opening of the next one.
     """
 
     __slots__ = ()
@@ -100,6 +101,10 @@ class Channel(trio.abc.Channel[bytes]):
 
         The application can still receive messages.
         """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the channel like `aclose`, but without a checkpoint."""
 
     @abstractmethod
     def abort(self, reason: str = "", *, code: int = 0) -> None:

@@ -106,14 +106,18 @@ class MuxChannel(Channel):
         await self.sending.finish(payload)
 
     async def aclose(self) -> None:
+        is_open = self.sending.state is Sending.OPEN
         self.close()
-        await trio.lowlevel.checkpoint()
+        if is_open:
+            await self._connection.yield_after_closing()
+        else:
+            await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
-        """Close the channel like `aclose`, but without a checkpoint."""
         # Close the sending half first, because a peer treats the opposite order as a cancelled channel.
         self.sending.close_quietly()
-        self.receiving.close()  # this requests a write for the ends of both halves
+        self.receiving.close_quietly()
+        self._connection.request_write_soon()
         if self._span is not None:
             self._span.end()
 

@@ -92,6 +92,7 @@ LEFT_BY_ERROR: Final = Reason("the other side left the session by an error", 500
 CLOSING: Final = Reason("no channel can be opened any more: the other side is closing the session", 503)
 TOO_MANY_WAIT: Final = Reason("too many channels wait here", 503)
 PEER_BROKE_A_RULE: Final = 400  # the code that the peer gets if the connection ends because the peer broke a rule
+YIELD_CLOSINGS: Final = 16  # after this many closed channels, closing lets other tasks run
 
 EngineT = TypeVar("EngineT", bound=MuxEngine)
 ChannelT = TypeVar("ChannelT", bound=MuxChannel)
@@ -142,6 +143,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         self.is_draining: bool = False
         """True once this side takes no new channels."""
         self.messages_received: int = 0
+        self._closings = 0  # number of closed channels since `yield_after_closing` last let other tasks run
         self.limits: Limits = limits
         self.open_spans: set[ChannelSpan] = set()
         """The open spans of channels. They end with the connection, even if nobody closes the channels."""
@@ -169,6 +171,10 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
     def request_write(self) -> None:
         if not self.is_holding:
             self.pump.request_write()
+
+    def request_write_soon(self) -> None:
+        if not self.is_holding:
+            self.pump.request_write_soon()
 
     def hold_writes(self) -> None:
         """Delay writes, so that the output of several commands is written together. The caller must not wait."""
@@ -215,7 +221,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
 
     def opened(self) -> None:
         """Write the opening of a channel and wake the next waiting opener. Also call this if opening has failed."""
-        self.request_write()
+        self.request_write_soon()
         self.openers.wake_waiters()
 
     def free_slots(self) -> int:
@@ -247,6 +253,18 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         """Create the application's channel for a two-way channel of the engine."""
         return self.channel_type(self, SendHalf(self, channel.sender), ReceiveHalf(self, channel.receiver), opening)
 
+    async def yield_after_closing(self) -> None:
+        """Check for cancellation after a channel was closed. Every 16th call also lets other tasks run.
+
+        A program that makes one call after the other closes a channel and opens the next one. If closing always let
+        other tasks run, the end of the old channel and the opening of the new one would be written separately.
+        """
+        self._closings = (self._closings + 1) % YIELD_CLOSINGS
+        if self._closings:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            await trio.lowlevel.checkpoint()
+
     # --- channels that the peer opens
 
     def refusal_of(self, backlog: Backlog[Any], opening: bytes) -> Reason | None:
@@ -272,9 +290,9 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
         """Return the name of the limit that the waiting channels have reached, or None while there is room."""
         return "backlog" if sum(map(len, self._backlogs)) >= self.limits.backlog else None
 
-    def offer(self, backlog: Backlog[Any], item: object, key: object = None) -> None:
-        """Put a channel that the peer opened into a backlog. `drop_waiting` finds it by `key`, by default by itself."""
-        backlog.put(item, key)
+    def offer(self, backlog: Backlog[Any], item: object, key: object = None, *, is_complete: bool = True) -> None:
+        """Put a channel that the peer opened into a backlog. The arguments are those of `Backlog.put`."""
+        backlog.put(item, key, is_complete=is_complete)
         if not backlog.is_claimed:
             self._unclaimed.arrived()
 

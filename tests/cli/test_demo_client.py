@@ -57,6 +57,9 @@ class LyingChannel(muxkit.Channel):
     async def aclose(self) -> None:
         await self._inner.aclose()
 
+    def close(self) -> None:
+        self._inner.close()
+
     def abort(self, reason: str = "", *, code: int = 0) -> None:
         self._inner.abort(reason, code=code)
 

@@ -164,9 +164,9 @@ class AqueductReceiveHalf(ReceiveHalf[Arrived]):
         for item in items:
             self.deliver(item)
 
-    def close(self, reason: Reason | None = None) -> None:
+    def close_quietly(self, reason: Reason | None = None) -> None:
         unread = self._take_unread()
-        super().close(reason)
+        super().close_quietly(reason)
         self.channel: MuxChannel | None = None
         for item in unread:
             self._aqueduct.dispose(item)

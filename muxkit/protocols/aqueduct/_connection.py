@@ -178,6 +178,14 @@ class Connection(MuxConnection[Engine, Channel]):
         self.pump.request_write()
         self._rearm()
 
+    def request_write_soon(self) -> None:
+        if self._is_dispatching or self.pump.is_lost:
+            return
+        if self.engine.state.events:
+            self.pump.dispatch_events()
+        self.pump.request_write_soon()
+        self._rearm()
+
     def _rearm(self) -> None:
         """Make the clock notice a new deadline. This comes after writing, because acks that were written need none."""
         state = self.engine.state
@@ -420,7 +428,7 @@ class Connection(MuxConnection[Engine, Channel]):
 
     def took(self, item: Channel) -> None:
         self._consume_opening(item)
-        self.request_write()
+        self.request_write_soon()
 
     def _consume_opening(self, channel: Channel) -> None:
         """Renew the credit of the message with which the peer opened a channel."""

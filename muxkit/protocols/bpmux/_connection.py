@@ -92,7 +92,7 @@ class Connection(MuxConnection[Engine, Duplex]):
             try:
                 return make()
             finally:
-                self.request_write()
+                self.request_write_soon()
                 if payload:
                     self.top.end_turn()
         finally:
@@ -174,7 +174,7 @@ class Connection(MuxConnection[Engine, Duplex]):
     def took(self, item: Duplex | tuple[Source | Sink, bytes] | IncomingRequest) -> None:
         """Renew the top-level credit that the payload of an opening has used."""
         self.engine.consumed_opening(len(_opening_of(item)))
-        self.request_write()
+        self.request_write_soon()
 
     def decline(self, item: Duplex | tuple[Source | Sink, bytes] | IncomingRequest, reason: Reason) -> None:
         """Decline an item of a backlog. The peer gets the reason if it has granted credit for it."""

@@ -392,8 +392,8 @@ class Sender(Entity, core.Sender):
         """Queue a message if credit covers all of it. This is the fast path of `send`.
 
         Returns:
-            None if the message wasn't queued. Otherwise, True if the session has to request a write now. False if it
-            has requested one before, or if the entity's opening isn't written yet.
+            None if the message wasn't queued. Otherwise, True if the session has to request a write now, and False if
+            it has requested one before. (Before the opening is written, it has only requested a write *soon*.)
         """
         outgoing, size = self.outgoing, len(message)
         state = self.state
@@ -415,7 +415,10 @@ class Sender(Entity, core.Sender):
         outgoing.counted += size + OVERHEAD
         state.outbox.used += size + OVERHEAD
         state.messages_sent += 1
-        if outgoing.scheduled or not (self.life is not UNANNOUNCED or outgoing.is_ready()):
+        if self.life is UNANNOUNCED:
+            state.schedule(self)
+            return True
+        if outgoing.scheduled:
             return False
         state.scheduler.add(outgoing)
         return True

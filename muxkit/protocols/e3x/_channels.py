@@ -314,14 +314,15 @@ class ReliableReceiveHalf(E3xReceiveHalf):
             self._reliable.done()
             self._e3x.processed()
 
-    def close(self, reason: Reason | None = None) -> None:
+    def close_quietly(self, reason: Reason | None = None) -> None:
         """Stop receiving, and mark the messages that the application has taken as processed."""
         self.done()
-        super().close(reason)
+        super().close_quietly(reason)
 
     def drop(self) -> None:
         """Stop receiving, without marking the messages that the application has taken as processed."""
-        super().close()
+        super().close_quietly()
+        self._connection.request_write()
 
     @property
     def dropped(self) -> int:

@@ -183,9 +183,23 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             self.supply.weight_changed()
         elif not self.is_holding:
             pump.request_write()
-            if self.link.state.has_new_deadline:
-                self.link.state.has_new_deadline = False
-                pump.rearm()
+            self._rearm(pump)
+
+    def request_write_soon(self) -> None:
+        if self.engine.events or self.link.state.events:
+            self.dispatch_events()
+        pump = self.carrier
+        if pump is None:
+            self.supply.weight_changed()
+        elif not self.is_holding:
+            pump.request_write_soon()
+            self._rearm(pump)
+
+    def _rearm(self, pump: StreamPump[Any]) -> None:
+        """Rearm the clock if a command has set an earlier deadline."""
+        if self.link.state.has_new_deadline:
+            self.link.state.has_new_deadline = False
+            pump.rearm()
 
     def after_consuming(self) -> None:
         """Like `request_write`, but for the command `consume`, after which there is usually nothing to do."""
@@ -201,7 +215,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             yield
         finally:
             self.is_holding = was_holding
-            self.request_write()
+            self.request_write_soon()
 
     def dispatch_events(self) -> None:
         while self.engine.events or self.link.state.events:
@@ -456,7 +470,8 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         if refusal is not None:
             self.decline(channel, refusal)
         else:
-            self.offer(self.incoming, channel, channel.common)
+            # The first packet of the channel has its name and headers. It is delivered only after this event.
+            self.offer(self.incoming, channel, channel.common, is_complete=False)
             if self._is_leaving:
                 self._refuse_unclaimed()
 

@@ -79,7 +79,7 @@ class Connection(MuxConnection[Engine, Channel]):
         if isinstance(item, Channel):
             item.receiving.receiver.consumed((), len(item.sent_with_opening))
         self.engine.accept(sender)
-        self.request_write()
+        self.request_write_soon()
 
     # --- events
 

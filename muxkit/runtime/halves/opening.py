@@ -24,6 +24,7 @@ its own. The text below calls all of them items.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Hashable, Sequence
@@ -207,6 +208,25 @@ class SlotQueue:
                 trio.lowlevel.reschedule(task)
 
 
+class Taker(ABC, Generic[ItemT]):
+    """Takes items from a `Backlog` as they arrive, so that they don't wait for the task that iterates over it.
+
+    Servers have such an object. It starts a handler for each channel, so a handler starts one pass of Trio's loop
+    earlier than if the iterating task had to wake up first.
+    """
+
+    @abstractmethod
+    def may_take(self) -> bool:
+        """Return True if this object takes an item now. Otherwise the item goes to the task that iterates."""
+
+    @abstractmethod
+    def take(self, item: ItemT, taken: Callable[[ItemT], None]) -> None:
+        """Call `taken(item)`, and then use the item.
+
+        This runs in the task that reads the connection, so it must neither wait nor raise.
+        """
+
+
 class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     """A queue of the items that the peer has opened and the application hasn't taken. Iterating takes them.
 
@@ -218,6 +238,8 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     channels arrive together, their handlers start together, and their first answers are written together. If the peer
     has cancelled channels recently, other tasks run before each item. The peer's next cancellation can then arrive
     before we start a handler for nothing.
+
+    While a task iterates, a `taker` may take items that arrive when no other item waits and no pause is necessary.
 
     Args:
         taken: This function is called with each item that the application takes.
@@ -239,6 +261,7 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
         "is_claimed",
         "kind",
         "refusal",
+        "taker",
     )
 
     def __init__(
@@ -248,6 +271,8 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
         self.is_claimed: bool = False
         self.refusal: Reason | None = None
         """The reason for declining all further items, or None while the backlog accepts items."""
+        self.taker: Taker[ItemT] | None = None
+        """Takes most items as they arrive. Set by the task that iterates over the backlog, for as long as it does."""
         self._thread: HomeThread = home_thread()
         self._taken = taken
         self._pace = pace
@@ -275,8 +300,19 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     def __contains__(self, key: object) -> bool:
         return key in self._items
 
-    def put(self, item: ItemT, key: object = None) -> None:
-        """Add an item. `drop` finds it by `key`, which is the item itself by default."""
+    def put(self, item: ItemT, key: object = None, *, is_complete: bool = True) -> None:
+        """Give an item to the taker, or add it to the queue.
+
+        Args:
+            item: The item.
+            key: `drop` finds the item in the queue by this key, which is the item itself by default.
+            is_complete: False if a part of the item, such as the name of the channel, arrives only later in the same
+                read. The taker doesn't get such an item.
+        """
+        taker = self.taker if is_complete and not self._items else None
+        if taker is not None and (self._pace is None or self._pace.is_full()) and taker.may_take():
+            taker.take(item, self._taken)
+            return
         self._items[item if key is None else key] = item
         self._lot.unpark()
 

@@ -20,6 +20,10 @@ class HalfOwner(ABC):
     def request_write(self) -> None:
         """Write the engine's output now, or wake the writer, because a command may have produced output."""
 
+    def request_write_soon(self) -> None:
+        """Write the engine's output within two passes of Trio's loop, because the caller will probably add to it."""
+        self.request_write()
+
     @abstractmethod
     def dispatch_events(self) -> None:
         """Handle the events that a command has made the engine report."""

@@ -204,6 +204,11 @@ class ReceiveHalf(Generic[ItemT]):
 
     def close(self, reason: Reason | None = None) -> None:
         """Close the half like `aclose`, but without a checkpoint. The peer gets the reason."""
+        self.close_quietly(reason)
+        self._connection.request_write()
+
+    def close_quietly(self, reason: Reason | None = None) -> None:
+        """Close the half like `close`, for a caller that requests the write later."""
         self._thread.check()
         if self.state is Receiving.OPEN:
             self.receiver.stop(reason or Reason())
@@ -214,7 +219,6 @@ class ReceiveHalf(Generic[ItemT]):
         self._return_portion()
         if self._stored.count:
             self._took((), self._stored.clear())
-        self._connection.request_write()
         if self._waiters:
             self._wake_all()
 

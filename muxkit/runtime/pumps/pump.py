@@ -313,6 +313,10 @@ class Pump(Clock, Sleeper, Generic[EventT]):
     def request_write(self) -> None:
         """Write the engine's output now, or wake the writer. Call this whenever the engine may have new output."""
 
+    def request_write_soon(self) -> None:
+        """Write the engine's output within two passes of Trio's loop, because the caller will probably add to it."""
+        self.request_write()
+
     @abstractmethod
     async def flushed(self) -> None:
         """Wait until all output that the engine may send now has been written to the link."""

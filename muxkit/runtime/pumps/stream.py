@@ -70,6 +70,9 @@ class StreamPump(Pump[EventT], ReadingOwner):
         self._was_requested = False  # True if `request_write` was called during a write
         self._is_flushing = False  # True if a task has called `flushed` and had to wait
         self._writes_next = False  # True if the output will be written in the next pass
+        self._put_off_at = 0.0  # when that was decided
+        # True if only `request_write_soon` has asked for that, so that the next message doesn't have to wait for it
+        self._may_precede = False
         self._has_waited = False  # True if a large message has waited for a pass for the sender's next message
         self._is_burst = False  # True if the last read woke several tasks, whose replies are written together
         self._pulled = 0  # number of bytes that were last taken from the engine
@@ -218,28 +221,49 @@ class StreamPump(Pump[EventT], ReadingOwner):
         if self._nowait is None:
             self._wake_writer()
             return
-        since = perf_counter() - self._wrote_at
-        if self._writes_next:
-            if since >= LATE_SECONDS:
+        now = perf_counter()
+        since = now - self._wrote_at
+        if self._writes_next and (self._is_burst or not self._may_precede):
+            self._may_precede = False
+            if now - self._put_off_at >= LATE_SECONDS:
                 self._write_now(self._nowait)
         elif self._is_burst or since < INLINE_PAUSE or LARGE_BYTES <= self._outbox.used < LARGE_PAIR_BYTES:
-            self._write_next()  # other tasks may have output in this pass as well, so write it all together
+            self._may_precede = False
+            self._write_in_next_pass()  # other tasks may have output in this pass as well, so write it all together
         else:
             self._write_now(self._nowait)
 
-    def _write_next(self) -> None:
-        """Write in the next pass."""
-        self._writes_next = True
-        self._turns.next_pass.call(self._write_put_off)
+    def request_write_soon(self) -> None:
+        if self._nowait is None or self._answering is not None or self._is_writing or self._carry:
+            self.request_write()
+            return
+        if self._writes_next or self._is_writer_awake or self.is_lost or self._hanging_up:
+            return
+        if self._engine.has_output():
+            self._may_precede = True
+            self._write_in_next_pass()
+
+    def _write_in_next_pass(self) -> None:
+        if not self._writes_next:
+            self._writes_next = True
+            self._put_off_at = perf_counter()
+            self._turns.next_pass.call(self._write_put_off)
 
     def _write_put_off(self) -> None:
-        """Write the output that `_write_next` has put off."""
+        """Write the output that was put off."""
         self._writes_next = False
         if self._nowait is None or self._is_writing or self._carry or self.is_lost or self._hanging_up:
             return
-        if LARGE_BYTES <= self._outbox.used < LARGE_PAIR_BYTES and not self._has_waited:
-            self._has_waited = True  # the sender of a large message may run after this in the same pass
-            self._write_next()
+        if not self._engine.has_output():  # it was written in the meantime, or there was none
+            self._has_waited = False
+            if self._timers is not None:
+                self.rearm()
+            return
+        if (self._may_precede or LARGE_BYTES <= self._outbox.used < LARGE_PAIR_BYTES) and not self._has_waited:
+            # Wait for one more pass, because a task that adds to the output may run after this in the same pass: the
+            # sender of a large message, or the handler of a channel that was just opened.
+            self._has_waited = True
+            self._write_in_next_pass()
             return
         self._has_waited = False
         try:
@@ -414,7 +438,8 @@ class StreamPump(Pump[EventT], ReadingOwner):
         self._is_burst = len(events) >= BURST
         if events:
             self.dispatch_events(events)
-        self.request_write()
+        if not self._writes_next or self._answering is not None:
+            self.request_write()
 
     def _engine_deadline(self) -> float | None:
         # The clock doesn't have to wake up for output that is written anyway. Writing rearms the clock.
