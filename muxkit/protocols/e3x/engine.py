@@ -452,6 +452,7 @@ class Engine(MuxEngine):
         id = next(iter(errs))
         packet = state.packet_of(id, b'"c":%d,"err":%b' % (id, quoted(errs.pop(id))), "err")
         congestion.sent(len(packet), now)
+        state.err_sent(id)
         return packet
 
     def _write_acks(self, out: list[bytes], now: float) -> None:

@@ -5,15 +5,17 @@ overtaken the packet that opens the channel, it belongs to a channel that has en
 comes from a forged address.
 
 `Limits.channels` and `Limits.backlog` limit how many channels a peer may open. `Limits.half_open` limits the channels
-whose first packet is missing. The rate of errs that refuse channels is limited as well.
+whose first packet is missing. The rate of errs that refuse channels is limited as well, and that of refused pings apart
+from the others.
 """
 
 from __future__ import annotations
 
 from muxkit._errors import LocalProtocolError
+from muxkit.core import TokenBucket
 from muxkit.core.events import Opened
 from muxkit.protocols.e3x.events import Fault
-from muxkit.protocols.e3x.packets import ID_MOST, TYPE_MOST, Packet, quoted
+from muxkit.protocols.e3x.packets import ID_MOST, RESERVED, TYPE_MOST, Packet, quoted
 from muxkit.protocols.e3x.receive import ReliableReceiver, UnreliableReceiver
 from muxkit.protocols.e3x.send import ReliableSender, UnreliableSender
 from muxkit.protocols.e3x.state import EngineChannel, State, too_long
@@ -115,7 +117,7 @@ class Openings:
     def _open_unreliable(self, packet: Packet, type: str) -> None:
         state = self.state
         if len(type) > TYPE_MOST:
-            self._refuse(packet.channel, Fault.MISPLACED, too_long(type))
+            self._refuse(packet.channel, Fault.MISPLACED, too_long(type), state.refusals)
             return
         channel = self._admit(packet.channel, type, reliable=False)
         if channel is None:
@@ -132,7 +134,7 @@ class Openings:
         state = self.state
         refusal = state.refusal_of(type)
         if refusal is not None:
-            self._refuse(packet.channel, Fault.MISPLACED, refusal)
+            self._refuse(packet.channel, Fault.MISPLACED, refusal, state.refusals)
             return
         if len(packet.body) > state.room_next:
             state.fault(Fault.FULL, f"channel {packet.channel}: no memory left for its first packet")
@@ -167,7 +169,8 @@ class Openings:
             limit = "backlog" if census.theirs < state.limits.channels else "channels"
             text = f"{census.theirs} channels, {census.waiting} not taken: Limits({limit})"
             if answers:
-                self._refuse(id, Fault.FLOOD, text, limit=limit)
+                pace = state.ping_refusals if type in RESERVED else state.refusals
+                self._refuse(id, Fault.FLOOD, text, pace, limit=limit)
             else:
                 state.fault(Fault.FLOOD, f"channel {id}: {text}", limit=limit)
             return None
@@ -177,8 +180,9 @@ class Openings:
             state.observer.state(f"channel {id}", "open")
         return channel
 
-    def _refuse(self, id: int, fault: Fault, text: str, *, limit: str | None = None) -> None:
+    def _refuse(self, id: int, fault: Fault, text: str, pace: TokenBucket, *, limit: str | None = None) -> None:
+        """Count a fault, and queue an err for the peer if `pace` allows one."""
         state = self.state
         state.fault(fault, f"channel {id}: {text}", limit=limit)
-        if len(state.errs) < state.limits.tombstones and state.refusals.take(state.now):
+        if len(state.errs) < state.limits.tombstones and pace.take(state.now):
             state.errs[id] = text if fault is not Fault.FLOOD else "too many channels"

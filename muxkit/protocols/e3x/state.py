@@ -114,6 +114,11 @@ ERR_PAUSE: Final = 1.0  # seconds
 # neither side would notice the lost errs.
 ERRS_PER_SECOND: Final = 4000
 ERRS_AT_ONCE: Final = 64
+# Maximum rate of errs that refuse pings because every channel is in use. A ping must be answered, or its sender treats
+# us as lost. So the rate of refusals of other channels doesn't apply. A peer has one ping under way, and sends it again
+# about once per second.
+PINGS_REFUSED_PER_SECOND: Final = 10
+PINGS_REFUSED_AT_ONCE: Final = 10
 ERR_MOST: Final = 512  # maximum size of an err's text in bytes; longer texts are truncated
 ERR_HEAD: Final = len(b'{"c":4294967295,"err":}') + 2  # size of an err's packet without the text
 OVERHEAD: Final = 256  # bytes of memory that we charge for each waiting packet in addition to its body
@@ -389,6 +394,8 @@ class Tombstone:
     """The text of the err with which this side broke the channel."""
     repeats: int = 0
     """How many more times the engine will send the err. An err isn't acked, so it is repeated in case it gets lost."""
+    repeat_at: float = NEVER
+    """When to send the err again. It is set when the err is sent, because an err may wait in its queue for long."""
     is_ordered: bool = False
     """True if the application broke the channel.
 
@@ -423,6 +430,7 @@ class State:
         self.starts: StartPace = StartPace(limits.resets_per_second, limits.resets_burst)
         self.err_pace: Final = TokenBucket(ERRS_PER_SECOND, ERRS_AT_ONCE)
         self.refusals: Final = TokenBucket(limits.resets_per_second, limits.resets_burst)
+        self.ping_refusals: Final = TokenBucket(PINGS_REFUSED_PER_SECOND, PINGS_REFUSED_AT_ONCE)
         # Events and counters
         self.silence: Silence = Silence(config, odd=odd)
         self.happened: list[Event] = []
@@ -558,7 +566,12 @@ class State:
 
     def err(self, channel: EngineChannel, text: str) -> None:
         """Break a channel, drop its queued packets, and tell the peer why. Does nothing if the channel is removed."""
-        if not channel.gone:
+        if channel.gone:
+            return
+        if channel.ours and channel.is_reliable and channel.sender.sent == 0:
+            # The packet that opens the channel hasn't been sent, so the peer doesn't know the channel.
+            self._remove(channel, None)
+        else:
             self.break_silently(channel, self._short(text) or "err", is_ordered=True)
 
     def give_up(self, channel: EngineChannel, reason: Reason) -> None:
@@ -578,7 +591,6 @@ class State:
         self.errs[channel.id] = err
         tombstone = Tombstone(self.now + self.linger, err=err, repeats=ERR_REPEATS, is_ordered=is_ordered)
         self._remove(channel, tombstone)
-        heapq.heappush(self.timers, (self.now + ERR_PAUSE, channel.id))
 
     def end_closed(self, channel: EngineChannel) -> None:
         """End a channel that the application has closed, after the peer has acked all our packets."""
@@ -636,12 +648,12 @@ class State:
     def _has_to_forget(self) -> bool:
         """Return True if the oldest tombstone has expired, or if there are more tombstones than the limit."""
         id, oldest = next(iter(self.tombstones.items()))
-        if oldest.until <= self.now:
-            return True
-        # If the application aborts many channels simultaneously, their errs wait in a queue. A tombstone whose err is
-        # queued doesn't count towards the limit, or the peer would never get the err.
-        beside = self.limits.channels if oldest.is_ordered and id in self.errs else 0
-        return len(self.tombstones) > self.limits.tombstones + beside
+        if oldest.is_ordered and (id in self.errs or oldest.repeats > 0):
+            # If the application aborts many channels simultaneously, their errs wait in a queue. A tombstone whose err
+            # has to be sent or repeated doesn't count towards the limit. Otherwise the peer might never get the err,
+            # and a handler that only waits would keep the channel open forever.
+            return len(self.tombstones) > self.limits.tombstones + self.limits.channels
+        return oldest.until <= self.now or len(self.tombstones) > self.limits.tombstones
 
     def tombstone(self, id: int) -> Tombstone | None:
         """Return the tombstone of a channel, or None if there is none or it has expired."""
@@ -683,10 +695,18 @@ class State:
 
     def _repeat_err(self, id: int) -> None:
         tombstone = self.tombstone(id)
-        if tombstone is not None and tombstone.err is not None and tombstone.repeats > 0:
+        if tombstone is not None and tombstone.err is not None and tombstone.repeat_at <= self.now:
             tombstone.repeats -= 1
+            tombstone.repeat_at = NEVER
             self.errs[id] = tombstone.err
-            heapq.heappush(self.timers, (self.now + ERR_PAUSE, id))
+
+    def err_sent(self, id: int) -> None:
+        """Set the timer that repeats an err, which is sent now, and let the lifetime of its tombstone begin again."""
+        tombstone = self.tombstones.get(id)
+        if tombstone is not None and tombstone.repeats > 0:
+            tombstone.until = self.now + self.linger
+            tombstone.repeat_at = self.now + ERR_PAUSE
+            heapq.heappush(self.timers, (tombstone.repeat_at, id))
 
     # --- sending
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from muxkit._errors import LocalProtocolError
+from muxkit._limits import Limits
 from muxkit.core import Reason
 from muxkit.protocols.e3x import Config, Engine, Packet, parse_packet
-from muxkit.protocols.e3x.packets import BYE
+from muxkit.protocols.e3x.packets import BYE, PING
 from muxkit.protocols.e3x.receive import ReliableReceiver
+from muxkit.protocols.e3x.state import ERR_REPEATS, PINGS_REFUSED_AT_ONCE
 from tests.protocols.e3x._helpers import (
     acks,
     close,
@@ -265,10 +269,11 @@ def test_last_words_go_past_all_queues() -> None:
 def test_a_message_does_not_wait_for_all_errs_of_channels_that_were_given_up() -> None:
     """On a slow path, the errs of an application that gives up channels all the time use up the whole rate."""
     engine = Engine(True, Config())
-    engine.state.congestion.share = 3000.0
-    for channel in [engine.open("chat") for _ in range(2000)]:
-        engine.err(channel, "given up")
+    channels = [engine.open("chat") for _ in range(2000)]
     wait(engine, 0.9)
+    engine.state.congestion.share = 3000.0
+    for channel in channels:
+        engine.err(channel, "given up")
     kept = engine.open("kept")
     assert len(engine.state.errs) > 500
     assert kept.id in [packet.channel for _, packet in wait(engine, 1.0)]
@@ -287,3 +292,60 @@ def test_an_ack_for_a_channel_that_was_given_up_is_a_sign_of_life(ack: int, sile
     assert engine.state.silence.seconds(15.0) == silent
     fed(engine, c=channel.id, ack=ack, now=16.0)
     assert engine.state.silence.seconds(16.0) == silent + 1.0
+
+
+@pytest.mark.requirement("R-71")
+def test_a_channel_that_is_given_up_before_it_was_announced_costs_no_packet() -> None:
+    """Was: The peer got an err for a channel that it didn't know."""
+    engine = connector()
+    engine.err(engine.open("chat"), "given up")
+    assert wait(engine, 60.0) == []
+    assert engine.channels == len(engine.state.tombstones) == 0
+
+
+@pytest.mark.requirement("R-71")
+def test_an_err_that_had_to_wait_for_the_rate_is_repeated_as_often_as_any_other() -> None:
+    """Was: The repetitions ran out while the err was in the queue, so an err that was lost was never sent again."""
+    engine = Engine(True, Config())
+    channels = [engine.open("chat") for _ in range(100)]
+    wait(engine, 0.9)
+    engine.state.congestion.share = 100.0  # a minute is enough for all errs
+    for channel in channels:
+        engine.err(channel, "given up")
+    assert [packet.channel for _, packet in wait(engine, 60.0)].count(channels[-1].id) == 1 + ERR_REPEATS
+
+
+@pytest.mark.requirement("R-71")
+def test_errs_are_repeated_also_if_more_channels_are_given_up_than_tombstones_are_kept() -> None:
+    """Was: The tombstone of an err that had been sent was dropped, and nothing repeated the err.
+
+    If the err was lost, a handler of the peer that only waited kept its channel until the session ended.
+    """
+    engine = connector(limits=Limits(channels=50, tombstones=5))
+    packets: list[Packet] = []
+    for channel in [engine.open("chat") for _ in range(50)]:
+        packets += sent(engine)
+        engine.err(channel, "given up")
+    packets += [packet for _, packet in wait(engine, 60.0)]
+    errs = Counter(packet.channel for packet in packets if packet.err is not None)
+    assert [*errs.values()] == [1 + ERR_REPEATS] * 50
+
+
+@pytest.mark.requirement("R-71")
+def test_a_ping_is_answered_by_a_peer_whose_channels_are_all_in_use() -> None:
+    """Was: A ping was refused like any other channel, and only a limited number of refusals is sent per second. So a
+    session that opened more channels than its peer allowed could be given up as dead.
+    """
+    engine = listener(limits=Limits(channels=1, resets_burst=2, resets_per_second=1))
+    for id in range(1, 21, 2):
+        fed(engine, c=id, type="chat", seq=1)
+    sent(engine)
+    fed(engine, c=21, type=PING, seq=1, end=True)
+    assert [packet.channel for packet in sent(engine)] == [21]
+
+
+def test_the_answers_to_pings_that_have_no_room_are_limited() -> None:
+    engine = listener(limits=Limits(channels=1, resets_burst=2, resets_per_second=1))
+    for id in range(1, 2001, 2):
+        fed(engine, c=id, type="chat" if id == 1 else PING, seq=1)
+    assert len(sent(engine)) <= PINGS_REFUSED_AT_ONCE

@@ -121,7 +121,7 @@ def test_an_answer_that_nobody_fetched_in_time_is_not_given() -> None:
 
 def test_an_id_that_was_just_used_cannot_be_chosen() -> None:
     engine = connector()
-    engine.err(engine.open("chat"), "no")
+    engine.err(sending(engine, 1), "no")
     with pytest.raises(LocalProtocolError, match="was used a moment ago"):
         engine.open("chat", id=1)
 
