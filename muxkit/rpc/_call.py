@@ -80,10 +80,8 @@ def timeout_text() -> str | None:
     return None if deadline == math.inf else f"{max(0.0, deadline - trio.current_time()):.6f}"
 
 
-def deadline_of(text: str | None) -> float:
+def deadline_of(text: str) -> float:
     """Return the deadline of a caller that gave this many seconds. Raises `Error` for anything but such a number."""
-    if text is None:
-        return math.inf
     try:
         seconds = float(text)
     except ValueError:

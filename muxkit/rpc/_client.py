@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from itertools import count
-from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -27,7 +27,7 @@ from muxkit.rpc._call import (
     timeout_text,
 )
 from muxkit.rpc._errors import CODE_OF_STATUS, Code, Error, from_record
-from muxkit.rpc._service import PREFIX, CallCodec, Method, methods_of
+from muxkit.rpc._service import CallCodec, Method, methods_of
 from muxkit.rpc._stream import RemoteStream, Stream, as_stream
 from muxkit.runtime import Channel, ChannelCancelled, ChannelStopped, LinkLost, Session, background
 
@@ -93,13 +93,13 @@ _Unanswered.__name__ = _Unanswered.__qualname__ = "Error"  # users need not know
 class Sessions(Protocol):
     """Gives calls a session."""
 
-    async def get(self) -> Session:
-        """Return a session that is open; wait until there is one."""
+    @property
+    def only(self) -> Session | None:
+        """The session of all calls. None if another session follows a lost one, so that a call can be repeated."""
         ...
 
-    @property
-    def can_repeat(self) -> bool:
-        """True if another session comes after one that was lost, so that a call can be made again."""
+    async def get(self) -> Session:
+        """Return a session that is open; wait until there is one."""
         ...
 
 
@@ -107,102 +107,127 @@ class Sessions(Protocol):
 class _Fixed:
     """One session, and no other."""
 
-    session: Session
+    only: Session
 
     async def get(self) -> Session:
-        return self.session
+        return self.only
 
-    @property
-    def can_repeat(self) -> bool:
-        return False
+
+class _Prepared(NamedTuple):
+    """The parts of a call that are sent."""
+
+    codec: CallCodec
+    arguments: bytes
+    items: Stream[Any] | None
+    headers: dict[str, str]
 
 
 @attrs.frozen(eq=False)
 class _Caller:
-    """Makes calls; one for each client."""
+    """Makes calls; one for each client.
+
+    A call on the only session without interceptors, which is the usual one, runs in a single coroutine of this class
+    (`_exchange`), because each level of coroutines costs time whenever the task wakes up.
+    """
 
     sessions: Sessions
     codec: str
     interceptors: tuple[Interceptor, ...]
 
-    async def call(self, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+    def call(self, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
         """Make a call that has one result."""
-        if not self.sessions.can_repeat or not method.options.idempotent or method.stream_parameter is not None:
-            return await self._attempt(await self.sessions.get(), method, args, kwargs)
+        session = self.sessions.only
+        if session is None:
+            return self._call_on_any(method, args, kwargs)
+        if around_call(self.interceptors):
+            return self._within_interceptors(session, method, args, kwargs)
+        return self._exchange(session, method, args, kwargs)
+
+    async def _call_on_any(self, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - of any method
+        """Make a call on the present session. If the method is idempotent, repeat it after a loss."""
+        is_repeated = method.options.idempotent and method.stream_parameter is None
         for attempt in count():
             try:
-                return await self._attempt(await self.sessions.get(), method, args, kwargs)
+                return await self._within_interceptors(await self.sessions.get(), method, args, kwargs)
             except (LinkLost, _Unanswered) as error:
-                if isinstance(error, _Unanswered) and error.code is not Code.UNAVAILABLE:
+                if not is_repeated or (isinstance(error, _Unanswered) and error.code is not Code.UNAVAILABLE):
                     raise
             await _pause(attempt)
         raise AssertionError("the attempts never end by themselves")
 
-    async def _attempt(self, session: Session, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - of any method
-        codec = method.codec(self.codec)
-        arguments, items = bound(method, args, kwargs)
-        payload = codec.arguments.encode(arguments)
+    async def _within_interceptors(
+        self, session: Session, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:  # noqa: ANN401 - of any method
+        prepared = self._prepared(method, args, kwargs)
         around = around_call(self.interceptors)
-        headers = {CODEC_HEADER: codec.name}
         if not around:
-            return await self._send_and_wait(session, method, codec, payload, headers, items)
-        call = self._call(method, session, headers)
+            return await self._exchange(session, method, args, kwargs, prepared)
+        call = self._call(method, session, prepared.headers)
         async with AsyncExitStack() as stack:
             for interceptor in around:
                 await stack.enter_async_context(interceptor(call))
-            return await self._send_and_wait(session, method, codec, payload, headers, items)
+            return await self._exchange(session, method, args, kwargs, prepared)
         raise AssertionError("an interceptor kept an error from its caller")
 
-    async def _send_and_wait(
+    def _prepared(self, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared:
+        """Encode the arguments of a call. Raises TypeError for wrong ones."""
+        codec = method.codec(self.codec)
+        arguments, items = bound(method, args, kwargs)
+        return _Prepared(codec, codec.arguments.encode(arguments), items, {CODEC_HEADER: codec.name})
+
+    async def _exchange(
         self,
         session: Session,
         method: Method,
-        codec: CallCodec,
-        payload: bytes,
-        headers: dict[str, str],
-        items: Stream[Any] | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        prepared: _Prepared | None = None,
     ) -> Any:  # noqa: ANN401 - of any method
-        channel = await self._opened(session, method, payload, headers)
+        """Open the channel of a call, send the items of its stream if it has one, and wait for the result."""
+        if prepared is None:
+            prepared = self._prepared(method, args, kwargs)
+        codec = prepared.codec
         try:
-            if items is None:
+            channel = await self._opened(session, method, prepared)
+        except ChannelStopped as error:
+            raise _Unanswered(Code.UNAVAILABLE, str(error)) from error
+        try:
+            if prepared.items is None:
                 message = await channel.receive()
             else:
                 async with background() as nursery:
-                    nursery.start_soon(_send_items, channel, codec.item, items)
+                    nursery.start_soon(_send_items, channel, codec.item, prepared.items)
                     message = await channel.receive()
         except (ChannelCancelled, ChannelStopped) as error:
             await _raise_status(error)
         except trio.EndOfChannel:
-            await channel.aclose()
+            channel.close()
             raise Error(Code.INTERNAL, "the server ended the call without a result") from None
         except BaseException:
             channel.abort()
             raise
-        if message[:1] == ITEM:
-            try:
-                result = decoded(codec.result, message[1:])
-            except InvalidMessage as error:
-                channel.abort(str(error))
-                raise Error(Code.INTERNAL, f"the server sent an {error}") from error
-            await channel.aclose()
-            return result
-        await channel.aclose()
-        raise _error_in(message, method, codec)
+        if message[:1] != ITEM:
+            channel.close()
+            raise _error_in(message, method, codec)
+        try:
+            result = decoded(codec.result, message[1:])
+        except InvalidMessage as error:
+            channel.abort(str(error))
+            raise Error(Code.INTERNAL, f"the server sent an {error}") from error
+        channel.close()  # without a checkpoint, because receiving was one
+        return result
 
-    async def _opened(self, session: Session, method: Method, payload: bytes, headers: dict[str, str]) -> Channel:
+    def _opened(self, session: Session, method: Method, prepared: _Prepared) -> Awaitable[Channel]:
+        """Open the channel of a call. Raises `ChannelStopped` if the only session opens no channels any more."""
+        if self.sessions.only is None:
+            return self._opened_on_any(session, method, prepared)
+        return _open(session, method, prepared)
+
+    async def _opened_on_any(self, session: Session, method: Method, prepared: _Prepared) -> Channel:
         """Open the channel of a call. On a session that can't, the call wasn't sent, so another one is taken."""
         for attempt in count():
-            timeout = timeout_text()
-            if timeout is not None:
-                headers[TIMEOUT_HEADER] = timeout
-            try:
-                return await session.open(f"{PREFIX}{method.full_name}", payload=payload, headers=headers)
-            except ChannelStopped as error:
-                if not self.sessions.can_repeat:
-                    raise _Unanswered(Code.UNAVAILABLE, str(error)) from error
-            except LinkLost:
-                if not self.sessions.can_repeat:
-                    raise
+            with suppress(ChannelStopped, LinkLost):
+                return await _open(session, method, prepared)
             await _pause(attempt)
             session = await self.sessions.get()
         raise AssertionError("the attempts never end by themselves")
@@ -216,18 +241,19 @@ class _Caller:
     async def _stream(
         self, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AsyncIterator[AsyncIterator[Any]]:
-        codec = method.codec(self.codec)
-        arguments, items = bound(method, args, kwargs)
-        payload = codec.arguments.encode(arguments)
+        prepared = self._prepared(method, args, kwargs)
+        codec, items = prepared.codec, prepared.items
         session = await self.sessions.get()
-        headers = {CODEC_HEADER: codec.name}
         async with AsyncExitStack() as stack:
             around = around_call(self.interceptors)
-            call = self._call(method, session, headers) if around else None
+            call = self._call(method, session, prepared.headers) if around else None
             for interceptor in around:
                 assert call is not None
                 await stack.enter_async_context(interceptor(call))
-            channel = await self._opened(session, method, payload, headers)
+            try:
+                channel = await self._opened(session, method, prepared)
+            except ChannelStopped as error:
+                raise _Unanswered(Code.UNAVAILABLE, str(error)) from error
             try:
                 if items is None:
                     yield _Received(channel, method, codec)
@@ -254,6 +280,13 @@ class _Caller:
             deadline=trio.current_effective_deadline(),
             is_streaming=method.returns_stream or method.stream_parameter is not None,
         )
+
+
+def _open(session: Session, method: Method, prepared: _Prepared) -> Awaitable[Channel]:
+    timeout = timeout_text()
+    if timeout is not None:
+        prepared.headers[TIMEOUT_HEADER] = timeout
+    return session.open(method.channel_name, payload=prepared.arguments, headers=prepared.headers)
 
 
 async def _pause(attempt: int) -> None:

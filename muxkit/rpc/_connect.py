@@ -95,5 +95,5 @@ class _Reconnecting:
         return self._session
 
     @property
-    def can_repeat(self) -> bool:
-        return True
+    def only(self) -> None:
+        return None

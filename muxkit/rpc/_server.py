@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -10,6 +11,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 import attrs
+import msgspec
 import trio
 
 from muxkit import _spans
@@ -115,7 +117,7 @@ class _Calls:
 
     async def handle(self, channel: Channel) -> None:
         """Answer the call of a channel."""
-        name = channel.name
+        name, headers, payload = channel._opened_with()
         if not name.startswith(PREFIX):
             if self.otherwise is None:
                 raise Refused("this server takes calls only, and the channel is not a call", code=UNKNOWN_NAME)
@@ -124,16 +126,17 @@ class _Calls:
         served = self.methods.get(name[len(PREFIX) :])
         if served is None:
             raise Refused(self._unknown(name[len(PREFIX) :]), code=UNKNOWN_NAME)
-        headers = channel.headers
         try:
             codec = served.method.codec(headers.get(CODEC_HEADER, DEFAULT_CODEC))
         except UnknownCodec as error:
             raise Refused(str(error), code=UNKNOWN_CODEC) from error
-        try:
-            deadline = deadline_of(headers.get(TIMEOUT_HEADER))
-        except Error as error:
-            await channel.send(ERROR + codec.error.encode(to_record(error)))
-            return
+        deadline = math.inf
+        if (timeout := headers.get(TIMEOUT_HEADER)) is not None:
+            try:
+                deadline = deadline_of(timeout)
+            except Error as error:
+                await channel.send(ERROR + codec.error.encode(to_record(error)))
+                return
         call = Call(
             method=served.method.full_name,
             side="server",
@@ -145,7 +148,7 @@ class _Calls:
         record: ErrorRecord | None = None
         with trio.CancelScope(deadline=deadline) as scope:
             channel._cancel_when_stopped(scope)
-            record = await self._answer(channel, served, codec, call)
+            record = await self._answer(channel, served, codec, payload, call)
         if scope.cancelled_caught:
             if trio.current_time() >= deadline:
                 channel.abort("the deadline of the caller has passed", code=DEADLINE_PASSED)
@@ -154,7 +157,9 @@ class _Calls:
         elif record is not None:
             await channel.send(ERROR + codec.error.encode(record))
 
-    async def _answer(self, channel: Channel, served: _Served, codec: CallCodec, call: Call) -> ErrorRecord | None:
+    async def _answer(
+        self, channel: Channel, served: _Served, codec: CallCodec, payload: bytes, call: Call
+    ) -> ErrorRecord | None:
         """Run the interceptors and the handler; return the error to answer with, None once everything was sent."""
         method = served.method
         set_current(call)
@@ -162,7 +167,7 @@ class _Calls:
         ids: dict[str, str] = {}  # of the span, which ends before the error of a handler is logged
         try:
             if not around and served.limiter is None and method.options.timeout is None:
-                await self._run(channel, served, codec, is_last=True)
+                await self._run(channel, served, codec, payload, is_last=True)
                 return None
             with trio.CancelScope() as scope:
                 if method.options.timeout is not None:
@@ -174,7 +179,7 @@ class _Calls:
                         channel._observe_span(ids)
                     if served.limiter is not None:
                         await stack.enter_async_context(served.limiter)
-                    await self._run(channel, served, codec, is_last=False)
+                    await self._run(channel, served, codec, payload, is_last=False)
             if scope.cancelled_caught:
                 took = f"the handler took longer than {method.options.timeout:g} s"
                 return ErrorRecord(Code.DEADLINE_EXCEEDED.value, took)
@@ -214,7 +219,7 @@ class _Calls:
         return ErrorRecord(Code.INTERNAL.value, message, {"id": id})
 
     @interruptible
-    async def _run(self, channel: Channel, served: _Served, codec: CallCodec, *, is_last: bool) -> None:
+    async def _run(self, channel: Channel, served: _Served, codec: CallCodec, payload: bytes, *, is_last: bool) -> None:
         """Call the method of the service with the arguments in the opening, and send its result or its items.
 
         With `is_last`, nothing that may fail or wait follows. The channel is then closed together with its result,
@@ -222,11 +227,11 @@ class _Calls:
         """
         method = served.method
         try:
-            arguments = decoded(codec.arguments, channel.opening)
+            arguments = decoded(codec.arguments, payload)
         except InvalidMessage as error:
             where = f" at {error.path}" if error.path else ""
             raise Error(Code.INVALID_ARGUMENT, f"invalid arguments{where}: {error.problem}") from None
-        given = {name: getattr(arguments, name) for name in method.arguments.__struct_fields__}
+        given = msgspec.structs.asdict(arguments)  # its fields only, not what they hold
         if method.stream_parameter is not None:
             given[method.stream_parameter] = OpenStream(_Received(channel, codec))
         if not method.returns_stream:

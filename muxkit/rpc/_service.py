@@ -112,12 +112,19 @@ class Method:
     """The type of the items of that stream."""
     options: Options
     doc: str
+    full_name: str = attrs.field(init=False)
+    """The name by which it is called, such as "Orders.get"."""
+    channel_name: str = attrs.field(init=False)
+    """The name of the channel of a call."""
     _codecs: dict[str, CallCodec] = attrs.field(factory=dict, init=False)
 
-    @property
-    def full_name(self) -> str:
-        """The name by which it is called, such as "Orders.get"."""
+    @full_name.default
+    def _make_full_name(self) -> str:
         return f"{self.service}.{self.name}"
+
+    @channel_name.default
+    def _make_channel_name(self) -> str:
+        return f"{PREFIX}{self.service}.{self.name}"
 
     @property
     def errors(self) -> dict[str, type[Exception]]:

@@ -126,15 +126,20 @@ class Channel(trio.abc.Channel[bytes]):
     def stats(self) -> ChannelStats:
         """Return statistics about the channel."""
 
-    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+    def _cancel_when_stopped(self, scope: trio.CancelScope | None) -> None:
         """Cancel a scope when the peer doesn't want more messages on this channel, or when the connection is lost.
 
         This is for handlers whose peer ends the channel only when it needs nothing more. In protocols that can't report
-        that the peer wants no more messages, the scope is cancelled when the peer has finished sending.
+        that the peer wants no more messages, the scope is cancelled when the peer has finished sending. None
+        forgets the scope that was given before.
         """
 
     def _observe_span(self, ids: Mapping[str, str]) -> None:
         """Notify the session's observer of the span that this channel belongs to."""
+
+    def _opened_with(self) -> tuple[str, Headers, bytes]:
+        """Return the name, the headers and the payload of the opening, parsing the opening only once if possible."""
+        return self.name, self.headers, self.opening
 
     # Optional fast paths for `muxkit.asyncio`, which avoid a trip through Trio's scheduler.
 

@@ -69,6 +69,10 @@ class MuxChannel(Channel):
     def headers(self) -> Headers:
         return decode_headers(without_name(self.sent_with_opening).headers)
 
+    def _opened_with(self) -> tuple[str, Headers, bytes]:
+        opened = without_name(self.sent_with_opening)
+        return opened.name, decode_headers(opened.headers), opened.payload
+
     # These methods return the half's coroutine instead of awaiting it, because another coroutine per message is slow.
 
     def send(self, message: bytes) -> Coroutine[object, object, None]:
@@ -83,7 +87,7 @@ class MuxChannel(Channel):
     def receive_many(self, limit: int | None = None) -> Coroutine[object, object, list[bytes]]:
         return self.receiving.receive_many(limit)
 
-    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+    def _cancel_when_stopped(self, scope: trio.CancelScope | None) -> None:
         self.sending.cancel_when_over(scope)
 
     def _try_send(self, message: bytes) -> bool:
@@ -94,6 +98,7 @@ class MuxChannel(Channel):
         try:
             if not self.sending.try_send(message):
                 return False
+            self._cancel_when_stopped(None)  # nobody needs to be cancelled, because this ends the work
             self.close()
             return True
         finally:

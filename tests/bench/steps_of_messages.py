@@ -14,6 +14,8 @@ They don't show how long a step takes, so measure a change with `two_trees.py` a
 | trip | a message of 64 bytes there and back, then the next one | round trip |
 | open | a channel that is opened, answers once, and is closed | channel |
 | bulk | messages of 64 KiB in one direction | message |
+| request | a channel that is opened with a payload, answered with one message, and closed by both sides | channel |
+| call | a call of `muxkit.rpc` without a deadline | call |
 
 With `--callers`, the program prints the functions with the most calls for each job.
 """
@@ -31,6 +33,7 @@ from typing import Any, Final
 import trio
 
 import muxkit
+from muxkit import rpc
 
 SMALL: Final = bytes(64)
 LARGE: Final = bytes(64 * 1024)
@@ -39,11 +42,26 @@ DEFAULT_URLS: Final = ("bpmux+tcp", "e3x+tcp", "e3x+udp")
 WARM_UP: Final = 200  # repetitions before the counting begins
 
 
+class Orders(rpc.Service):
+    async def get(self, id: int) -> str: ...
+
+
+class OrdersService(Orders):
+    async def get(self, id: int) -> str:
+        return f"order {id}"
+
+
 async def answer(channel: muxkit.Channel) -> None:
-    """Return each message of a channel named `echo`. Count those of any other channel and return the number."""
+    """Return each message of a channel named `echo`, or the payload of one named `request`.
+
+    Count the messages of any other channel and return the number.
+    """
     if channel.name == "echo":
         async for message in channel:
             await channel.send(message)
+        return
+    if channel.name == "request":
+        await channel.send(channel.opening)
         return
     count = 0
     try:
@@ -78,12 +96,26 @@ async def open_and_close(client: muxkit.Session, count: int) -> None:
             await channel.receive()
 
 
+async def request(client: muxkit.Session, count: int) -> None:
+    for _ in range(count):
+        async with client.open("request", payload=SMALL) as channel:
+            await channel.receive()
+
+
+async def call(client: muxkit.Session, count: int) -> None:
+    orders = rpc.client(Orders, client)
+    for number in range(count):
+        await orders.get(number)
+
+
 JOBS: Final[dict[str, tuple[int, Callable[[muxkit.Session, int], Awaitable[None]]]]] = {
     "small": (4000, partial(one_way, message=SMALL)),
     "echo": (4000, partial(echo, under_way=UNDER_WAY)),
     "trip": (1000, partial(echo, under_way=1)),
     "open": (300, open_and_close),
     "bulk": (200, partial(one_way, message=LARGE)),
+    "request": (300, request),
+    "call": (300, call),
 }
 
 
@@ -117,7 +149,8 @@ async def count_steps(url: str, job: str) -> Steps:
     """Run a job twice after a warm-up, because counting byte codes would add to the calls."""
     steps = Steps()
     count, work = JOBS[job]
-    async with muxkit.open_server(answer, f"{url}://127.0.0.1:0") as server, muxkit.connect(server.url) as client:
+    handler = rpc.serve(OrdersService(), channels=answer)
+    async with muxkit.open_server(handler, f"{url}://127.0.0.1:0") as server, muxkit.connect(server.url) as client:
         await work(client, min(count, WARM_UP))
         sys.setprofile(steps.profile)
         try:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from muxkit.core import Reason, Receiving, printable, without_name
+from muxkit.core import Headers, Reason, Receiving, printable, without_name
 from muxkit.protocols.e3x.config import DEFAULT_TYPE
 from muxkit.protocols.e3x.receive import ReliableReceiver, UnreliableReceiver
 from muxkit.protocols.e3x.send import ReliableSender
@@ -62,7 +62,7 @@ class Channel(MuxChannel):
         super().__init__(connection, E3xSendHalf(connection, channel), receiving, opening)
         self.engine_channel: EngineChannel = channel
 
-    def _cancel_when_stopped(self, scope: trio.CancelScope) -> None:
+    def _cancel_when_stopped(self, scope: trio.CancelScope | None) -> None:
         # If the peer has closed the whole channel, we only see that it sends no more messages, until we send a message.
         super()._cancel_when_stopped(scope)
         self.receiving.cancel_when_ended(scope)
@@ -84,6 +84,9 @@ class Channel(MuxChannel):
     @property
     def opening(self) -> bytes:
         return without_name(self._opening).payload if self.is_reliable else b""
+
+    def _opened_with(self) -> tuple[str, Headers, bytes]:
+        return self.name, self.headers, self.opening  # the name is the type of the channel and not in the opening
 
     @property
     def is_reliable(self) -> bool:
@@ -268,10 +271,10 @@ class E3xReceiveHalf(ReceiveHalf[bytes]):
         super().__init__(connection, receiver)
         self._scope: trio.CancelScope | None = None  # cancelled when the peer has sent its end
 
-    def cancel_when_ended(self, scope: trio.CancelScope) -> None:
-        """Cancel this scope when the peer has sent its end."""
+    def cancel_when_ended(self, scope: trio.CancelScope | None) -> None:
+        """Cancel this scope when the peer has sent its end. None forgets the scope that was given before."""
         self._scope = scope
-        if self.state is not Receiving.OPEN:
+        if scope is not None and self.state is not Receiving.OPEN:
             scope.cancel()
 
     def ended(self, error: ErrorMaker) -> None:

@@ -280,13 +280,13 @@ class SendHalf:
         if self._error is not None:
             raise self._error()
 
-    def cancel_when_over(self, scope: trio.CancelScope) -> None:
-        """Cancel this scope when the half is closed, for whatever reason.
+    def cancel_when_over(self, scope: trio.CancelScope | None) -> None:
+        """Cancel this scope when the half is closed, for whatever reason. None forgets the scope that was given before.
 
         This ends work whose result the peer doesn't want any more. Unlike `wait_over`, it doesn't need a task.
         """
         self._scope = scope
-        if self.state is Sending.CLOSED:
+        if scope is not None and self.state is Sending.CLOSED:
             scope.cancel()
 
     @property
