@@ -1,7 +1,6 @@
 """A job service: submit, follow the progress, cancel, and a deadline for all of it.
 
-`python examples/job_service.py` runs a server and a client. `python examples/job_service.py serve URL` serves for other
-programs, and for the command line: `muxkit describe URL`, `muxkit call URL Jobs.submit '{"steps": 5}'`.
+With a URL as argument, it goes on serving for `muxkit describe URL` and `muxkit call URL Jobs.submit '{"steps": 5}'`.
 """
 
 import sys
@@ -21,40 +20,33 @@ class Job(msgspec.Struct):
     is_cancelled: bool = False
 
 
-class Jobs(rpc.Service):
-    async def submit(self, steps: int) -> Job: ...
-    async def cancel(self, id: int) -> Job: ...
-    def progress(self, id: int) -> rpc.Stream[Job]: ...
-
-
-class JobService(Jobs):
+class Jobs:
     def __init__(self, nursery: trio.Nursery) -> None:
-        self.nursery = nursery
-        self.jobs: dict[int, Job] = {}
+        self._nursery = nursery
+        self._jobs: dict[int, Job] = {}
 
     async def submit(self, steps: int) -> Job:
-        job = self.jobs[len(self.jobs) + 1] = Job(len(self.jobs) + 1, steps)
-        self.nursery.start_soon(self.work, job)
+        job = self._jobs[len(self._jobs) + 1] = Job(len(self._jobs) + 1, steps)
+        self._nursery.start_soon(self._work, job)
         return job
 
-    async def work(self, job: Job) -> None:
-        while job.done < job.steps and not job.is_cancelled:
-            await trio.sleep(0.05)
-            job.done += 1
-
+    @rpc.method(raises=KeyError)  # the client gets this exception as it is
     async def cancel(self, id: int) -> Job:
-        if id not in self.jobs:
-            raise rpc.Error("not_found", f"there is no job {id}")
-        self.jobs[id].is_cancelled = True
-        return self.jobs[id]
+        self._jobs[id].is_cancelled = True
+        return self._jobs[id]
 
     @rpc.stream
     async def progress(self, id: int) -> AsyncIterator[Job]:
-        job = self.jobs[id]
+        job = self._jobs[id]
         while job.done < job.steps and not job.is_cancelled:
             yield job
             await trio.sleep(0.1)
         yield job
+
+    async def _work(self, job: Job) -> None:  # no method that clients call, because of its underscore
+        while job.done < job.steps and not job.is_cancelled:
+            await trio.sleep(0.05)
+            job.done += 1
 
 
 async def use(jobs: Jobs) -> None:
@@ -62,31 +54,26 @@ async def use(jobs: Jobs) -> None:
     async with jobs.progress(job.id) as updates:
         done = [update.done async for update in updates]
     print(f"job {job.id} went from {done[0]} to {done[-1]} of {job.steps} steps")
-    endless = await jobs.submit(steps=1_000_000)
+    slow = await jobs.submit(steps=1_000_000)
     with trio.move_on_after(0.5) as scope:  # the deadline travels with the call
-        async with jobs.progress(endless.id) as updates:
-            async for _ in updates:
-                pass
-    job = await jobs.cancel(endless.id)
-    print(f"job {job.id} is too slow: {scope.cancelled_caught}, it is cancelled: {job.is_cancelled}")
+        async with jobs.progress(slow.id) as updates:
+            done = [update.done async for update in updates]
+    print(f"it is too slow: {scope.cancelled_caught}, it is cancelled: {(await jobs.cancel(slow.id)).is_cancelled}")
     try:
         await jobs.cancel(99)
-    except rpc.Error as error:
-        print(error)
+    except KeyError as error:
+        print("there is no job", error)
 
 
-async def main(url: str = "bpmux+tcp://127.0.0.1:0", *, serve_only: bool = False) -> None:
+async def main(*urls: str) -> None:
     async with trio.open_nursery() as nursery:
-        async with muxkit.open_server(rpc.serve(JobService(nursery)), url) as server:
+        async with muxkit.open_server(rpc.serve(Jobs(nursery)), urls or "bpmux+tcp://127.0.0.1:0") as server:
             print("serving on", server.url, flush=True)
-            if serve_only:
+            async with rpc.connect(Jobs, server.url) as jobs:
+                await use(jobs)
+            if urls:
                 await trio.sleep_forever()
-            async with muxkit.connect(server.url) as session:
-                await use(rpc.client(Jobs, session))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["serve"]:
-        trio.run(lambda: main(sys.argv[2], serve_only=True))
-    else:
-        trio.run(main)
+    trio.run(main, *sys.argv[1:])

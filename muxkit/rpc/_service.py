@@ -143,12 +143,13 @@ class Method:
         return found
 
     def show(self) -> str:
-        """Return the method as it is written in Python: `Orders.get(id: int) -> Order`."""
+        """Return the method as clients see it, written in Python: `Orders.get(id: int) -> Order`."""
+        result = _shown(self.result)
         shown = self.signature.replace(
             parameters=[
                 each.replace(annotation=_shown(each.annotation)) for each in [*self.signature.parameters.values()][1:]
             ],
-            return_annotation=_shown(self.signature.return_annotation),
+            return_annotation=_Name(f"Stream[{result}]") if self.returns_stream else result,
         )
         return f"{self.full_name}{shown}"
 

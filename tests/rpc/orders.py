@@ -107,3 +107,11 @@ class OrdersService(Orders):
         finally:
             self.running -= 1
             self.ended.append("double")
+
+
+class Ticker:
+    """A service that both sides share without an interface."""
+
+    @rpc.stream
+    async def watch(self, since: int) -> AsyncIterator[Order]:
+        yield Order(since)

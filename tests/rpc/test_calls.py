@@ -12,7 +12,7 @@ import trio.testing
 
 import muxkit
 from muxkit import rpc
-from tests.rpc.orders import Order, Orders, OrdersService, OutOfStock
+from tests.rpc.orders import Order, Orders, OrdersService, OutOfStock, Ticker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -424,6 +424,13 @@ async def test_a_call_of_another_task_ends_with_the_block_of_the_client(autojump
             await trio.sleep(1)
         nursery.cancel_scope.deadline = trio.current_time() + 60
     assert not nursery.cancel_scope.cancelled_caught
+
+
+async def test_a_generator_of_a_shared_class_is_described_as_the_stream_that_clients_get() -> None:
+    async with muxkit.open_server(rpc.serve(Ticker()), "bpmux+mem://ticker") as server:
+        async with muxkit.connect(server.url) as session:
+            description = await rpc.client(rpc.Reflection, session).describe()
+    assert "Ticker.watch(since: int) -> Stream[Order]" in [method.signature for method in description.methods]
 
 
 async def test_a_method_without_a_result_is_described_as_it_is_written() -> None:
