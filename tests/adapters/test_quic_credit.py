@@ -246,6 +246,8 @@ async def test_the_window_of_a_stream_follows_the_path(autojump_clock: MockClock
 
 # --- the sending side
 
+WIDE = QuicOptions(limits=Limits(channel_first=128 * MIB, channel_bytes=128 * MIB, connection_bytes=128 * MIB))
+
 
 async def test_the_outbox_bounds_what_waits_and_not_what_is_under_way(autojump_clock: MockClock) -> None:
     async with on_a_line(QuicOptions(limits=Limits(outbox=100_000))) as pair:
@@ -262,8 +264,7 @@ async def test_bytes_that_are_not_acknowledged_are_bounded_by_eight_outboxes(aut
 
 @pytest.mark.requirement("R-08", "R-03")
 async def test_a_peer_who_confirms_nothing_costs_no_more_than_the_outbox(autojump_clock: MockClock) -> None:
-    wide = QuicOptions(limits=Limits(channel_first=128 * MIB, channel_bytes=128 * MIB, connection_bytes=128 * MIB))
-    async with on_a_line(server=wide) as pair:
+    async with on_a_line(server=WIDE) as pair:
         pair.line.fate = lambda data: []
         block, total = bytes(64 * KIB), 0
         tracemalloc.start()
@@ -279,7 +280,7 @@ async def test_a_peer_who_confirms_nothing_costs_no_more_than_the_outbox(autojum
         finally:
             tracemalloc.stop()
         assert total == pair.client_quic.buffered
-        assert MIB <= total <= MIB + pair.client_quic._loss.congestion_window
+        assert MIB * 15 // 16 <= total <= MIB + pair.client_quic._loss.congestion_window
         assert peak < 4 * MIB
 
 
@@ -298,6 +299,51 @@ async def test_a_sender_goes_on_when_a_quarter_of_the_outbox_is_free(autojump_cl
                 else:
                     await pair.client.wait_writable()
                     assert pair.client_quic.unsent <= 75_000
+
+
+async def test_a_short_message_does_not_wait_behind_bulk_data_that_fills_the_outbox(autojump_clock: MockClock) -> None:
+    async with on_a_line(server=WIDE) as pair:
+        bulk, short = pair.client.open(), pair.client.open()
+        got = Collected(pair.server)
+        congestion = pair.client_quic._loss._cc
+        congestion.congestion_window = congestion.ssthresh = 100_000  # 5 MB/s, a fifth of a second for the outbox
+
+        async def send_bulk() -> None:
+            while True:
+                fill(pair, bulk)
+                await pair.client.wait_writable()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_bulk)
+            nursery.start_soon(got.until, lambda: False)
+            for turn in range(1, 11):
+                await trio.sleep(0.023)
+                assert pair.client_quic.unsent > 700_000
+                pair.client.write(short, bytes(pair.client.room(short) and 64), False)
+                await trio.sleep(1.5 * DELAY)
+                assert len(got.streams.get(short, b"")) == 64 * turn
+            nursery.cancel_scope.cancel()
+
+
+async def test_only_streams_with_nothing_unsent_use_the_spared_room(autojump_clock: MockClock) -> None:
+    async with on_a_line(QuicOptions(limits=Limits(outbox=160_000)), WIDE) as pair:
+        streams = [pair.client.open() for _ in range(4)]
+        for stream in streams:
+            fill(pair, stream)
+        assert pair.client_quic.unsent > 150_000
+        assert [pair.client.room(stream) for stream in streams] == [0] * 4
+        await trio.sleep(DELAY)  # some of it leaves, but the rest of each stream still waits
+        assert [pair.client.room(stream) for stream in streams] == [0] * 4
+
+
+async def test_bulk_streams_leave_the_spared_room_to_others(autojump_clock: MockClock) -> None:
+    async with on_a_line(QuicOptions(limits=Limits(outbox=160_000)), WIDE) as pair:
+        first, second, short = (pair.client.open() for _ in range(3))
+        pair.client.write(second, bytes(pair.client.room(second)), False)  # takes all the room that it has
+        await trio.sleep(1)
+        fill(pair, first)
+        assert pair.client.room(second) == 0
+        assert pair.client.room(short) == 4096
 
 
 async def test_on_a_short_path_the_outbox_bounds_all_that_is_not_acknowledged(autojump_clock: MockClock) -> None:
@@ -320,7 +366,7 @@ async def test_streams_wait_for_room_in_the_order_in_which_they_found_none(autoj
         streams = [pair.client.open() for _ in range(4)]
         fill(pair, streams[0])
         for stream in (streams[2], streams[1], streams[3]):
-            assert pair.client.room(stream) == 0
+            fill(pair, stream)
         assert await pair.client.wait_writable() == [streams[0], streams[2], streams[1], streams[3]]
 
 

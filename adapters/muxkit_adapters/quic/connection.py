@@ -194,6 +194,11 @@ class LimitedConnection(QuicConnection):
         mine = stream.max_stream_data_remote - stream.sender._buffer_stop
         return max(0, min(mine, self._remote_max_data - self._committed))
 
+    def has_sent_all(self, stream_id: int) -> bool:
+        """Return True if none of a stream's data waits to be sent."""
+        stream = self._streams.get(stream_id)
+        return stream is None or not len(stream.sender._pending)
+
     def write(self, stream_id: int, data: bytes, is_last: bool) -> None:
         """Queue data of a stream. The caller has checked `credit`."""
         self.send_stream_data(stream_id, data, is_last)

@@ -38,6 +38,10 @@ DATAGRAMS_AT_ONCE = 8  # datagrams to pass to aioquic, which sends all of them b
 # the outbox, or as many as this rate needs on a longer path, up to so many outboxes. aioquic reaches a few times less.
 FASTEST = 100 * 1024 * 1024  # bytes per second
 UNACKNOWLEDGED = 8
+# Bulk data fills the outbox except for this share, which is left to streams that have nothing unsent. Without it, a
+# short message would wait until a quarter of the outbox has been sent: 50 ms at 5 MiB/s.
+SPARED = 16
+QUICK_BYTES = 4 * 1024  # bytes that such a stream may write when only that share is left
 JOIN_BELOW = 16 * 1024  # bytes of one stream up to which pieces are joined into one arrival
 DATAGRAMS_MOST = 1024  # received datagrams that may wait; more are dropped
 DATAGRAM_BYTES_MOST = 1024 * 1024
@@ -100,6 +104,7 @@ class QuicLink(MultistreamLink):
         # to be sent
         self._datagrams_out: deque[bytes] = deque()
         self._wants_room: dict[int, None] = {}  # streams for which `room` returned 0, in order
+        self._bulky: set[int] = set()  # streams whose last write took all the room that they had
         self._wants_stream = False
         self._wants_datagram = False
         self._last_ping = self._timed_at = self._flushed_at = -math.inf
@@ -226,15 +231,25 @@ class QuicLink(MultistreamLink):
         return self._quic.open()
 
     def room(self, stream: int) -> int:
-        room = min(self._quic.credit(stream), self._free)
+        room = self._room(stream)
         if room > 0:
             return room
         self._wants_room.setdefault(stream)
         return 0
 
+    def _room(self, stream: int) -> int:
+        free, spared = self._free, self._limits.outbox // SPARED
+        if free > spared:
+            free -= spared
+        elif stream in self._bulky or not self._quic.has_sent_all(stream):
+            return 0
+        else:
+            free = min(free, QUICK_BYTES)
+        return min(self._quic.credit(stream), free)
+
     @property
     def _free(self) -> int:
-        """The number of bytes that may be written now."""
+        """The number of bytes for which there is memory, including the share that is left to short messages."""
         quic, outbox = self._quic, self._limits.outbox
         needed = int(FASTEST * (quic.incoming.round_trip.seconds or 0.0))
         kept = min(max(outbox, needed), UNACKNOWLEDGED * outbox)
@@ -245,13 +260,22 @@ class QuicLink(MultistreamLink):
             return  # the writer learns of the end from another call
         if len(data) > (room := self.room(stream)):
             raise ValueError(f"stream {stream}: {len(data)} bytes to write, there is room for {room}")
+        if is_last or len(data) < room:
+            self._bulky.discard(stream)
+        else:
+            self._bulky.add(stream)
         self._quic.write(stream, data, is_last)
         self._nudge()
 
     def reset(self, stream: int) -> None:
         if not self.is_over and self._quic.give_up(stream):
-            self._wants_room.pop(stream, None)
+            self._forget(stream)
             self._doorbell.unpark_all()
+
+    def _forget(self, stream: int) -> None:
+        """Forget a stream on which nothing is written any more."""
+        self._wants_room.pop(stream, None)
+        self._bulky.discard(stream)
 
     async def wait_writable(self) -> Sequence[int]:
         with self._waiting:
@@ -480,7 +504,7 @@ class QuicLink(MultistreamLink):
                     self._arrivals.add_reset(stream)
                 case quic_events.StopSendingReceived(stream_id=stream):
                     if self._quic.give_up(stream):
-                        self._wants_room.pop(stream, None)
+                        self._forget(stream)
                         self._arrivals.add_stop(stream)
                 case quic_events.DatagramFrameReceived(data=data):
                     self._arrivals.add_datagram(data)
