@@ -1,18 +1,37 @@
-"""The sending halves of channels, which queue messages, cut them into packets, and resend lost packets.
+"""The sending halves of channels: they queue messages, cut them into packets, and resend packets that were lost.
 
-A `ReliableSender` keeps each packet until the peer acks it. The peer's ack means that its application has processed the
-packet, so the window limits the packets that the application hasn't processed. A reliable sender resends a packet in
-two cases:
+A reliable channel numbers its packets. The number is called *seq*. The receiver answers with two fields: *ack* is the
+seq up to which its application has processed everything, and *miss* lists packets that haven't arrived although later
+ones have. `state` explains these terms and the life of a channel.
 
-- The peer lists the packet as missing in a `miss`.
-- No ack has arrived for a while. The sender then *probes*: it resends the oldest and the last packet. If the answer to
-  a probe shows that the peer has received every packet, the peer's application is just slow. The channel then *rests*,
-  which means that it is probed less and less often.
+The reliable sender
+===================
 
-An `ack` in a packet with a seq asks the peer for a prompt ack. So a packet contains an `ack` when the `ack` gives the
-peer new information, before the sender pauses, and otherwise about four times per round trip.
+A `ReliableSender` keeps each packet until an ack covers it. The *window* limits how many such packets there may be.
+Since an ack means that the application has processed the packet, the window also limits what the receiver has to store.
 
-An `UnreliableSender` sends each message in one packet and forgets it.
+The sender resends a packet in two cases:
+
+- A miss lists the packet.
+- No ack has arrived for a while. Then the sender *probes*: it resends the oldest packet without an ack, and the last
+  one. If one of the last packets was lost, no later packet makes the receiver notice the gap, so a resend of the last
+  packet is necessary to get a miss. If the oldest one was lost, its resend closes the gap itself.
+
+The answer to a probe may show that every packet has arrived, but that the application hasn't processed them. Then
+nothing was lost, and resending is useless. The channel *rests*: the sender still probes, but less and less often, only
+in case the ack itself gets lost.
+
+Asking for an ack
+=================
+
+The specification allows a receiver to delay its ack for up to a second, but only if the received packet doesn't contain
+an ack itself. So adding an ack to a packet means asking for one. A sender adds an ack
+
+- about four times per round trip, so that the window moves on smoothly,
+- to the last packet before it has to wait,
+- and when it has processed packets of the peer since its last ack.
+
+An `UnreliableSender` needs none of this. It sends each message in one packet and forgets it.
 """
 
 from __future__ import annotations
@@ -38,42 +57,41 @@ from muxkit.protocols.e3x.packets import (
 )
 from muxkit.protocols.e3x.state import NEVER, EngineChannel, EngineSender, Piece, State
 
-# Seconds between two resends of a packet. The specification says about `miss`: "only be resent once until at least one
-# second has passed".
+# Minimum number of seconds between two resends of a packet. The specification demands that a packet in a miss is "only
+# be resent once until at least one second has passed".
 RESEND_PAUSE: Final = 1.0
-# If no ack has arrived for this many seconds, the next one may be an ack that the peer repeats (`GAP_REPEAT`) and not
-# an answer to our packet. So the sender doesn't measure the round trip with such an ack.
+# While a packet is missing, a receiver repeats its acks without being asked, every `receive.GAP_REPEAT` seconds. If we
+# have heard no ack for this many seconds, which is a little less, the next one may be such a repetition. Then it isn't
+# the answer to our packet, and we don't use it to measure the round trip.
 SPOKE_UNASKED: Final = 0.2
-# Seconds without an ack before the first probe. The pause grows by `PROBE_FACTOR` up to `PROBE_MOST`, which gives eight
-# probes in the ten seconds after which a channel without an answer breaks.
+# Seconds without an ack before the first probe. Each further pause is `PROBE_FACTOR` times as long, up to `PROBE_MOST`.
+# That gives eight probes in ten seconds, after which a channel without an answer breaks.
 PROBE_FIRST: Final = 1.0
 PROBE_FACTOR: Final = 1.1
 PROBE_MOST: Final = 1.3
-# Seconds between the answer to a probe and the next probe of a resting channel. The pause doubles with each answer. The
-# peer has received every packet, and the specification lets it delay the ack until its application has processed them,
-# so only that ack can still get lost. A muxkit receiver sends such an ack twice. 30 s are long enough to cost nothing,
-# and short enough for the rare case that both acks are lost.
+# Seconds between the answer to a probe and the next probe of a resting channel. The pause doubles with each answer, up
+# to `REST_MOST`. A probe finds out something new only if the ack for all packets was lost. muxkit's receivers send this
+# ack twice, so that is rare. Therefore 30 s are short enough, and at that rate probes cost next to nothing.
 REST_FIRST: Final = 2.0
 REST_MOST: Final = 30.0
-# Seconds between two probes of resting channels, averaged over all channels of the session.
+# With many resting channels, each waits longer, so that the session sends one probe per this many seconds on average.
 REST_SHARE: Final = 1.0
-# The largest size of a packet without its body, unless the packet has a type
+# The largest size of a packet without its body. Only the packet that opens a channel may be larger, by its type.
 OVERHEAD_MOST: Final = 4 + len(head_of(ID_MOST, None, SEQ_MOST, True, SEQ_MOST)) + ASK_SIZE
 
 
 @attrs.define(eq=False)
 class News:
-    """The information that a sender has learned from an ack and its miss."""
+    """What an ack, and the miss in the same packet, have shown the sender."""
 
-    # The first and the last newly acked seq. If no packet was newly acked, `last` is smaller than `first`.
-    first: int
-    last: int
-    resend: list[Piece]
-    named: int = 0  # number of packets that this miss lists and no earlier miss has listed
-    lost: int = 0  # number of those packets that were sent after the rate was last lowered
-    is_cut: bool = False  # True if the miss is so long that the peer may have left out missing packets
-    round_trip: float | None = None
-    is_sure: bool = True  # False if the ack may not be an answer to the packet that measured the round trip
+    first: int  # the first newly acked seq
+    last: int  # the last newly acked seq; `first - 1` if no packet was newly acked
+    resend: list[Piece]  # the packets to resend now
+    named: int = 0  # how many packets are listed by this miss and by no earlier one
+    lost: int = 0  # how many of these were sent after congestion control has last lowered the rate
+    is_cut: bool = False  # True if the miss is as long as it can be, so further packets may be missing
+    round_trip: float | None = None  # in seconds; None if this ack doesn't measure it
+    is_sure: bool = True  # False if `round_trip` may be wrong, because the ack may answer another packet
 
 
 class ReliableSender(EngineSender):
@@ -85,7 +103,8 @@ class ReliableSender(EngineSender):
         self._ceiling = Ceiling(min(config.first_window, config.most_window))
         self._most_window = config.most_window
         self._short_window = state.limits.short_window
-        # A channel may always have this many unacked bytes: a short window, or less if the peer's window is smaller
+        # This many bytes may be unacked without a look at the limits of the session: a short window, or less if the
+        # peer's window is smaller
         self._short_flight = min(self._short_window, self._ceiling.size * state.unit)
         self._pieces: dict[int, Piece] = {}
         self._ready: Piece | None = None  # the packet that `is_ready` has found and `write` will encode
@@ -94,22 +113,21 @@ class ReliableSender(EngineSender):
         """The seq of the last packet of the last message, which is the number of that message's receipt."""
         self.unsent: int = 0  # bytes that were queued and not sent
         self.flying: int = 0  # bytes that were sent and not acked
-        self.is_cut: bool = False  # True if the peer may have left packets out of its last list of missing packets
+        self.is_cut: bool = False  # True if the last miss was as long as it can be, so further packets may be missing
         self.watched: int = 0  # size of the message for which `Writable` was requested; 0 if it wasn't requested
         self.acked_at: float = 0.0  # when the last ack arrived
-        # When a packet last asked for an ack, and the seq of that packet
-        self.asked_at: float = -1.0
-        self.asked_seq: int = 0
+        self.asked_at: float = -1.0  # when a packet has last asked for an ack
+        self.asked_seq: int = 0  # the seq of that packet
         self._since_asked = 0  # bytes that were sent after that packet
-        self.stands_still: bool = False  # True if the last ack acked no new packet and listed missing packets
-        # While acks stand still: when the packet was sent whose answer will measure the round trip
+        self.stands_still: bool = False  # True if the last ack acked no new packet, because a packet is missing
+        # While acks stand still, one packet at a time measures the round trip. This is when it was sent.
         self.timed_at: float | None = None
-        self.waiting_since: float = 0.0  # when the current period with unacked packets, or without an ack, began
-        self.probe_at: float = NEVER
+        self.waiting_since: float = 0.0  # since when the sender has been waiting for an ack of new packets
+        self.probe_at: float = NEVER  # when the sender probes if no ack arrives before
         self.probe_pause: float = PROBE_FIRST
-        # The highest seq that the peer accepts, if a probe has resent that packet and no ack has arrived since; else 0
+        # The seq of the last sent packet, if a probe has resent it and hasn't been answered; otherwise 0
         self._probed = 0
-        # True if the peer has received every packet that was sent, and its application has not processed them all
+        # True if every packet that was sent has arrived, but the application of the peer hasn't processed all of them
         self.is_resting: bool = False
         self._rest_pause = REST_FIRST
 
@@ -368,7 +386,10 @@ class ReliableSender(EngineSender):
     # --- acks
 
     def receive_ack(self, ack: int, deltas: list[int] | None) -> None:
-        """Apply the `ack` of a packet and the deltas of its `miss`. The caller has checked that `ack` <= `sent`."""
+        """Apply the ack of a packet, and its miss, which is encoded in `deltas` (`decode_miss`).
+
+        The caller has checked that `ack` <= `sent`.
+        """
         state, channel, congestion = self.state, self.channel, self.state.congestion
         window: int | None = None
         missing: list[int] = []

@@ -1,28 +1,32 @@
 """The state of an e3x engine: its channels, how each channel begins and ends, and what the channels share.
 
 e3x carries channels over a link that may lose, duplicate and reorder packets, such as UDP. The engine implements the
-protocol without I/O. `Engine` and its parts (`openings`, `liveness`, and the halves in `send` and `receive`) all work
-on one `State`, so this module contains the theory of operation. "The specification" is the E3X wire protocol of
-telehash v3.
+protocol without I/O. Its parts all work on one object of the class `State`: `Engine` itself, the modules `openings` and
+`liveness`, and the halves of channels in `send` and `receive`. Therefore this module explains how they work together.
 
 Terms
 =====
 
-A channel has two directions. Each side has an `EngineChannel` for it, which consists of a sending and a receiving
-*half*. A channel is either reliable or unreliable. On an unreliable channel, each message is one packet, which is sent
-once. On a reliable channel, lost packets are sent again. The specification uses these fields of a packet for that:
+A channel has two directions, and each side has two *halves* for it: a sending half and a receiving half. Together they
+are the `EngineChannel` of that side.
 
-- *seq*: the number of the packet in its direction of the channel
-- *ack*: the seq up to which the other side has processed all packets
-- *miss*: the seqs of packets that haven't arrived, although later ones have, and the highest seq that may be sent now
-- *end*: marks the last packet of a direction
-- *err*: the channel has failed; both sides drop all of its packets in both directions
+A channel is reliable or unreliable. On an unreliable channel, each message is one packet, which is sent once. On a
+reliable channel, packets are numbered, acknowledged, and sent again if they are lost. The specification, which is the
+E3X wire protocol of telehash v3, defines these fields of a packet:
 
-Both sides open channels from the same range of ids. The connector opens channels with odd ids and the listener channels
-with even ids. No id is used twice.
+- *seq*: the number of the packet in its direction of the channel. A channel ends when the largest seq, `2**32 - 1`, has
+  been used.
+- *ack*: the peer's application has processed all packets up to this seq.
+- *miss*: a list of packets that the peer lacks, although it has later ones, and the highest seq that we may send now.
+- *end*: this packet is the last one of its direction.
+- *err*: the channel has failed. Both sides drop all packets of the channel, in both directions.
 
-A *tombstone* is the record that we keep of a channel for some time after it has ended. It answers packets that the peer
-sends again because our last answer got lost.
+Either side opens channels. The side that made the connection uses odd ids and the other side even ids. No id is used
+twice.
+
+When a channel has ended, we keep a small record of it for `State.linger` seconds, the *tombstone*. The peer may not
+know that the channel has ended, because our last packet was lost. It then sends its packets again, and the tombstone
+has what we need to answer them. A peer resends for `Config.timeout` seconds at most, so `linger` is at least that long.
 
 The states of a channel
 =======================
@@ -32,53 +36,60 @@ The states of a channel
     closing    -> gone
     gone       (final)
 
-- unopened: Packets may arrive in any order, and one of this channel has arrived before the packet that opens it. Our
-  acks ask for that packet. If it doesn't arrive within `Limits.handshake`, we remove the channel. We keep no tombstone,
-  because the packet may arrive later after all.
-- open: Both directions carry messages. A channel that the peer has opened waits in the backlog until the application
-  accepts it (`taken`).
-- closing: The application has closed the channel, so we discard further messages.
+- unopened: Packets can overtake each other, so a packet of a channel can arrive before the packet that opens the
+  channel. We keep it and send an ack with a miss, which makes the peer send the opening packet again. If that doesn't
+  arrive within `Limits.handshake`, we remove the channel. We keep no tombstone of it, because a tombstone would reject
+  the opening packet if it arrives later.
+- open: Both directions carry messages. If the peer has opened the channel, it waits in the backlog until the
+  application accepts it (`EngineChannel.taken`).
+- closing: The application has closed the channel, so we discard the messages that still arrive.
 - gone: We have removed the channel from the table.
 
 How a channel ends
 ==================
 
-A reliable channel ends in order when both sides have sent their end and all packets are acked. An unreliable channel
-ends in order when both sides have sent their end, or when this side has sent its end and the peer's end hasn't arrived
-within `linger` seconds. We report a channel that ended in order as `Closed`.
+A reliable channel ends in order when both sides have sent their end and all packets have been acked. On an unreliable
+channel the peer's end can be lost, so we wait for it for `linger` seconds only. The event for a channel that has ended
+in order is `Closed`.
 
-We report a channel as `Broken` if the peer sends an err, if the peer is silent while packets wait for an ack, if the
-pieces of a message don't fit together, or if every seq has been used. This side can break a channel with an err
-(`State.err`). That reports no event, because the caller already knows.
+The event for a channel that has failed is `Broken`. There are four causes:
 
-A channel that the application has closed stays in the table until both directions have ended. The specification has no
-packet that only asks the peer to stop sending. So we follow these rules, which aren't in the specification:
+- The peer has sent an err.
+- The peer is silent while packets wait for an ack.
+- The parts of a message don't fit together.
+- Every seq has been used.
 
-- We send an err only after the peer has acked all our packets. An earlier err would make the peer drop messages that it
-  has received but not processed.
-- Once all our packets are acked, the peer's end closes the channel in order. If the peer sends any other packet, we
-  answer with an err.
-- If the peer sends nothing, we wait `linger` seconds for its end.
-- If the peer goes on sending but acks nothing for `CLOSE_TIMEOUT`, we break the channel. Otherwise both sides could
-  wait for each other forever, because we don't process the peer's messages either.
+The application can break a channel too, which sends an err to the peer (`State.err`). No event reports that, because
+the caller knows it.
+
+The application may close a channel while the peer is still sending. The specification has no packet that asks the peer
+to stop, except for an err. But a peer that gets an err drops everything that it has received and not processed,
+including messages that we sent before. So we follow rules of our own:
+
+- While the peer hasn't acked all our packets, we wait for its acks.
+- Once it has, we wait for its end, for `linger` seconds. If any other packet arrives, we answer with an err.
+- The peer may go on sending and ack nothing. Its application may itself be waiting until we process its messages, which
+  we never will. So after `CLOSE_TIMEOUT` without an ack, we break the channel.
 
 Invariants
 ==========
 
 - We check a packet completely before we change any state. A packet that breaks a rule may come from somebody else with
-  a forged address, so we drop it and count it (`Fault`). No packet can end a channel other than its own.
+  a forged address, so we drop it and count it (`Fault`). A packet can only end the channel whose id it has.
 - `State.held`, `State.waiting` and `State.unsent` are sums over all channels in the table. They count the received
   bytes and packets that the application hasn't processed, and the bytes that haven't been sent.
 - A channel is at most once in `State.line`, the queue of channels that may have packets to send.
-- At most one err, one answer and one ack are queued for each channel. So a peer can't make these queues grow by sending
-  more packets.
+- For each channel, at most one err, one ack, and one answer of its tombstone are queued. So a peer can't make these
+  queues grow by sending more packets.
 
 Time
 ====
 
-The caller passes the time with each packet and each deadline. A command may follow a long period without packets, so
-commands read the clock that the session passes to the engine (`update_time`). The timers of all channels are in one
-heap, so a channel without a timer costs nothing while time passes.
+Each packet and each timer comes with the present time, which `State.now` stores. When the application opens a channel,
+sends or closes, `now` may be old, because nothing may have arrived for a long time. These methods therefore read the
+clock of the session first (`update_time`).
+
+The timers of all channels are in one heap. A channel without a timer costs nothing as time passes.
 """
 
 from __future__ import annotations
@@ -104,16 +115,17 @@ from muxkit.protocols.e3x.packets import ID_MOST, RESERVED, TYPE_MOST, Packet, q
 from muxkit.protocols.e3x.silence import Silence
 
 NEVER: Final = float("inf")
-# Minimum lifetime of a tombstone in seconds. If `Config.timeout` is larger, tombstones live for that time, because the
-# peer goes on to resend for as long (`State.linger`).
+# Lower bound of `State.linger`, the lifetime of a tombstone in seconds. It is the default of `Config.timeout`. A peer
+# with that setting may go on to resend for as long, even if our own timeout is shorter.
 LINGER: Final = 10.0
-# The peer doesn't ack an err, so we send each err two more times, a second apart. The specification doesn't say so.
+# The peer doesn't ack an err, so an err may get lost without anybody noticing. Therefore we send each err two more
+# times, a second apart. This isn't in the specification.
 ERR_REPEATS: Final = 2
 ERR_PAUSE: Final = 1.0  # seconds
 # Maximum rate of errs on packet links. Errs aren't acked, so if we sent more and the peer's socket buffer overflowed,
 # neither side would notice the lost errs.
 ERRS_PER_SECOND: Final = 4000
-ERRS_AT_ONCE: Final = 64
+ERRS_AT_ONCE: Final = 64  # number of errs that may be sent without a pause
 # Maximum rate of errs that refuse pings because every channel is in use. A ping must be answered, or its sender treats
 # us as lost. So the rate of refusals of other channels doesn't apply. A peer has one ping under way, and sends it again
 # about once per second.
@@ -143,7 +155,7 @@ class Piece:
     times: int = 0  # how many times this side has sent the packet
     sent_at: float = 0.0  # when this side last sent the packet
     asks: bool = False  # True if the packet asked the peer for an ack
-    is_named: bool = False  # True once the peer has listed the packet as missing in a miss
+    is_named: bool = False  # True once a miss has listed the packet
     is_queued: bool = False  # True while the packet is in the queue of packets to send again
 
 
@@ -171,6 +183,7 @@ class EngineChannel:
         self.closing: bool = False
         """True once the application has closed its receiving half. Further messages are discarded."""
         self.gone: bool = False
+        """True once the channel has been removed from the table. A tombstone may remain."""
         self.in_line: bool = False
         """True while the channel is in `State.line`, the queue of channels that may have packets to send."""
         self.heard_at: float = now
@@ -379,13 +392,14 @@ class Tombstone:
     """The remains of a removed channel, from which the engine answers packets that arrive late."""
 
     until: float
+    """When the tombstone expires."""
     ack: int | None = None
     """The ack with which we answer resent packets, because our last ack may have been lost.
 
     None if the channel didn't end in order.
     """
     processed: int = 0
-    """The seq of the last packet that was processed, however the channel ended. A goodbye lists it."""
+    """The seq of the last packet that the application processed. When the session ends, it tells the peer these."""
     acked: int = 0
     """The highest seq that the peer has acked."""
     sent: int = 0
@@ -393,7 +407,7 @@ class Tombstone:
     err: str | None = None
     """The text of the err with which this side broke the channel."""
     repeats: int = 0
-    """How many more times the engine will send the err. An err isn't acked, so it is repeated in case it gets lost."""
+    """How many more times the engine will send the err. An err isn't acked, so it may get lost (`ERR_REPEATS`)."""
     repeat_at: float = NEVER
     """When to send the err again. It is set when the err is sent, because an err may wait in its queue for long."""
     is_ordered: bool = False
