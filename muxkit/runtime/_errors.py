@@ -1,6 +1,9 @@
-"""The errors of a live connection: subclasses of Trio's own, so that code written for sockets handles them.
+"""The errors of connections, and the decision whether another attempt to connect makes sense.
 
-`can_heal` decides for the whole library whether an error is worth another attempt.
+The errors of channels and sessions are subclasses of Trio's, so code that handles errors of Trio's streams handles them
+too. `LossRecord` makes the error for a lost connection, which many tasks may raise. `can_heal` decides for the whole
+library whether an attempt that has failed is repeated. `looks_like` guesses from the first bytes of a peer which other
+protocol it speaks, for the text of the error.
 """
 
 from __future__ import annotations
@@ -25,19 +28,28 @@ CLOSED_HERE: Final = "this side closed the session, which ends with its async wi
 """The reason of a loss that the program itself asked for."""
 
 Phase = Literal["connect", "handshake", "open", "leave"]
-"""When a connection was lost: before it stood, before the protocol began, while it was used, while it was closed."""
+"""When a connection was lost: while connecting, during the handshakes before the protocol, in use, or while closing."""
 
 
-SHORTEST_TOLD: Final = 1.0  # s that a connection has to live for the text of its loss to say how long it did
+SHORTEST_TOLD: Final = 1.0  # seconds; the text of a loss says how long the connection has lasted only if it was longer
 
 
 class LinkLost(MuxError, trio.BrokenResourceError):
-    """The connection is gone; raised by every call that waits for it, each time as a new error.
+    """The connection was lost. Every call that needs it raises this error, each time as a new object.
 
-    `by` says which side ended it, `peer_reason` and `code` what the peer gave as its reason (None if it gave none),
-    `phase` when it was, `hint` what to try. `after` is how long the connection had lived in seconds, `unsent` how many
-    bytes accepted by `send` never reached the transport. `found` names another protocol that the peer's first bytes
-    look like, such as "an HTTP response". The cause, if there is one, is `__cause__`.
+    If an exception caused the loss, it is the `__cause__` of this error.
+
+    Attributes:
+        reason: A description of what happened.
+        by: The side that ended the connection: "peer", "local" or "network".
+        peer: The address of the peer.
+        after: How long the connection had lasted, in seconds.
+        unsent: How many bytes `send` had accepted and the transport hadn't taken. They certainly didn't arrive.
+        peer_reason: The reason that the peer gave, or None.
+        code: The code that the peer gave with its reason, or None.
+        phase: When the connection was lost. See `Phase`.
+        hint: What to do about it, or None.
+        found: The protocol that the peer seems to speak instead, such as "an HTTP response", or None.
     """
 
     _in_repr = ("by", "peer_reason", "code")
@@ -72,14 +84,20 @@ class LinkLost(MuxError, trio.BrokenResourceError):
         who = f"{self.peer}: " if self.peer else ""
         told = Reason(self.peer_reason or "", self.code or 0)
         why = f"{self.reason}: {told}" if told else self.reason
-        # Below a second the time says nothing that the reader doesn't know: the connection ended as it began.
+        # A time below a second is left out, because it only says that the connection was lost immediately.
         when = "" if self.after is None or self.after < SHORTEST_TOLD else f", {self.after:.1f} s after it began"
         unsent = f"; {self.unsent:,} bytes were not sent" if self.unsent else ""
         return f"{who}{why}{when}{unsent}{f'. {self.hint}' if self.hint else ''}"
 
 
 class _EndedByPeer(MuxError, trio.BrokenResourceError):
-    """The peer ended one direction of a channel; `text` and `code` are the reason that it gave, `payload` its bytes."""
+    """The peer has ended one direction of a channel.
+
+    Attributes:
+        reason: The text of the reason that the peer gave, or "".
+        code: The code of the reason, or 0.
+        payload: The bytes from which `reason` and `code` were decoded.
+    """
 
     def __init__(self, reason: str, *, payload: bytes = b"", told: Reason | None = None) -> None:
         super().__init__(reason)
@@ -94,26 +112,33 @@ class _EndedByPeer(MuxError, trio.BrokenResourceError):
 
 
 class ChannelStopped(_EndedByPeer):
-    """The peer does not want to receive on this channel any more; `reason` and `code` are what it said about that."""
+    """The peer doesn't want to receive any more on this channel. Sending raises this.
+
+    `reason` and `code` say why, if the peer gave a reason.
+    """
 
 
 class ChannelCancelled(_EndedByPeer):
-    """The peer gave up sending on this channel before it was done; `reason` and `code` are what it said about that.
+    """The peer has cancelled this channel before it had sent everything. Receiving raises this.
 
-    A session keeps the first 4 KiB of its `payload`.
+    `reason` and `code` say why, if the peer gave a reason. At most 4 KiB of its `payload` are kept.
     """
 
 
 class Unsupported(MuxError):
-    """The protocol or the link has no such operation."""
+    """The protocol or the transport doesn't have the operation that was called."""
 
 
 class HandshakeFailed(ConnectionError):
-    """The peer was reached, but one side refused the other; the text names the host and the reason.
+    """The peer was reached, but one side has rejected the other. The text names the host and the reason.
 
-    The attributes hold the facts by which `can_heal` decides whether another attempt makes sense. `status` is the
-    status of an HTTP answer, `alert` the TLS alert that one side sent, and `found` the protocol that the peer's bytes
-    look like. Each is None if it doesn't apply.
+    The attributes are facts from which `can_heal` decides whether another attempt makes sense. Each is None if it
+    doesn't apply.
+
+    Attributes:
+        status: The status of the peer's HTTP response.
+        alert: The TLS alert that one of the sides sent.
+        found: The protocol that the peer seems to speak instead.
     """
 
     def __init__(
@@ -126,10 +151,11 @@ class HandshakeFailed(ConnectionError):
 
 
 class AllAttemptsFailed(ConnectionError):
-    """Several URLs or addresses were tried, and none of them gave a connection; the text has the reason for each.
+    """Several URLs or addresses were tried, and no attempt succeeded. The text contains the reason for each.
 
-    `attempts` has the name of each attempt, such as its URL without a password, and its error. The errors are also the
-    members of an exception group in `__cause__`.
+    Attributes:
+        attempts: For each attempt, its name and its error. The name is the URL or address, without a password. The
+            errors are also the members of an exception group, which is the `__cause__` of this error.
     """
 
     def __init__(self, text: str, attempts: Sequence[tuple[str, Exception]] = ()) -> None:
@@ -138,25 +164,29 @@ class AllAttemptsFailed(ConnectionError):
 
 
 class PlaintextWarning(UserWarning):
-    """A connection without encryption leaves this machine, because `insecure=True` asked for it."""
+    """A connection to another machine isn't encrypted, because the program passed `insecure=True`."""
 
 
 class LossRecord:
-    """Why a connection ended, from which each task that raises gets an error of its own; made when it begins."""
+    """Records why a connection ends, and makes a new error for each task that raises it.
+
+    A task adds its traceback to the exception that it raises, so tasks mustn't share one. The record is created when
+    the connection begins.
+    """
 
     __slots__ = ("_began", "_cause", "_is_recorded", "_make", "_peer", "told")
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
         self.told: Reason | None = None
-        """What the peer gave as its reason, which may come before the end of the connection."""
+        """The reason that the peer gave. It may arrive before the connection ends."""
         self._began = trio.current_time()
         self._cause: BaseException | None = None
-        self._is_recorded = False
+        self._is_recorded = False  # True once the connection has ended
         self._make = partial(LinkLost, "the connection is over", by="local", peer=peer)
 
     def tell(self, reason: Reason) -> None:
-        """Note why the peer ends the connection, whose end may still be on its way; the first reason counts."""
+        """Record the peer's reason for ending the connection. Only the first reason counts."""
         if self.told is None:
             self.told = reason
             if not self._is_recorded:
@@ -173,7 +203,7 @@ class LossRecord:
         hint: str | None = None,
         found: str | None = None,
     ) -> None:
-        """The connection ends now; `unsent` bytes were not taken by the transport."""
+        """Record that the connection ends now. The arguments become attributes of the errors (`LinkLost`)."""
         self._cause = cause
         self._is_recorded = True
         after = trio.current_time() - self._began
@@ -183,15 +213,16 @@ class LossRecord:
 
     @property
     def is_refusal(self) -> bool:
-        """True if the peer sent this side away: it gave a code from 400 to 499, such as 401, or sent it elsewhere."""
+        """True if the peer doesn't want this client: its code is from 400 to 499, such as 401, or is a redirect."""
         return self.told is not None and (400 <= self.told.code < 500 or self.told.code == MOVED)
 
     @property
     def is_violation(self) -> bool:
-        """True if it ended because the peer broke a rule."""
+        """True if the connection ended because the peer broke a rule of the protocol."""
         return isinstance(self._cause, RemoteProtocolError)
 
     def error(self) -> LinkLost:
+        """Return a new error for the loss."""
         told = self.told or Reason()
         error = self._make(peer_reason=told.text or None, code=told.code or None)
         error.__cause__ = self._cause
@@ -202,7 +233,7 @@ _ALERT = re.compile(r"(?:SSLV3|TLSV1|TLSV13)_ALERT_(\w+)")  # OpenSSL's names fo
 
 
 def alert_of(error: ssl.SSLError) -> str | None:
-    """Return the alert that the peer sent, such as "certificate required"; None if the error is another one."""
+    """Return the TLS alert of the peer that caused an error, such as "certificate required", or None."""
     found = _ALERT.fullmatch(error.reason or "")
     return None if found is None else found[1].replace("_", " ").lower()
 
@@ -212,8 +243,9 @@ def alert_of(error: ssl.SSLError) -> str | None:
 RETRIED_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, Refused)
 BROKE_A_RULE = 400
 MOVED: Final = 307
-"""The code of an end by which a server names the URL of another server, as HTTP's temporary redirect."""
-PASSING_CODES = frozenset({408, 425, 429})  # of 400 to 499: request timeout, too early, too many requests
+"""The code with which a server redirects a client to the URL of another server. It is HTTP's temporary redirect."""
+# Codes from 400 to 499 after which another attempt makes sense: request timeout, too early, too many requests
+PASSING_CODES = frozenset({408, 425, 429})
 FINAL_ALERTS = frozenset(
     {
         "access denied",
@@ -234,18 +266,19 @@ FINAL_ALERTS = frozenset(
         "unsupported certificate",
     }
 )
-"""The TLS alerts, by the names of RFC 8446, that the same attempt would bring again."""
+"""The TLS alerts after which another attempt would fail in the same way. The names are those of RFC 8446."""
 HOPELESS_ERRNOS = {errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENAMETOOLONG, errno.ENOTSOCK, errno.EINVAL}
-CAUSES = 10  # of an error to look at
+CAUSES = 10  # maximum number of errors in a chain of causes that `can_heal` looks at
 
 
 def can_heal(error: BaseException) -> bool:
     """Return True if the same attempt may succeed later.
 
-    Everything that dials again asks this function: `redial` and with it Relink and restream, `reconnecting`, forwards,
-    the command line and the pipeline. Waiting doesn't change an address of the wrong kind, a refused certificate, a
-    refused token (401) or path (404), or a server of another protocol. A host that isn't found may only be out of
-    reach for now, and codes such as 429 and 503 ask for another attempt.
+    All code that reconnects uses this function: `reconnecting`, Relink, restream, forwards, the command line and the
+    pipeline. It returns False for errors that waiting doesn't change, such as an address of the wrong kind, a rejected
+    certificate, a rejected token (401), an unknown path (404), or a server that speaks another protocol. It returns
+    True if a host isn't found, because the name server may be unreachable only now, and for codes such as 429 and 503,
+    which ask for another attempt.
     """
     if isinstance(error, RemoteProtocolError) or not isinstance(error, RETRIED_ERRORS):
         return False
@@ -260,12 +293,12 @@ def can_heal(error: BaseException) -> bool:
 
 
 def _is_final(error: BaseException) -> bool:
-    """Return True if the facts in one error of a chain show that waiting won't help."""
+    """Return True if this error shows that another attempt will fail too. The caller checks its causes."""
     match error:
         case Refused():
             return _is_final_code(error.code)
         case LinkLost():
-            # 400 says that we broke a rule, perhaps after hours. A new session may not do it again.
+            # 400 means that we broke a rule, perhaps after hours. A new session may work for as long.
             return error.found is not None or (error.code != BROKE_A_RULE and _is_final_code(error.code))
         case HandshakeFailed():
             is_answer = error.status is not None and (error.status < 400 or _is_final_code(error.status))
@@ -290,12 +323,12 @@ def _is_final_code(code: int | None) -> bool:
 
 # ---------------------------------------------------------------------------- hints
 
-HEAD = 24  # bytes that are kept of what a peer sent first
+HEAD = 24  # number of bytes from the beginning of a connection that are kept for `looks_like`
 
 _AQUEDUCT = b"AQUEDUX1"
-_RELINK = bytes(8)  # the version, from either side
-_BPMUX = b"\xa8\x00"  # credit for the top level
-_E3X = re.compile(rb".{1,5}\{\"(c|type|seq|ack|miss|end|err)\"", re.DOTALL)  # the lengths before a head
+_RELINK = bytes(8)  # the version number, with which both sides begin
+_BPMUX = b"\xa8\x00"  # the frame that grants credit for opening channels
+_E3X = re.compile(rb".{1,5}\{\"(c|type|seq|ack|miss|end|err)\"", re.DOTALL)  # a packet: its lengths and a JSON object
 _YAMUX = re.compile(
     rb"\x00(?:[\x00\x01]\x00[\x01-\x0f]\x00\x00|\x02\x00[\x01\x02]\x00{4}|\x03\x00{6})", re.DOTALL
 )  # a header
@@ -305,7 +338,7 @@ _METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PAT
 
 
 def looks_like(head: bytes) -> str | None:
-    """Name what a peer that begins with these bytes probably speaks, None if they could be anything."""
+    """Return the name of the protocol that a peer probably speaks if it begins with these bytes, or None."""
     if head[:1] == b"\x16" and head[1:2] == b"\x03":
         return "TLS"
     if head[:1] == b"\x15" and head[1:2] == b"\x03":

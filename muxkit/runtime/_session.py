@@ -1,4 +1,10 @@
-"""What the sessions of all protocols share: the face that applications see, and the pings under way."""
+"""The classes that applications use: `Session`, `Channel`, `TypedChannel` and `IncomingRequest`, with their statistics.
+
+They are abstract, so that a program can be written for all protocols. Most protocols derive their sessions and channels
+from `MuxSession` and `MuxChannel`, which implement these classes.
+
+The module also contains `Pings`, which the sessions of all protocols use to match the answers to their pings.
+"""
 
 from __future__ import annotations
 
@@ -160,18 +166,20 @@ class Channel(trio.abc.Channel[bytes]):
 
 
 class TypedChannel(trio.abc.Channel[ValueT], Generic[ValueT]):
-    """A two-way channel of values of one type, made by `session.open(codec=...)` and `muxkit.handler`.
+    """A two-way channel for values of one type. `session.open(codec=...)` and `muxkit.handler` make such channels.
 
-    `send` and `receive` take and give values, with the cancellation rules of `Channel`. A message of the peer that
-    doesn't fit the type raises `InvalidMessage` in `receive`, and the channel is aborted with the code 422 and the
-    problem as the reason. The session isn't affected.
+    `send` encodes a value and sends it as one message, and `receive` decodes a message. Cancellation works as described
+    for `Channel`.
+
+    If the peer sends a message that doesn't fit the type, `receive` raises `InvalidMessage` and aborts the channel. The
+    peer gets the code 422 and a description of the problem. The session and its other channels continue.
     """
 
     __slots__ = ("codec", "raw")
 
     def __init__(self, raw: Channel, codec: Codec[ValueT]) -> None:
         self.raw: Channel = raw
-        """The channel of bytes below."""
+        """The channel that carries the encoded values."""
         self.codec: Codec[ValueT] = codec
         """The codec of both directions."""
 
@@ -186,37 +194,45 @@ class TypedChannel(trio.abc.Channel[ValueT], Generic[ValueT]):
 
     @property
     def name(self) -> str:
-        """The name that the opening side gave; "" if it gave none."""
+        """The name of the channel, or "" if the side that opened it gave no name."""
         return self.raw.name
 
     @property
     def opening(self) -> bytes:
-        """The payload that came, or went, with the opening, in bytes."""
+        """The payload that was sent with the opening of the channel, as bytes. The codec doesn't apply to it."""
         return self.raw.opening
 
     @property
     def headers(self) -> Headers:
-        """The headers that came, or went, with the opening."""
+        """The headers that were sent with the opening of the channel. See `Channel.headers`."""
         return self.raw.headers
 
     async def send(self, value: ValueT) -> None:
-        """Send a value. Cancelled means not sent.
+        """Send a value. If this is cancelled, the value wasn't sent.
 
-        Raises what the codec raises for a value that it can't encode; then nothing was sent.
+        If the codec can't encode the value, its exception is raised, and nothing was sent.
         """
         await self.raw.send(self.codec.encode(value))
 
     async def send_many(self, values: Iterable[ValueT]) -> None:
-        """Send several values with one checkpoint; cancelled, a prefix of them was sent."""
+        """Send several values with one checkpoint. If this is cancelled, the first ones may have been sent."""
         encode = self.codec.encode
         await self.raw.send_many([encode(value) for value in values])
 
     async def receive(self) -> ValueT:
-        """Wait for the next value. Raises `trio.EndOfChannel` at the clean end, `InvalidMessage` for an invalid one."""
+        """Wait for the next value and return it.
+
+        Raises:
+            trio.EndOfChannel: If the peer has finished sending, and all its values were received.
+            InvalidMessage: If the message isn't a valid value.
+        """
         return self._decoded(await self.raw.receive())
 
     async def receive_many(self, limit: int | None = None) -> list[ValueT]:
-        """Wait for at least one value, then return all that have come, at most `limit`. Raises as `receive` does."""
+        """Wait for at least one value, and return all values that have arrived, but at most `limit`.
+
+        Raises the same exceptions as `receive`.
+        """
         return [self._decoded(message) for message in await self.raw.receive_many(limit)]
 
     def _decoded(self, message: bytes) -> ValueT:
@@ -227,24 +243,27 @@ class TypedChannel(trio.abc.Channel[ValueT], Generic[ValueT]):
             raise
 
     async def finish(self) -> None:
-        """Say that no more values follow, and wait until the peer has heard it; receiving goes on."""
+        """Announce that this side sends no more values, and wait until the peer has confirmed that.
+
+        The application can still receive values.
+        """
         await self.raw.finish()
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
-        """Give up both directions now, as `Channel.abort` does."""
+        """Cancel both directions of the channel without waiting. See `Channel.abort`."""
         self.raw.abort(reason, code=code)
 
     async def aclose(self) -> None:
-        """Close both directions, as `Channel.aclose` does."""
+        """Close both directions of the channel. See `Channel.aclose`."""
         await self.raw.aclose()
 
     def stats(self) -> ChannelStats:
-        """Return the gauges of the channel."""
+        """Return statistics about the channel."""
         return self.raw.stats()
 
 
 def typed(opening: Opening[Channel], codec: Codec[ValueT]) -> ChannelOpening[TypedChannel[ValueT]]:
-    """Put a codec around a channel that is opened; the caller has announced the codec in the headers."""
+    """Return an opening that makes a `TypedChannel`. The caller has put the name of the codec into the headers."""
 
     async def open() -> TypedChannel[ValueT]:
         return TypedChannel(await opening, codec)
@@ -253,9 +272,9 @@ def typed(opening: Opening[Channel], codec: Codec[ValueT]) -> ChannelOpening[Typ
 
 
 class IncomingRequest(ABC):
-    """A request of the peer, to be answered with one response.
+    """A request of the peer, which the application answers with one response.
 
-    Leaving an `async with` block around it declines the request if it has no response by then.
+    Use it in an `async with` block. If the block ends without a response, the request is declined.
     """
 
     __slots__ = ()
@@ -268,13 +287,17 @@ class IncomingRequest(ABC):
     @property
     @abstractmethod
     def payload(self) -> bytes:
-        """The bytes that the peer sent with the request."""
+        """The content of the request."""
 
     @abstractmethod
     async def respond(self, payload: bytes) -> None:
-        """Send the response; returns when the session has accepted it. Cancelled means not sent.
+        """Send the response. Like `Channel.send`, this returns when the session has accepted it.
 
-        Raises `ChannelStopped` when the peer needs no response any more, `LocalProtocolError` in a second call.
+        If this is cancelled, the response wasn't sent.
+
+        Raises:
+            ChannelStopped: If the peer has cancelled the request.
+            LocalProtocolError: If the request already has a response.
         """
 
     @abstractmethod
@@ -283,11 +306,17 @@ class IncomingRequest(ABC):
 
     @abstractmethod
     async def cancelled(self) -> None:
-        """Wait until the peer needs no response any more: it cancelled, has the response, or its connection is lost."""
+        """Wait until no response is needed any more.
+
+        That is the case if the peer has cancelled the request or received the response, or if the connection is lost.
+        """
 
     @abstractmethod
     def abort(self, reason: str = "", *, code: int = 0) -> None:
-        """Decline without waiting, if there is no response; the peer reads the reason if it gave credit for it."""
+        """Decline the request without waiting. Does nothing if it has a response.
+
+        The peer gets the reason only if it has granted credit for one.
+        """
 
     @abstractmethod
     async def __aenter__(self) -> IncomingRequest: ...
@@ -298,25 +327,32 @@ class IncomingRequest(ABC):
 
 @attrs.frozen(kw_only=True)
 class SessionStats:
-    """Counters since the session began, and gauges of now."""
+    """Statistics about a session. The counters begin with the session."""
 
     bytes_received: int
+    """How many bytes have arrived from the transport."""
     bytes_sent: int
+    """How many bytes the transport has taken."""
     messages_received: int
+    """How many messages have arrived on all channels."""
     messages_sent: int
+    """How many messages `send` has accepted on all channels."""
     channels: int
-    """Live channels, those of both sides."""
+    """How many channels are live now, whichever side opened them."""
     queued: int
-    """Bytes accepted by `send` that the transport has not taken yet."""
+    """How many bytes `send` has accepted that the transport hasn't taken yet."""
     round_trip: float | None
-    """Seconds, smoothed; None before the first answer to a ping."""
+    """A moving average of the round-trip time in seconds, or None before the first answer to a ping."""
 
 
 _OF_CHANNELS = frozenset({"send", "send_many", "receive", "receive_many", "send_all", "receive_some", "finish"})
 
 
 class Session(ABC):
-    """One connection that carries many channels; it owns its tasks and ends with its `async with` block."""
+    """A connection to a peer, with any number of channels. `muxkit.connect` and `muxkit.open_server` make sessions.
+
+    A session has background tasks that read and write. They end with the session's `async with` block.
+    """
 
     if not TYPE_CHECKING:
 
@@ -343,13 +379,16 @@ class Session(ABC):
     ) -> Opening[Channel] | Opening[TypedChannel[ValueT]]:
         """Open a channel to the peer: `async with session.open()` or `channel = await session.open()`.
 
-        Leaving the block normally finishes the channel, leaving it by an error aborts it. The peer reads the arguments
-        as `channel.name`, `channel.opening` and `channel.headers`. Headers are pairs of texts, for facts about the
-        channel that aren't messages; `Limits.headers` bounds them. Peers of other programs, and of older versions, see
-        them as the beginning of the payload.
+        With `async with`, leaving the block normally closes the channel after everything was sent. If an exception
+        leaves the block, the channel is aborted.
 
-        With a codec, such as `muxkit.Json(Price)`, the channel is a `TypedChannel`, which sends and receives values.
-        The name of the codec travels as the header "codec".
+        Args:
+            name: What the channel is for. The peer reads it as `channel.name`, and `by_name` chooses a handler by it.
+            codec: A codec such as `muxkit.Json(Price)`. The result is then a `TypedChannel`, which sends and receives
+                values. The peer gets the name of the codec as the header "codec".
+            payload: Bytes that arrive together with the opening. The peer reads them as `channel.opening`.
+            headers: Names and values with facts about the channel. The peer reads them as `channel.headers`. Their size
+                is limited by `Limits.headers`. A peer that isn't muxkit gets them as the beginning of the payload.
         """
 
     def subscribe(
@@ -367,47 +406,51 @@ class Session(ABC):
             async with session.subscribe("prices", codec=muxkit.Json(Price)) as prices:
                 async for price in prices: ...
 
-        Every update that is published after the block was entered reaches the subscriber, unless it is too slow.
+        When the block was entered, the peer knows the subscriber. Every later update reaches it, unless it is too slow.
 
         Args:
             topic: The name under which the peer serves the topic.
             codec: The codec of the updates.
-            since: The number of an update, or the `Subscription.position` of an earlier subscription: updates after it
-                come first, as far as they are kept. 0 stands for all that are kept.
-            on_lag: What happens when this subscriber is too slow; see `OnLag`.
-            member: A name by which the other subscribers know this one, for topics with presence.
-            headers: Further headers for the peer.
+            since: Receive earlier updates first, as far as the topic keeps them. This is the number of an update, or
+                the `Subscription.position` of an earlier subscription, and the next update is the first one. 0 means
+                all updates that the topic keeps.
+            on_lag: What happens if this subscriber is too slow. See `OnLag`.
+            member: The name of this subscriber for topics with presence, which the other subscribers see.
+            headers: Additional headers for the peer.
 
-        Raises `ChannelCancelled` if the peer refuses, for example because it has no topic of this name.
+        Raises:
+            ChannelCancelled: If the peer refuses, for example because it has no topic of this name.
         """
         told = subscription_headers(codec, since, on_lag, member, headers)
         return subscribed(self.open(topic, headers=told), codec)
 
     @abstractmethod
     def incoming(self) -> AsyncIterator[Channel]:
-        """Iterate over the channels that the peer opens, until it hangs up in an orderly way.
+        """Iterate over the channels that the peer opens, until the peer closes the session in order.
 
-        Checks for cancellation with each channel, yields at the latest with every 16th, and always when it had to
-        wait, or while the peer breaks off what it opens.
+        Each step checks for cancellation. To be fast, other tasks run only with every 16th channel, if the iterator has
+        to wait, and if the peer keeps cancelling the channels that it opens.
         """
 
     def __aiter__(self) -> AsyncIterator[Channel]:
         return self.incoming()
 
     def listener(self, name: str = "") -> ChannelListener:
-        """Return a listener whose connections are the channels that the peer opens with this name.
+        """Return a Trio listener whose connections are the channels that the peer opens with this name.
 
-        With it, a server that was written for Trio's streams serves on the session: `trio.serve_listeners(handler,
-        [session.listener("http")])`. That works on the client's side, too, so a program without a port of its own can
-        be served behind NAT. It takes all channels of the session, so use it instead of `incoming`.
+        With it, a server that was written for Trio's streams can serve on a session: `trio.serve_listeners(handler,
+        [session.listener("http")])`. Clients can do this too, so a program behind NAT can offer a service without a
+        port of its own. The listener takes all channels of the session, so use it instead of `incoming`.
         """
         return ChannelListener(self, self.incoming(), name)
 
     async def request(self, payload: bytes) -> bytes:
-        """Send a request and wait for its response. A cancellation cancels the request.
+        """Send a request and wait for its response. If this is cancelled, the request is cancelled too.
 
-        Raises `ChannelStopped` if the peer declines the request, `LinkLost` if the connection is lost, and
-        `Unsupported` if the protocol has no requests: only bpmux has them.
+        Raises:
+            ChannelStopped: If the peer declines the request.
+            LinkLost: If the connection is lost.
+            Unsupported: If the protocol has no requests. Only bpmux has them.
         """
         await trio.lowlevel.checkpoint()
         raise self._no_requests()
@@ -423,23 +466,23 @@ class Session(ABC):
         return Unsupported(f"{self.info.protocol} has no requests; bpmux has")
 
     def _takes_only(self, kinds: Sequence[str]) -> None:  # noqa: B027 - what most protocols do is nothing
-        """Decline immediately what the peer opens and no task takes, as this server's handler takes only `kinds`.
+        """Decline everything that the peer opens, except for `kinds`, unless a task of the application takes it.
 
-        Called by the server before it calls the handler. A kind is one of "channels" and "requests". Does nothing in a
-        protocol in which a peer can't open anything else.
+        A kind is "channels" or "requests". A server calls this before it calls the handler, which takes only these.
+        Does nothing in a protocol in which a peer can open only one kind.
         """
 
     @abstractmethod
     def channels(self) -> Sequence[Channel]:
-        """Return the live channels that this application has, those that it opened and those that it took."""
+        """Return the live channels that the application has opened or accepted."""
 
     @abstractmethod
     async def ping(self) -> float:
-        """Return the seconds of one round trip through the peer's session."""
+        """Send a ping to the peer's session, and return the seconds until its answer arrived."""
 
     @abstractmethod
     async def shutdown(self, *, grace: float) -> None:
-        """Take no new channels, let the live ones end for up to `grace` seconds, then cut them."""
+        """Accept no new channels, wait up to `grace` seconds until the live ones have ended, and abort the others."""
 
     @property
     def limits(self) -> Limits:
@@ -449,18 +492,18 @@ class Session(ABC):
     @property
     @abstractmethod
     def info(self) -> SessionInfo:
-        """What carries the session, and who the peer is."""
+        """The protocol and transport of the session, and the identity of the peer."""
 
     @abstractmethod
     def stats(self) -> SessionStats:
-        """What the session has sent, received and holds."""
+        """Return statistics about the session."""
 
 
 def describe(link: object, protocol: str) -> SessionInfo:
-    """Say what carries a session, from what its link tells; a link may have all of these attributes, some or none."""
+    """Return the description of a session on a link. Each attribute that this reads is optional for a link."""
     peer: str = getattr(link, "peer", "")
     identity: Identity | None = getattr(link, "identity", None)
-    if user := getattr(link, "user", None):  # what `authorize` returned
+    if user := getattr(link, "user", None):  # the name that `authorize` returned
         identity = attrs.evolve(identity or Identity(), user=user)
     return SessionInfo(
         protocol=protocol,
@@ -474,23 +517,24 @@ def describe(link: object, protocol: str) -> SessionInfo:
 
 KeyT = TypeVar("KeyT", bound="Hashable")
 
-SMOOTHING = 0.125  # weight of the newest round trip
+SMOOTHING = 0.125  # weight of the newest round trip in the moving average, as for TCP (RFC 6298)
 
 
 @attrs.define(eq=False)
 class Ping:
-    """One ping under way; a ping that the engine sends by itself is waited for by no task."""
+    """A ping. If the engine has sent it to measure the round trip, no task waits for its answer."""
 
     sent_at: float = attrs.field(factory=trio.current_time)
+    """When the ping was sent."""
     took: float | None = None
-    """Seconds, once it was answered."""
+    """The round trip in seconds, or None if the ping hasn't been answered."""
     is_wanted: bool = True
-    """False once the task that waited for it was cancelled."""
-    _answer: trio.Event | None = None
-    _error: ErrorMaker | None = None
+    """False if the task that waited for the answer was cancelled."""
+    _answer: trio.Event | None = None  # set when the ping has ended, if a task waits
+    _error: ErrorMaker | None = None  # makes the error for a ping that won't be answered
 
     async def wait(self) -> float:
-        """Wait for the answer, and return the round trip in seconds; raises what ended the ping instead."""
+        """Wait for the answer, and return the round trip in seconds. Raises an error if the ping won't be answered."""
         if self.took is None and self._error is None:
             self._answer = trio.Event()
             try:
@@ -506,23 +550,26 @@ class Ping:
         return self.took
 
     def end(self, *, took: float | None = None, error: ErrorMaker | None = None) -> None:
-        """Wake the task that waits."""
+        """Record the result, and wake the task that waits for it."""
         self.took, self._error = took, error
         if self._answer is not None:
             self._answer.set()
 
 
 class Pings(Generic[KeyT]):
-    """Pings under way by what they are about, each answered in the order in which they were sent.
+    """The unanswered pings of a session.
 
-    `ping = pings.sent(key)` after the engine was told, then `await ping.wait()`; the session calls `answered` and
-    `ended`. `round_trip` is smoothed over all answers.
+    Some protocols have pings for single halves of channels, so each ping has a key, which is such a half, or None for
+    the session. The answers to pings with the same key arrive in the order in which the pings were sent.
+
+    To send a ping, a session calls its engine, then `ping = pings.sent(key)`, and then `await ping.wait()`. When the
+    engine reports an answer, the session calls `answered`.
     """
 
     def __init__(self, facts: Facts | None = None) -> None:
         self._facts = facts
         self.round_trip: float | None = None
-        """Seconds, smoothed; None before the first answer."""
+        """A moving average of the round trips in seconds, or None before the first answer."""
         self._under_way: dict[KeyT, deque[Ping]] = {}
 
     def __contains__(self, key: KeyT) -> bool:
@@ -532,13 +579,13 @@ class Pings(Generic[KeyT]):
         return sum(map(len, self._under_way.values()))
 
     def sent(self, key: KeyT) -> Ping:
-        """Note that a ping was sent now, or will be by `resend`."""
+        """Record a ping. It was sent now, or will be sent by `resend`."""
         ping = Ping()
         self._under_way.setdefault(key, deque()).append(ping)
         return ping
 
     def answered(self, key: KeyT) -> None:
-        """The oldest ping about this was answered; harmless if there is none."""
+        """Record an answer to the oldest ping with this key. Does nothing if there is none."""
         waiting = self._under_way.get(key)
         if not waiting:
             return
@@ -553,14 +600,14 @@ class Pings(Generic[KeyT]):
         ping.end(took=took)
 
     def ended(self, error: ErrorMaker, key: KeyT | None = None) -> None:
-        """No answer comes any more: to the pings about `key`, or to all."""
+        """End the pings with this key with an error, or all pings if `key` is None."""
         keys = [*self._under_way] if key is None else [key]
         for each in keys:
             for ping in self._under_way.pop(each, ()):
                 ping.end(error=error)
 
     def resend(self, send: Callable[[KeyT], None]) -> None:
-        """Send every ping that a task still waits for again, on a new connection."""
+        """Send all pings again on a new connection, except for those that no task waits for any more."""
         self.forget_unwanted()
         for key, waiting in self._under_way.items():
             for ping in waiting:
@@ -568,6 +615,9 @@ class Pings(Generic[KeyT]):
                 send(key)
 
     def forget_unwanted(self) -> None:
-        """Drop the pings whose tasks were cancelled; only for those that were not sent, or whose connection is gone."""
+        """Remove the pings whose tasks were cancelled.
+
+        Call this only if none of them can still be answered, or later answers would be matched to the wrong pings.
+        """
         kept = {key: deque(ping for ping in waiting if ping.is_wanted) for key, waiting in self._under_way.items()}
         self._under_way = {key: waiting for key, waiting in kept.items() if waiting}
