@@ -1,11 +1,12 @@
-"""muxkit for programs that run on asyncio: sessions and servers whose awaits belong to asyncio tasks.
+"""muxkit for asyncio programs. The functions and classes have the same names as in `muxkit`.
 
     async with muxkit.asyncio.connect("bpmux+tcp://127.0.0.1:7000") as session:
         async with session.open("chat") as channel:
             await channel.send(b"hello")
             async for message in channel: ...
 
-Trio runs beside the loop, in the same thread, while such a block is open.
+While at least one block of `connect`, `open_server` or `reconnecting` is open, Trio runs inside the asyncio loop, in
+the same thread.
 """
 
 from __future__ import annotations

@@ -35,10 +35,7 @@ RequestHandler: TypeAlias = "Callable[[Request], Coroutine[Any, Any, object]]"
 
 
 class Handlers:
-    """Handlers of channels, by name or for all, and of requests.
-
-    Made by `each_channel`, `by_name` and `each_request`.
-    """
+    """Handlers of the channels and requests of a session. `each_channel`, `by_name` and `each_request` make it."""
 
     def __init__(
         self,
@@ -55,7 +52,7 @@ class Handlers:
         self._max_concurrent = max_concurrent
 
     def for_trio(self, guest: Guest) -> muxkit._handlers.SessionHandler:
-        """Return the handler of sessions that Trio calls."""
+        """Return a handler of sessions for Trio, which runs the handlers as asyncio tasks."""
         most = self._max_concurrent
         requests = None if self._requests is None else _in_asyncio(guest, Request, self._requests)
         if isinstance(self._channels, Mapping):
@@ -88,7 +85,7 @@ def each_request(handler: RequestHandler, *, max_concurrent: int | None = None) 
 
 
 class _AsyncioBlock(runtime.NeedsBlock, AbstractAsyncContextManager[FaceT], Generic[FaceT, ForTrio]):
-    """A block of Trio whose value has a face in asyncio."""
+    """A block of Trio that an asyncio task enters. The task gets the block's value in a wrapper of `faces`."""
 
     def __init__(self, call: str, face: Callable[[Guest, ForTrio], FaceT], block: Block[ForTrio]) -> None:
         self._call = call
@@ -159,7 +156,7 @@ def reconnecting(
             async for session in sessions:
                 ...
 
-    Leaving the block closes the present session.
+    Leaving the block closes the current session.
 
     Args:
         url: The server's URL, or a list of URLs.
@@ -181,15 +178,20 @@ class _Sessions(AsyncIterator[Session]):
 
 
 async def in_trio(function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a coroutine function of Trio while a session or a server is open, and return what it returns.
+    """Call a coroutine function in Trio, and return its result. A session or a server must be open.
 
-    For what a protocol has beyond the common face: `sink = await in_trio(session.native.open_sink, b"log")`. A
-    cancellation of the asyncio task cancels the call, and is raised if Trio's side was cancelled by it.
+    Use this for methods that only one protocol has: `sink = await in_trio(session.native.open_sink, b"log")`.
+
+    If the asyncio task is cancelled, the call is cancelled. If the call completes in spite of that, its result is
+    returned, and the next `await` of the task raises `asyncio.CancelledError`.
+
+    Raises:
+        RuntimeError: If no session and no server is open in this loop.
     """
     return await guest_of_loop().call(partial(function, *args, **kwargs))
 
 
-# --- what Trio calls
+# --- functions that Trio calls
 
 
 def _in_asyncio(

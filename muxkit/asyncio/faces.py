@@ -1,4 +1,9 @@
-"""Sessions, channels, requests and servers as asyncio tasks use them; each stands for the object of Trio behind it."""
+"""The sessions, channels, requests and servers that asyncio tasks use.
+
+Each object wraps the corresponding object of Trio, which is its attribute `native`. A method that has to wait is called
+in Trio, through the `Guest`. `Channel.send` and `Channel.receive` first try without Trio, because a switch to Trio and
+back costs many times as much as a short message.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +33,14 @@ ForTrio = TypeVar("ForTrio")
 
 
 class _Face(Generic[ForTrio]):
-    """One of several equal objects that stand for the same object of Trio."""
+    """Base class of the wrappers. Two wrappers are equal if they wrap the same object of Trio."""
 
     __slots__ = ("_guest", "native")
 
     def __init__(self, guest: Guest, native: ForTrio) -> None:
         self._guest = guest
         self.native: ForTrio = native
-        """The object of Trio, for what the protocol has beyond this class: see `in_trio`."""
+        """The wrapped object. It has all methods of the protocol. Call coroutine functions of it with `in_trio`."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Face) and self.native is other.native
@@ -48,10 +53,12 @@ class _Face(Generic[ForTrio]):
 
 
 class Channel(_Face[runtime.Channel]):
-    """A two-way channel of whole messages inside a session.
+    """A two-way channel for messages. Many channels share one session.
 
-    `send` and `receive` are atomic under cancellation: cancelled means not sent, and nothing was taken. Both yield to
-    the loop at the latest on every 64th call or 128 KiB, and always when they have to wait.
+    A message arrives as a whole or not at all. If `send` is cancelled, the message wasn't sent. If `receive` is
+    cancelled, no message is lost.
+
+    To be fast, `send` and `receive` let other tasks run only if they have to wait, or after 64 calls or 128 KiB.
     """
 
     __slots__ = ("_since_yield",)
@@ -63,10 +70,13 @@ class Channel(_Face[runtime.Channel]):
     # --- sending
 
     async def send(self, message: bytes) -> None:
-        """Send one message; returns when the connection has it. Cancelled means not sent.
+        """Send a message. This returns when the session has accepted the message, and may have to wait for credit.
 
-        Raises `trio.ClosedResourceError` after `finish`, `abort` or `aclose`, `ChannelStopped` when the peer wants no
-        more, `LinkLost` when the connection is gone, `LocalProtocolError` for what cannot be sent.
+        Raises:
+            trio.ClosedResourceError: If this side has called `finish`, `abort` or `aclose`.
+            ChannelStopped: If the peer doesn't want to receive any more.
+            LinkLost: If the connection was lost.
+            LocalProtocolError: If the message can't be sent, for example because it is larger than `Limits.message`.
         """
         if self._since_yield >= YIELD_BYTES:
             await self._yield()
@@ -77,20 +87,26 @@ class Channel(_Face[runtime.Channel]):
             await self._guest.call(partial(self.native.send, message))
 
     async def send_many(self, messages: Iterable[bytes]) -> None:
-        """Send several messages, which costs less than one by one; cancelled, a prefix of them was sent."""
+        """Send several messages, which is faster than one by one. If cancelled, the first ones may have been sent."""
         await self._guest.call(partial(self.native.send_many, [*messages]))
 
     async def finish(self) -> None:
-        """Say that no more messages follow, and wait until the peer has heard it; receiving goes on."""
+        """Announce that this side sends no more messages, and wait until the peer has confirmed that.
+
+        The application can still receive messages.
+        """
         await self._guest.call(self.native.finish)
 
     # --- receiving
 
     async def receive(self) -> bytes:
-        """Wait for the next message and take it. Cancelled means that none was taken.
+        """Wait for the next message and return it.
 
-        Raises `trio.EndOfChannel` at the clean end, `ChannelCancelled` when the peer gave up before it was done,
-        `LinkLost` when the connection is gone, `trio.ClosedResourceError` after `aclose`.
+        Raises:
+            trio.EndOfChannel: If the peer has finished sending, and all its messages were received.
+            ChannelCancelled: If the peer has cancelled the channel.
+            LinkLost: If the connection was lost.
+            trio.ClosedResourceError: If this side has called `abort` or `aclose`.
         """
         if self._since_yield >= YIELD_BYTES:
             await self._yield()
@@ -102,7 +118,7 @@ class Channel(_Face[runtime.Channel]):
         return message
 
     async def receive_many(self, limit: int | None = None) -> list[bytes]:
-        """Wait for at least one message, then return all that have come, at most `limit`."""
+        """Wait for at least one message, and return all messages that have arrived, but at most `limit`."""
         return await self._guest.call(partial(self.native.receive_many, limit))
 
     def __aiter__(self) -> Channel:
@@ -118,18 +134,22 @@ class Channel(_Face[runtime.Channel]):
         self._since_yield += size if size > YIELD_LEAST else YIELD_LEAST  # noqa: FURB136 - `max` is a call
 
     async def _yield(self) -> None:
-        """Let other tasks run, before the call has done anything: a cancellation may strike here."""
+        """Let other tasks run. The caller hasn't done anything yet, so it may be cancelled here."""
         self._since_yield = 0
         await asyncio.sleep(0)
 
     # --- the end
 
     async def aclose(self) -> None:
-        """Say that no more follows, and stop receiving."""
+        """Finish sending and stop receiving, without waiting for the peer's confirmation."""
         await self._guest.call(self.native.aclose)
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
-        """Give up both directions now; the peer learns that messages are missing, and the reason."""
+        """Cancel both directions of the channel without waiting. Some messages may not arrive.
+
+        At the peer, receiving raises `ChannelCancelled` and sending raises `ChannelStopped`. Both have the reason and
+        the code, if the protocol can transmit them.
+        """
         self.native.abort(reason, code=code)
 
     async def __aenter__(self) -> Channel:
@@ -147,39 +167,41 @@ class Channel(_Face[runtime.Channel]):
 
     @property
     def name(self) -> str:
-        """What it was opened for; "" if the side that opened it gave no name."""
+        """The name of the channel, which says what it is for. "" if the side that opened it gave no name."""
         return self.native.name
 
     @property
     def opening(self) -> bytes:
-        """The payload that came, or went, with the opening; not a message."""
+        """The payload that was sent with the opening of the channel. It isn't one of the messages."""
         return self.native.opening
 
     @property
     def headers(self) -> Headers:
-        """The headers that came, or went, with the opening; empty if there were none."""
+        """The headers that were sent with the opening of the channel. They are empty if there were none."""
         return self.native.headers
 
     def stats(self) -> ChannelStats:
-        """What is queued, the credit both ways, and since when a sender waits."""
+        """Return statistics about the channel."""
         return self.native.stats()
 
 
 class TypedChannel(Generic[ValueT]):
-    """A two-way channel of values of one type, made by `session.open(codec=...)` and `muxkit.asyncio.handler`.
+    """A two-way channel for values of one type. `session.open(codec=...)` and `handler` make such channels.
 
-    `send` and `receive` have the cancellation rules of `Channel`. A message of the peer that doesn't fit the type
-    raises `InvalidMessage` in `receive`, and the channel is aborted with the code 422 and the problem as the reason.
-    The session isn't affected.
+    `send` encodes a value and sends it as one message, and `receive` decodes a message. Cancellation works as described
+    for `Channel`.
+
+    If the peer sends a message that doesn't fit the type, `receive` raises `InvalidMessage` and aborts the channel. The
+    peer gets the code 422 and a description of the problem. The session and its other channels continue.
     """
 
     __slots__ = ("native", "raw")
 
     def __init__(self, raw: Channel, codec: Codec[ValueT]) -> None:
         self.raw: Channel = raw
-        """The channel of bytes below."""
+        """The channel that carries the encoded values."""
         self.native: runtime.TypedChannel[ValueT] = runtime.TypedChannel(raw.native, codec)
-        """The object of Trio, for what this class doesn't have: see `in_trio`."""
+        """The wrapped object. Call coroutine functions of it with `in_trio`."""
 
     def __repr__(self) -> str:
         return f"<muxkit.asyncio.TypedChannel of {self.native!r}>"
@@ -196,37 +218,45 @@ class TypedChannel(Generic[ValueT]):
 
     @property
     def name(self) -> str:
-        """The name that the opening side gave; "" if it gave none."""
+        """The name of the channel, or "" if the side that opened it gave no name."""
         return self.raw.name
 
     @property
     def opening(self) -> bytes:
-        """The payload that came, or went, with the opening, in bytes."""
+        """The payload that was sent with the opening of the channel, as bytes. The codec doesn't apply to it."""
         return self.raw.opening
 
     @property
     def headers(self) -> Headers:
-        """The headers that came, or went, with the opening."""
+        """The headers that were sent with the opening of the channel."""
         return self.raw.headers
 
     async def send(self, value: ValueT) -> None:
-        """Send a value. Cancelled means not sent.
+        """Send a value. If this is cancelled, the value wasn't sent.
 
-        Raises what the codec raises for a value that it can't encode; then nothing was sent.
+        If the codec can't encode the value, its exception is raised, and nothing was sent.
         """
         await self.raw.send(self.codec.encode(value))
 
     async def send_many(self, values: Iterable[ValueT]) -> None:
-        """Send several values, which costs less than one by one; cancelled, a prefix of them was sent."""
+        """Send several values, which is faster than one by one. If cancelled, the first ones may have been sent."""
         encode = self.codec.encode
         await self.raw.send_many([encode(value) for value in values])
 
     async def receive(self) -> ValueT:
-        """Wait for the next value. Raises `trio.EndOfChannel` at the clean end, `InvalidMessage` for an invalid one."""
+        """Wait for the next value and return it.
+
+        Raises:
+            trio.EndOfChannel: If the peer has finished sending, and all its values were received.
+            InvalidMessage: If the message isn't a valid value.
+        """
         return self.native._decoded(await self.raw.receive())
 
     async def receive_many(self, limit: int | None = None) -> list[ValueT]:
-        """Wait for at least one value, then return all that have come, at most `limit`. Raises as `receive` does."""
+        """Wait for at least one value, and return all values that have arrived, but at most `limit`.
+
+        Raises the same exceptions as `receive`.
+        """
         return [self.native._decoded(message) for message in await self.raw.receive_many(limit)]
 
     def __aiter__(self) -> TypedChannel[ValueT]:
@@ -239,15 +269,18 @@ class TypedChannel(Generic[ValueT]):
             raise StopAsyncIteration from None
 
     async def finish(self) -> None:
-        """Say that no more values follow, and wait until the peer has heard it; receiving goes on."""
+        """Announce that this side sends no more values, and wait until the peer has confirmed that.
+
+        The application can still receive values.
+        """
         await self.raw.finish()
 
     async def aclose(self) -> None:
-        """Close both directions, as `Channel.aclose` does."""
+        """Close both directions of the channel. See `Channel.aclose`."""
         await self.raw.aclose()
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
-        """Give up both directions now, as `Channel.abort` does."""
+        """Cancel both directions of the channel without waiting. See `Channel.abort`."""
         self.raw.abort(reason, code=code)
 
     async def __aenter__(self) -> TypedChannel[ValueT]:
@@ -257,32 +290,33 @@ class TypedChannel(Generic[ValueT]):
         await self.aclose()
 
     def stats(self) -> ChannelStats:
-        """Return the gauges of the channel."""
+        """Return statistics about the channel."""
         return self.raw.stats()
 
 
 class Subscription(AsyncIterator[ValueT], Generic[ValueT]):
-    """The updates of a topic, made by `session.subscribe`."""
+    """The updates of a topic. `session.subscribe` returns it, and a program iterates over it with `async for`."""
 
     __slots__ = ("_guest", "native")
 
     def __init__(self, guest: Guest, native: runtime.Subscription[ValueT]) -> None:
         self._guest = guest
         self.native: runtime.Subscription[ValueT] = native
-        """The object of Trio."""
+        """The wrapped object."""
 
     @property
     def position(self) -> str:
-        """Where the subscriber is: give it as `since=` to a later subscription, to go on after the last update."""
+        """The position after the last received update. Pass it as `since=` to a later subscription to continue
+        there."""
         return self.native.position
 
     @property
     def lost(self) -> int:
-        """How many updates were lost so far, because this subscriber was too slow."""
+        """How many updates were lost until now, because this subscriber was too slow."""
         return self.native.lost
 
     async def __anext__(self) -> ValueT:
-        """Wait for the next update. Raises `Lagged` if the policy is to end with it."""
+        """Wait for the next update. Raises `Lagged` if updates were lost and `on_lag` is "end"."""
         return await self._guest.call(self._next)
 
     async def _next(self) -> ValueT:
@@ -304,10 +338,10 @@ class Subscription(AsyncIterator[ValueT], Generic[ValueT]):
 
 
 class Opening(Generic[OpenedT]):
-    """Opens a channel when it is awaited, or when its block is entered.
+    """Opens a channel, with `async with` or with `await`.
 
-    The block closes the channel when it is left normally, and aborts it when it is left by an error. What was awaited
-    has to be closed by the caller.
+    Leaving the block of `async with` closes the channel. If an exception leaves the block, the channel is aborted
+    instead. After `await`, the caller has to close the channel.
     """
 
     __slots__ = ("_face", "_guest", "_opening")
@@ -338,7 +372,10 @@ class Opening(Generic[OpenedT]):
 
 
 class Request(_Face[runtime.IncomingRequest]):
-    """A request of the peer; leaving an `async with` block around it declines it if it has no response."""
+    """A request of the peer, which the application answers with one response.
+
+    Use it in an `async with` block. If the block ends without a response, the request is declined.
+    """
 
     __slots__ = ()
 
@@ -349,15 +386,15 @@ class Request(_Face[runtime.IncomingRequest]):
 
     @property
     def payload(self) -> bytes:
-        """The bytes that the peer sent with the request."""
+        """The content of the request."""
         return self.native.payload
 
     async def respond(self, payload: bytes) -> None:
-        """Send the response; returns when the session has accepted it. Cancelled means not sent."""
+        """Send the response. If this is cancelled, the response wasn't sent."""
         await self._guest.call(partial(self.native.respond, payload))
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
-        """Decline, if there is no response."""
+        """Decline the request without waiting. Does nothing if it has a response."""
         self.native.abort(reason, code=code)
 
     async def __aenter__(self) -> Request:
@@ -368,7 +405,7 @@ class Request(_Face[runtime.IncomingRequest]):
 
 
 class _Items(AsyncIterator[ItemT]):
-    """What comes out of an iterator of Trio, each item as its face."""
+    """Wraps an iterator of Trio, and each of its items."""
 
     def __init__(self, guest: Guest, items: AsyncIterator[Any], face: type[ItemT]) -> None:
         self._guest = guest
@@ -384,7 +421,7 @@ class _Items(AsyncIterator[ItemT]):
 
 
 class Session(_Face[runtime.Session]):
-    """One connection that carries many channels."""
+    """A connection to a peer, with any number of channels."""
 
     __slots__ = ()
 
@@ -404,9 +441,15 @@ class Session(_Face[runtime.Session]):
     ) -> Opening[Channel] | Opening[TypedChannel[ValueT]]:
         """Open a channel to the peer: `async with session.open()` or `channel = await session.open()`.
 
-        Leaving the block normally finishes the channel, leaving it by an error aborts it. The peer reads the arguments
-        as `channel.name`, `channel.opening` and `channel.headers`. With a codec, such as `muxkit.Json(Price)`, the
-        channel is a `TypedChannel`, which sends and receives values.
+        With `async with`, leaving the block normally closes the channel after everything was sent. If an exception
+        leaves the block, the channel is aborted.
+
+        Args:
+            name: What the channel is for. The peer reads it as `channel.name`, and `by_name` chooses a handler by it.
+            codec: A codec such as `muxkit.Json(Price)`. The result is then a `TypedChannel`, which sends and receives
+                values.
+            payload: Bytes that arrive together with the opening. The peer reads them as `channel.opening`.
+            headers: Names and values with facts about the channel. The peer reads them as `channel.headers`.
         """
         if codec is None:
             return Opening(self._guest, self.native.open(name, payload=payload, headers=headers), Channel)
@@ -423,7 +466,7 @@ class Session(_Face[runtime.Session]):
         member: str | None = None,
         headers: Headers | None = None,
     ) -> Opening[Subscription[ValueT]]:
-        """Subscribe to a topic of the peer, as `muxkit.Session.subscribe` does.
+        """Subscribe to a topic of the peer. `muxkit.Session.subscribe` describes the arguments.
 
         async with session.subscribe("prices", codec=muxkit.Json(Price)) as prices:
             async for price in prices: ...
@@ -432,33 +475,36 @@ class Session(_Face[runtime.Session]):
         return Opening(self._guest, opening, Subscription)
 
     def incoming(self) -> AsyncIterator[Channel]:
-        """Iterate over the channels that the peer opens, until it hangs up in an orderly way."""
+        """Iterate over the channels that the peer opens, until the peer closes the session in order."""
         return _Items(self._guest, self.native.incoming(), Channel)
 
     def __aiter__(self) -> AsyncIterator[Channel]:
         return self.incoming()
 
     def channels(self) -> Sequence[Channel]:
-        """Return the live channels that this application has, those that it opened and those that it took."""
+        """Return the live channels that the application has opened or accepted."""
         return [Channel(self._guest, channel) for channel in self.native.channels()]
 
     async def request(self, payload: bytes) -> bytes:
-        """Send a request and wait for the response; a cancellation cancels the request.
+        """Send a request and wait for its response. If this is cancelled, the request is cancelled too.
 
-        Raises `Unsupported` where the protocol has none: only bpmux has.
+        Raises:
+            ChannelStopped: If the peer declines the request.
+            LinkLost: If the connection is lost.
+            Unsupported: If the protocol has no requests. Only bpmux has them.
         """
         return await self._guest.call(partial(self.native.request, payload))
 
     def requests(self) -> AsyncIterator[Request]:
-        """Iterate over the requests of the peer. Raises `Unsupported` where the protocol has none."""
+        """Iterate over the requests of the peer. Raises `Unsupported` if the protocol has no requests."""
         return _Items(self._guest, self.native.requests(), Request)
 
     async def ping(self) -> float:
-        """Return the seconds of one round trip through the peer's session."""
+        """Send a ping to the peer's session, and return the seconds until its answer arrived."""
         return await self._guest.call(self.native.ping)
 
     async def shutdown(self, *, grace: float) -> None:
-        """Take no new channels, let the live ones end for up to `grace` seconds, then cut them."""
+        """Accept no new channels, wait up to `grace` seconds until the live ones have ended, and abort the others."""
         await self._guest.call(partial(self.native.shutdown, grace=grace))
 
     @property
@@ -468,11 +514,11 @@ class Session(_Face[runtime.Session]):
 
     @property
     def info(self) -> SessionInfo:
-        """What carries the session, and who the peer is."""
+        """The protocol and transport of the session, and the identity of the peer."""
         return self.native.info
 
     def stats(self) -> SessionStats:
-        """What the session has sent, received and holds."""
+        """Return statistics about the session."""
         return self.native.stats()
 
 
@@ -487,7 +533,7 @@ class Server(_Face[TrioServer]):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """What clients connect to, one URL for each address."""
+        """The URLs to which clients connect, one for each address."""
         return self.native.urls
 
     @property
@@ -500,7 +546,8 @@ class Server(_Face[TrioServer]):
         return [Session(self._guest, session) for session in self.native.sessions()]
 
     def reload(self) -> None:
-        """Read the files of `tls` again, for new connections; faulty ones change nothing, and raise ValueError."""
+        """Read the files of `tls` again, for new connections. If they are invalid, raise ValueError and keep the
+        old."""
         self.native.reload()
 
     async def shutdown(self, *, grace: float, redirect: str | Sequence[str] | None = None) -> None:
@@ -511,5 +558,5 @@ class Server(_Face[TrioServer]):
         await self._guest.call(partial(self.native.shutdown, grace=grace, redirect=redirect))
 
     async def wait_closed(self) -> None:
-        """Wait until the server was shut down, or can serve no more."""
+        """Wait until the server was shut down, or can't serve any more."""
         await self._guest.call(self.native.wait_closed)

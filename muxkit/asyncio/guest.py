@@ -1,9 +1,23 @@
-"""One guest run of Trio on an asyncio loop: calls of asyncio tasks into it, and coroutines of asyncio that it calls.
+"""Runs Trio inside an asyncio loop, and lets each of them call coroutine functions of the other.
 
-Both loops run in the same thread, so each step of one is a moment in which the other stands still. A call is a Trio
-task that an asyncio task waits for. A cancellation of the asyncio task is a request to the Trio task, and the outcome
-of the call is what the Trio task reports: either it was cancelled, and has done nothing, or its result counts and the
-cancellation comes at the next await.
+A `Guest` is a run of Trio in guest mode (`trio.lowlevel.start_guest_run`). Trio and asyncio run in the same thread, one
+step of either at a time.
+
+**Calls from asyncio into Trio.** A Trio task runs the function, and the asyncio task waits for a `Call`, which is a
+future. The difficult part is cancellation. When `asyncio.Task.cancel` is called, the Trio task may already have sent
+the message, or received one that would be lost. So cancelling the `Call` doesn't end it. It only cancels the Trio task,
+and waits for the result:
+
+- The Trio task was cancelled, and has done nothing. Then the `Call` is cancelled, and the asyncio task gets its
+  `CancelledError`.
+- The Trio task has completed. Then the asyncio task gets the result. The cancellation must not get lost either, so it
+  is *late*: we repeat it, so that the next `await` of the task raises `CancelledError`.
+
+**Calls from Trio into asyncio.** An asyncio task runs the coroutine, for example a handler, and the Trio task waits for
+it. If the Trio task is cancelled, the asyncio task is cancelled, and the Trio task waits until it has ended.
+
+**Blocks.** A session is an async context manager of Trio. `Block` lets an asyncio task enter one: a Trio task enters
+it, waits, and leaves it.
 """
 
 from __future__ import annotations
@@ -30,25 +44,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Job = Callable[[], Awaitable[object]]
 
-IDLE_MOST: Final = 64  # Trio tasks that are kept for the next calls
-ENDED: Final = "the Trio run behind the sessions of this loop has ended"
+IDLE_MOST: Final = 64  # maximum number of Trio tasks without a call that are kept for the next calls
+ENDED: Final = "the run of Trio that serves the sessions of this loop has ended"
 
 
 class Call(asyncio.Future[T]):
-    """What an asyncio task waits for while a Trio task works for it; only the Trio task ends it."""
+    """The future of a call into Trio. An asyncio task waits for it, and only the Trio task completes it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, scope: trio.CancelScope | None = None) -> None:
         super().__init__(loop=loop)
         self.is_unwanted: bool = False
-        """True once the asyncio task was cancelled."""
+        """True if the asyncio task was cancelled while it waited."""
         self.message: object = None
-        """What its cancellation said."""
+        """The message of that cancellation."""
         self.before: int | None = None
-        """How many cancellations the task had got before this one, if this one is repeated."""
-        self._scope = scope
+        """If that was a repeated late cancellation: `Task.cancelling()` before it was made for the first time."""
+        self._scope = scope  # of the Trio task
 
     def cancel(self, msg: object = None) -> bool:
-        """Ask the Trio task to stop. Called by `asyncio.Task.cancel`, which leaves the rest to this call."""
+        """Cancel the Trio task. `asyncio.Task.cancel` calls this. The result True means that we take care of the
+        rest."""
         if not self.is_unwanted:
             self.is_unwanted = True
             self.message = msg
@@ -58,7 +73,7 @@ class Call(asyncio.Future[T]):
         return True
 
     def stopped(self) -> None:
-        """The Trio task was cancelled, and has done nothing."""
+        """Record that the Trio task was cancelled and has done nothing."""
         if not self.get_loop().is_closed():
             super().cancel(self.message)
 
@@ -67,7 +82,7 @@ class Call(asyncio.Future[T]):
             self.set_result(result)
 
     def failed(self, error: BaseException) -> None:
-        """Hand on an error, without the frame that caught it: that one refers to this call, which holds the error."""
+        """Propagate an error, dropping the frame that would create a reference cycle: it refers to this call."""
         if error.__traceback__ is not None:
             error.__traceback__ = error.__traceback__.tb_next
         if not self.get_loop().is_closed():
@@ -75,35 +90,41 @@ class Call(asyncio.Future[T]):
 
 
 async def outcome_of(call: Call[T]) -> T:
-    """Wait for a call. A cancellation that came too late for it comes again at the next await of the task."""
+    """Wait for a call and return its result. If the task was cancelled too late for the call, cancel it again."""
     task = asyncio.current_task()
     before = 0 if task is None else task.cancelling()
     try:
         return await call
     finally:
         if not call.done():
-            call.cancel()  # the coroutine is thrown away
+            call.cancel()  # the coroutine was closed while it waited
         elif call.is_unwanted and not call.cancelled() and task is not None:
             before = before if call.before is None else call.before
             _LOCAL.late[task] = late = _Late(before, call.message)
             call.get_loop().call_soon(_cancel_again, task, late)
-        del call, task  # or an error and this frame would hold each other
+        del call, task  # they would form a reference cycle with the traceback of an error
 
 
 class _Late(NamedTuple):
-    """A cancellation that came too late for its call, and will be repeated."""
+    """A late cancellation of a task, which we repeat."""
 
     before: int
+    """`Task.cancelling()` of the task before the cancellation."""
     message: object
+    """The message of the cancellation."""
 
 
 def _cancel_again(task: asyncio.Task[Any], late: _Late) -> None:
-    """Repeat a cancellation, unless the block that asked for it (`asyncio.timeout`, a group) has been left since."""
+    """Repeat a late cancellation of a task.
+
+    Do nothing if the cancellation came from a block, such as `asyncio.timeout` or a task group, that has ended since.
+    It has called `uncancel`, so the count in `Task.cancelling()` is lower.
+    """
     if _LOCAL.late.get(task) is not late:
         return
     del _LOCAL.late[task]
     if not task.done() and task.cancelling() > late.before:
-        task.uncancel()  # it is still the same one
+        task.uncancel()  # `cancel` counts it again, but it is the same cancellation
         _LOCAL.before = late.before
         try:
             task.cancel(late.message)
@@ -112,7 +133,7 @@ def _cancel_again(task: asyncio.Task[Any], late: _Late) -> None:
 
 
 async def _settle(call: Call[T], scope: trio.CancelScope, function: Callable[[], Awaitable[T]]) -> None:
-    """Do in a Trio task what a call is for, and end the call."""
+    """Run the function of a call in a Trio task, and complete the call."""
     try:
         with scope:
             result = await function()
@@ -127,11 +148,14 @@ async def _settle(call: Call[T], scope: trio.CancelScope, function: Callable[[],
         else:
             call.succeeded(result)
     finally:
-        del call, scope, function  # the frames of an error lead here
+        del call, scope, function  # they would form a reference cycle with the traceback of an error
 
 
 def _cancel_now() -> bool:
-    """Repeat a cancellation of the running task before its next call: quick calls would outrun it for ever."""
+    """Repeat a late cancellation of the running task now. Return False if there is none.
+
+    A task that makes one call after the other, and never waits in them, would run before the repetition each time.
+    """
     task = asyncio.current_task()
     if task not in _LOCAL.late:
         return False
@@ -140,7 +164,7 @@ def _cancel_now() -> bool:
 
 
 class Guest:
-    """A run of Trio on an asyncio loop; it begins with the first block that needs it and ends with the last."""
+    """A run of Trio inside an asyncio loop. It begins with the first block that needs it and ends with the last one."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop: asyncio.AbstractEventLoop = loop
@@ -150,7 +174,9 @@ class Guest:
         self._stop = trio.Event()
         self._over: list[Call[None]] = []
         self._idle: list[_Worker] = []
-        self._ticks: deque[Callable[[], object]] = deque()  # a loop that is closed drops what it was to call
+        # The steps of Trio that the loop must call. A loop forgets its callbacks when it is closed, and `move_to` needs
+        # them.
+        self._ticks: deque[Callable[[], object]] = deque()
         trio.lowlevel.start_guest_run(
             self._stop.wait,
             run_sync_soon_threadsafe=self._soon_from_thread,
@@ -162,11 +188,11 @@ class Guest:
     # --- the life of the run
 
     def enter(self) -> None:
-        """Keep the run until `leave`."""
+        """Keep the run alive until `leave` is called."""
         self._users += 1
 
     async def leave(self) -> None:
-        """Let the run end if no other block needs it, and wait until it has."""
+        """End the run and wait for its end, unless another block needs it."""
         self._users -= 1
         if not self._users and not self.is_ending:
             self.end()
@@ -178,18 +204,18 @@ class Guest:
         self._stop.set()
 
     async def over(self) -> None:
-        """Wait for the end, cancelled or not."""
+        """Wait until the run has ended, even if the task is cancelled."""
         if _LOCAL.guest is self:
             call: Call[None] = Call(self.loop)
             self._over.append(call)
             await outcome_of(call)
 
     def move_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """End a run whose loop was closed before its blocks were left: another loop does the rest."""
+        """End a run whose loop was closed while blocks were open. Another loop runs Trio's last steps."""
         if not self.loop.is_closed():
             raise RuntimeError(
-                "another asyncio loop of this thread has sessions of muxkit: close them or that loop, "
-                "or run this one in a thread of its own"
+                "another asyncio loop of this thread has sessions of muxkit: close them or that loop first, "
+                "or run this loop in another thread"
             )
         self.loop = loop
         for _ in self._ticks:
@@ -197,7 +223,7 @@ class Guest:
         self.end()
 
     def _done(self, result: Outcome[None]) -> None:
-        """Called by Trio at the end of the run; an interrupt goes on through the loop."""
+        """Called by Trio at the end of the run. A `KeyboardInterrupt` leaves this method and the loop."""
         _LOCAL.guest = None
         _LOCAL.late.clear()
         self.is_ending = True
@@ -210,7 +236,7 @@ class Guest:
 
     def _soon(self, tick: Callable[[], object]) -> None:
         self._ticks.append(tick)
-        with suppress(RuntimeError):  # closed: see `move_to`
+        with suppress(RuntimeError):  # the loop is closed, see `move_to`
             self.loop.call_soon(self._tick)
 
     def _soon_from_thread(self, tick: Callable[[], object]) -> None:
@@ -225,15 +251,15 @@ class Guest:
     # --- from asyncio into Trio
 
     async def call(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Call a Trio function, and return what it returned or raise what it raised.
+        """Call a coroutine function in Trio. Return its result, or raise its exception.
 
-        Cancelled means that it was cancelled on Trio's side; a call that was quicker than its cancellation returns.
+        If the task is cancelled, this raises `CancelledError` only if the function was cancelled too.
         """
         self._thread.check()
         if self.is_ending:
             raise trio.ClosedResourceError("the block of this session or server was left")
         if _LOCAL.late and _cancel_now():
-            await asyncio.sleep(0)  # where it is raised
+            await asyncio.sleep(0)  # raises `CancelledError`
         return await outcome_of(self._begin(function))
 
     def _begin(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
@@ -251,17 +277,18 @@ class Guest:
     # --- from Trio into asyncio
 
     async def run_in_asyncio(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine of asyncio as a task there; a cancellation of the Trio task cancels it and waits for it."""
+        """Run a coroutine in an asyncio task. If this is cancelled, cancel that task and wait until it has ended."""
         waiting = trio.lowlevel.current_task()
         task: asyncio.Task[T] | None = None
         failure: Exception | None = None
         is_unwanted = False
 
-        def begin() -> None:  # not within Trio's tick, as a loop may run the first step of a new task at once
+        # Not called directly, because some loops run the first step of a new task immediately, inside Trio's step.
+        def begin() -> None:
             nonlocal task, failure
             try:
                 task = None if is_unwanted else self.loop.create_task(function())
-            except Exception as error:  # a handler that is no coroutine function
+            except Exception as error:  # for example, the handler isn't a coroutine function
                 failure = error
             if task is None:
                 trio.lowlevel.reschedule(waiting)
@@ -289,7 +316,7 @@ class Guest:
 
 
 class _Worker:
-    """A Trio task that makes one call after the other, since to start a task costs more than to wake one."""
+    """A Trio task that runs one call after another, because waking a task is cheaper than starting one."""
 
     def __init__(self, idle: list[_Worker], job: Job) -> None:
         self._idle = idle
@@ -297,7 +324,7 @@ class _Worker:
         self._task: trio.lowlevel.Task | None = None
 
     def go_on(self, job: Job) -> None:
-        """Wake it for a job; it is idle no more."""
+        """Wake the idle task for the next job."""
         assert self._task is not None
         self._job = job
         trio.lowlevel.reschedule(self._task)
@@ -318,17 +345,19 @@ class _Worker:
 
 
 class _Local(threading.local):
+    """The state of a thread, which can have only one run of Trio."""
+
     def __init__(self) -> None:
         self.guest: Guest | None = None
-        self.before: int | None = None  # while a cancellation is repeated
-        self.late: dict[asyncio.Task[Any], _Late] = {}
+        self.before: int | None = None  # `_Late.before` of the cancellation that is being repeated
+        self.late: dict[asyncio.Task[Any], _Late] = {}  # the late cancellations that haven't been repeated yet
 
 
 _LOCAL: Final = _Local()
 
 
 async def enter_guest() -> Guest:
-    """Return the guest run of the running loop, which `leave` gives back; start it if there is none."""
+    """Return the guest of the running loop, and start it if there is none. The caller must call `leave` later."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -353,10 +382,13 @@ async def enter_guest() -> Guest:
 
 
 def guest_of_loop() -> Guest:
-    """Return the guest run of the running loop; raises RuntimeError if no session or server is open."""
+    """Return the guest of the running loop. Raises `RuntimeError` if no session or server is open."""
     guest = _LOCAL.guest
     if guest is None or guest.loop is not asyncio.get_running_loop() or guest.is_ending:
-        raise RuntimeError("no session or server of muxkit.asyncio is open on this loop, so no Trio runs beside it")
+        raise RuntimeError(
+            "no session or server of muxkit.asyncio is open on this loop: expected a call inside a block of connect, "
+            "open_server or reconnecting"
+        )
     return guest
 
 
@@ -371,14 +403,14 @@ class Block(Generic[T]):
         self._make = make
         self._scope = trio.CancelScope()
         self._released = trio.Event()
-        self._error: BaseException | None = None  # with which the block is left
+        self._error: BaseException | None = None  # the error with which the body has ended
         self._guest: Guest | None = None
         self._left: Call[None] | None = None
-        self._task: asyncio.Task[Any] | None = None  # whose block it is, while its body runs
+        self._task: asyncio.Task[Any] | None = None  # the task that has entered the block, while its body runs
         self._is_interrupted = False
 
     async def enter(self) -> tuple[Guest, T]:
-        """Enter the block; cancelled means that it was not entered, or left again."""
+        """Enter the block. If this is cancelled, the block wasn't entered, or was left again."""
         if self._guest is not None:
             raise RuntimeError("this block was entered before; make another one")
         self._guest = guest = await enter_guest()
@@ -398,7 +430,7 @@ class Block(Generic[T]):
             del entered
 
     async def leave(self, error: BaseException | None) -> None:
-        """Leave the block, by this error if there is one; raises what else comes out of it."""
+        """Leave the block, with this error if it isn't None. If the block raises another error, raise that."""
         guest, left = self._guest, self._left
         if guest is None or left is None:
             return
@@ -411,7 +443,7 @@ class Block(Generic[T]):
             self._released.set()
         else:
             self._scope.cancel()
-        if isinstance(error, GeneratorExit):  # of a coroutine that is thrown away: it cannot wait
+        if isinstance(error, GeneratorExit):  # the coroutine is being closed, so it can't wait
             guest._users -= 1
             if not guest._users:
                 guest.end()
@@ -420,11 +452,11 @@ class Block(Generic[T]):
             await outcome_of(left)
         except BaseException as failure:
             if self._is_interrupted and failure.__cause__ is None:
-                failure.__suppress_context__ = True  # the cancellation of the body was ours
+                failure.__suppress_context__ = True  # the context is our own cancellation of the body
             raise
         finally:
             if error is not None:
-                error.__traceback__ = traceback  # without the way through Trio
+                error.__traceback__ = traceback  # without the frames that Trio has added
             self._error = None
             self._left = None
             await guest.leave()
@@ -462,7 +494,7 @@ class Block(Generic[T]):
             del entered, left  # as in `_settle`
 
     def _interrupt(self) -> None:
-        """Cancel the body of the block, which a failure in the background has ended. `leave` raises the failure."""
+        """Cancel the body of the block, because a background task of the block has failed. `leave` raises its error."""
         task = self._task
         if task is not None and not task.done() and not task.get_loop().is_closed():
             self._is_interrupted = True

@@ -6,9 +6,11 @@
         orders = rpc.client(Orders, session)
         order = await orders.get(7)
 
-The methods of a service are awaited in asyncio tasks, on both sides. Streams, errors and options are those of
-`muxkit.rpc`. Cancelling the asyncio task cancels the handler, so `asyncio.timeout` ends a call at the server too. The
-handler isn't told of the deadline beforehand, because asyncio keeps no deadline that muxkit could read.
+On both sides, the methods of a service run in asyncio tasks. Streams, errors and options are those of `muxkit.rpc`.
+
+If the asyncio task of a call is cancelled, the server's method is cancelled too. So `asyncio.timeout` works as a
+deadline. But the server doesn't know the deadline in advance, as it does with `trio.fail_after`, because asyncio has no
+way to ask for it.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def client(
     codec: str = DEFAULT_CODEC,
     interceptors: Sequence[Interceptor] = (),
 ) -> ServiceT:
-    """Return an object with the methods of a service, which are calls on this session, as `muxkit.rpc.client` does.
+    """Return an object whose methods call those of a service at the peer of a session. See `muxkit.rpc.client`.
 
     Interceptors run in Trio.
     """
@@ -57,9 +59,9 @@ def connect(
     codec: str = DEFAULT_CODEC,
     **options: Unpack[ReconnectOptions],
 ) -> AbstractAsyncContextManager[ServiceT]:
-    """Call a service at a URL, and connect again whenever the connection is lost, as `muxkit.rpc.connect` does.
+    """Call a service at a URL, and connect again when the connection is lost. See `muxkit.rpc.connect`.
 
-    If no connection can be made any more, the task is cancelled in the block, and leaving the block raises that error.
+    If no further attempt to connect makes sense, the body of the block is cancelled, and the block raises the error.
 
     Args:
         service: As for `client`.
@@ -72,9 +74,9 @@ def connect(
 
 
 def serve(*services: object) -> Handlers:
-    """Make a handler for `muxkit.asyncio.open_server` that answers calls, as `muxkit.rpc.serve` does.
+    """Return a handler for `muxkit.asyncio.open_server` that answers calls. See `muxkit.rpc.serve`.
 
-    The methods run as asyncio tasks.
+    The methods run in asyncio tasks.
     """
     serve_bridged(services, lambda function, method: function)  # raises for a mistake, where it was made
     return _Calls(services)
@@ -88,12 +90,12 @@ class _Calls(Handlers):
         self._services = services
 
     def for_trio(self, guest: Guest) -> muxkit.SessionHandler:
-        """Return the handler of sessions that Trio calls."""
+        """Return a handler of sessions for Trio."""
         return muxkit.each_channel(serve_bridged(self._services, partial(_in_asyncio, guest)))
 
 
 def _in_asyncio(guest: Guest, function: Callable[..., Any], method: Method) -> Callable[..., Any]:
-    """Return a function for Trio that calls a method of a service in asyncio."""
+    """Return a function for Trio that runs a method of a service in asyncio."""
     if method.returns_stream:
 
         def make(**arguments: Any) -> Stream[Any]:
@@ -109,7 +111,7 @@ def _in_asyncio(guest: Guest, function: Callable[..., Any], method: Method) -> C
 
 
 def _with_asyncio_stream(guest: Guest, method: Method, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with a stream that asyncio can read instead of Trio's."""
+    """Return the arguments of a call. A stream among them is replaced by one that asyncio can read."""
     name = method.stream_parameter
     if name is None:
         return arguments
@@ -117,7 +119,7 @@ def _with_asyncio_stream(guest: Guest, method: Method, arguments: dict[str, Any]
 
 
 class _FromTrio(AsyncIterator[Any]):
-    """Items of a stream of Trio, for an asyncio task."""
+    """Lets an asyncio task iterate over a stream of Trio."""
 
     def __init__(self, guest: Guest, items: Any) -> None:  # noqa: ANN401 - of any method
         self._guest = guest
@@ -131,7 +133,7 @@ class _FromTrio(AsyncIterator[Any]):
 
 
 class _FromAsyncio(AsyncIterator[Any]):
-    """Items of a stream of asyncio, for a Trio task. The stream is entered for its first item, and left by `aclose`."""
+    """Lets a Trio task iterate over a stream of asyncio. The first step enters the stream, and `aclose` leaves it."""
 
     def __init__(self, guest: Guest, make: Callable[[], Any]) -> None:
         self._guest = guest
@@ -154,7 +156,7 @@ class _FromAsyncio(AsyncIterator[Any]):
         """Leave the stream in asyncio."""
         entered, self._stream = self._stream, None
         if entered is not None:
-            with trio.CancelScope(shield=True):  # the program's own generator decides how long that takes
+            with trio.CancelScope(shield=True):  # the program's generator must be able to clean up
                 await self._guest.run_in_asyncio(partial(_leave, entered))
 
 
@@ -163,7 +165,10 @@ async def _leave(entered: Stream[Any]) -> None:
 
 
 async def _next(items: AsyncIterator[Any]) -> tuple[Any, bool]:
-    """Return the next item, or that there is none: a coroutine can't raise StopAsyncIteration to another loop."""
+    """Return the next item and False, or None and True at the end.
+
+    `StopAsyncIteration` can't be raised out of an asyncio task, so the end needs another form.
+    """
     try:
         return await items.__anext__(), False
     except StopAsyncIteration:
@@ -171,7 +176,7 @@ async def _next(items: AsyncIterator[Any]) -> tuple[Any, bool]:
 
 
 class _AsyncioStream(Stream[Any]):
-    """The stream of a call, for an asyncio task; its block is held by a task of Trio."""
+    """The stream of a call, for an asyncio task. A Trio task enters and leaves the block of the wrapped stream."""
 
     def __init__(self, native: Stream[Any]) -> None:
         super().__init__(())
@@ -195,7 +200,7 @@ class _AsyncioStream(Stream[Any]):
 
 
 class _Client:
-    """The base of the classes of clients for asyncio."""
+    """Base class of the classes that `client` creates."""
 
     def __init__(self, guest: Guest, native: Any) -> None:  # noqa: ANN401 - of any service
         self._guest = guest
@@ -203,7 +208,7 @@ class _Client:
 
 
 def _face(service: Callable[..., ServiceT], guest: Guest, native: ServiceT) -> ServiceT:
-    """Return an object whose methods call those of a client in Trio."""
+    """Return an object for asyncio whose methods call those of a client in Trio."""
     assert isinstance(service, type)  # as `muxkit.rpc.client` has checked
     namespace = {name: _call(method) for name, method in methods_of(service).items()}
     made: Any = type(f"Client of {service.__name__}", (_Client,), namespace)(guest, native)
@@ -226,7 +231,7 @@ def _call(method: Method) -> Callable[..., Any]:
 def _with_trio_stream(
     guest: Guest, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replace a stream among the arguments by one that Trio can read."""
+    """Return the arguments of a call. A stream among them is replaced by one that Trio can read."""
     if method.stream_parameter is None:
         return args, kwargs
     bound = method.signature.bind(None, *args, **kwargs)

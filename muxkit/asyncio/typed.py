@@ -22,7 +22,8 @@ def handler(
         @muxkit.asyncio.handler(Price)
         async def prices(channel: muxkit.asyncio.TypedChannel[Price]) -> None: ...
 
-    Raises TypeError as `muxkit.handler` does.
+    Raises:
+        TypeError: If the function isn't async or doesn't take one argument.
     """
     codecs = muxkit._handlers.codecs_of(values)
 
