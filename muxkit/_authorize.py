@@ -1,12 +1,12 @@
-"""Tokens: what a client shows before its protocol begins, and who a server lets in.
+"""Authentication of clients with tokens, and the decision of a server which clients it accepts.
 
-On a byte stream both sides speak a line each before the first byte of the protocol, and only when a client was given a
-token:
+A client with a token sends a line before the first byte of its protocol, and the server answers with another line:
 
     client:  muxkit 1 <protocol> <token in base64url>\\n
     server:  ok\\n    or    no <reason>\\n
 
-No protocol begins with an "m", so a server reads what comes first and knows whether there is such a line.
+A client without a token sends no line. The server knows the difference from the first byte, because no protocol begins
+with an "m". This works on byte streams only. Clients on other links authenticate with a certificate.
 """
 
 from __future__ import annotations
@@ -36,29 +36,33 @@ from muxkit.runtime import (
 )
 
 MAGIC = b"muxkit 1 "
-LINE_MOST = 4096  # bytes
+LINE_MOST = 4096  # maximum length of a line in bytes
 NO_AUTHORIZE = "It may have no authorize=; then leave token= out"
-TOKEN_MOST = 2048  # characters
-ANSWER_TIMEOUT = 10.0  # s
+TOKEN_MOST = 2048  # maximum length of a token in characters
+ANSWER_TIMEOUT = 10.0  # maximum number of seconds until the server's line
 AUTHORIZE_FAILED = 500  # the code of a refusal because `authorize` itself failed, as in HTTP
 
 Authorize: TypeAlias = "Callable[[SessionInfo, str | None], str | Awaitable[str | None] | None]"
-"""Called with a new connection and the token that it showed, None if it showed none.
+"""A function that decides whether a server accepts a client. It may be a coroutine function.
 
-It returns the name of the user for `session.info.identity.user`, or raises `Refused` with the reason that the client
-will read.
+It gets the information about the connection, and the client's token, which is None if the client has sent none. It
+returns the name of the user for `session.info.user`, or raises `Refused` with the reason that the client gets.
 """
 
 
 def tokens(users: Mapping[str, str]) -> Authorize:
-    """Make an `authorize` that lets in who shows one of these tokens; `users` maps the name of each to its token.
+    """Return a function for `authorize=` that accepts clients with one of these tokens.
 
-    All of them are compared, each in constant time, so that the time tells nothing about any of them.
+    The token of a client is compared with all of them, each time in constant time, so that an attacker can't learn
+    anything from how long the answer takes.
+
+    Args:
+        users: The token of each user, by the user's name.
     """
     known = {name: token.encode() for name, token in users.items()}
     for name, token in known.items():
         if not token:
-            raise ValueError(f"the token of {name!r} is empty")
+            raise ValueError(f"tokens({{{name!r}: ''}}): expected a token, got an empty string")
 
     def authorize(info: SessionInfo, token: str | None) -> str:
         shown = (token or "").encode()
@@ -73,16 +77,18 @@ def tokens(users: Mapping[str, str]) -> Authorize:
 
 
 def first_line(protocol: str, token: str) -> bytes:
-    """Return what a client with a token writes first."""
+    """Return the line of a client with a token."""
     if not token or len(token) > TOKEN_MOST:
-        raise ValueError(f"token=…: it has {len(token)} characters, 1 to {TOKEN_MOST} are possible")
+        raise ValueError(f"invalid token=…: expected 1 to {TOKEN_MOST} characters, got {len(token)}")
     return MAGIC + protocol.encode() + b" " + base64.urlsafe_b64encode(token.encode()) + b"\n"
 
 
 async def show_token(stream: trio.abc.Stream, protocol: str, token: str) -> trio.abc.Stream:
-    """Show a token to the server; return the stream on which the protocol begins.
+    """Send a token to the server, wait for the answer, and return the stream for the protocol.
 
-    Raises `Refused` with the server's reason, `LinkLost` if it hung up or did not answer in time.
+    Raises:
+        Refused: If the server refuses the token.
+        LinkLost: If the server hangs up, doesn't answer in time, or answers with something else.
     """
     peer: str = getattr(stream, "peer", "")
     held = b""
@@ -121,14 +127,14 @@ async def show_token(stream: trio.abc.Stream, protocol: str, token: str) -> trio
 
 @attrs.frozen
 class _Shown:
-    """What a client showed first: nothing, or the protocol that it will speak and its token."""
+    """The content of a client's line. Both attributes are None if there was no line."""
 
     protocol: str | None = None
     token: str | None = attrs.field(default=None, repr=False)
 
 
 class _LineReader:
-    """Reads the line of a client, or finds at the first bytes that there is none."""
+    """Reads the line of a client, if the first bytes show that there is one."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -145,7 +151,7 @@ class _LineReader:
             protocol, _, token = line[len(MAGIC) :].partition(b" ")
             return _Shown(protocol.decode("ascii"), base64.b64decode(token, b"-_", validate=True).decode())
         except ValueError as error:  # not ASCII, not base64, not UTF-8
-            raise RemoteProtocolError("the line with the token cannot be read") from error
+            raise RemoteProtocolError("invalid line with a token: expected a protocol and base64url") from error
 
     def bytes_to_send(self) -> bytes:
         return b""
@@ -155,7 +161,7 @@ class _LineReader:
 
 
 class Gatekeeper:
-    """Lets in the connections of one server that `authorize` accepts."""
+    """Accepts or refuses the clients of one server, as its `authorize` decides."""
 
     def __init__(self, protocol: str, authorize: Authorize, limits: Limits) -> None:
         self._protocol = protocol
@@ -163,10 +169,14 @@ class Gatekeeper:
         self._handshakes = HandshakeQueue(limits, most=LINE_MOST)
 
     async def admit(self, stream: trio.abc.Stream) -> tuple[trio.abc.Stream | None, Refused | None]:
-        """Return the stream on which the protocol begins, and why its client has to be sent away.
+        """Read the line of a client, and decide about the client.
 
-        None instead of the stream: the client was told already, or its line was too long, too slow or no such line.
-        Raises `LinkLost` if the connection was lost.
+        Returns:
+            The stream for the protocol, or None if the client mustn't or can't get any more data. And the refusal, or
+            None if the client is accepted. If there are both, the caller has to refuse the client in the protocol.
+
+        Raises:
+            LinkLost: If the connection was lost.
         """
         try:
             shown, rest = await self._handshakes.read_handshake(stream, _LineReader())
@@ -184,9 +194,9 @@ class Gatekeeper:
         return None if refused else rest, refused
 
     async def judge(self, link: Any, token: str | None) -> Refused | None:  # noqa: ANN401 - of any kind of link
-        """Call `authorize`; the name that it returns becomes the `user` of the link.
+        """Call `authorize`, and store the name that it returns in the link's `user`. Return the refusal, if any.
 
-        If it raises anything else than `Refused`, the client is sent away with code 500, so it may try again later.
+        If `authorize` raises any other error, the client is refused with code 500, which lets it try again later.
         """
         try:
             user = self._authorize(describe(link, self._protocol), token)

@@ -1,6 +1,7 @@
-"""The errors of protocols: something illegal was asked for on this side, or by the peer.
+"""The errors that need no Trio: violations of a protocol, refusals, and missing packages.
 
-The errors of a transport that went away need Trio's own classes, so they are in `muxkit.runtime`.
+Engines raise them, and engines can be used without Trio. The errors for lost connections are subclasses of Trio's
+errors, so they are in `muxkit.runtime`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from typing import ClassVar
 
 
 class MuxError(Exception):
-    """The base of all errors that muxkit raises by itself."""
+    """Base class of the errors that muxkit defines."""
 
     _in_repr: ClassVar[tuple[str, ...]] = ("reason", "code")
-    """Attributes that `repr` shows, which is what loggers, pytest and notebooks print."""
+    """The attributes that `repr` shows. Loggers, pytest and notebooks print it."""
 
     def __repr__(self) -> str:
         shown = [repr(each) for each in self.args]
@@ -24,13 +25,21 @@ class MuxError(Exception):
 
 
 class ProtocolError(MuxError):
-    """One side broke the rules of the protocol."""
+    """One of the sides broke a rule of the protocol."""
 
 
 class Refused(MuxError):
-    """Raised by a server, in `authorize` or in the handler of a session, to send a client away; the text is the reason.
+    """The server refuses a client.
 
-    A client raises it too, when it was not let in with its token; `peer` is then the server.
+    A server's program raises this in `authorize` or in the handler of a session, and the client gets the reason. In a
+    handler of a channel, it refuses only the channel.
+
+    At the client, `muxkit.connect` raises this if the server refuses the client's token.
+
+    Attributes:
+        reason: The text that the client gets.
+        code: The code that the client gets. Codes have the meanings of HTTP.
+        peer: The address of the server, if a client raises this.
     """
 
     def __init__(self, reason: str = "this server does not let you in", *, code: int = 401, peer: str = "") -> None:
@@ -41,15 +50,18 @@ class Refused(MuxError):
 
 
 class LocalProtocolError(ProtocolError):
-    """The application asked for something that the protocol forbids; nothing was sent and nothing changed."""
+    """The application called for something that the protocol forbids. Nothing was sent, and nothing has changed."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke a rule or a limit; the connection is over.
+    """The peer broke a rule or exceeded a limit. The connection can't continue.
 
-    `rule` is the id of the clause that was broken, `offset` the position in the received bytes where the
-    offending frame begins, `limit` the field of `muxkit.Limits` to raise if the peer was in the right. `recent` has the
-    last events of a session that was traced.
+    Attributes:
+        message: A description of the problem.
+        rule: The id of the rule, as in the conformance page, or None.
+        offset: The position of the invalid frame in all received bytes, or None.
+        limit: The field of `muxkit.Limits` that was exceeded, or None. Raise it if the peer's behavior is legitimate.
+        recent: The last events of the session, if it was traced.
     """
 
     _in_repr = ("rule", "offset", "limit")
@@ -71,10 +83,14 @@ class RemoteProtocolError(ProtocolError):
 
 
 class ExtraNeeded(ImportError):
-    """A part of muxkit needs packages that are not installed; `extra` of muxkit brings them."""
+    """A part of muxkit needs packages that aren't installed.
+
+    Attributes:
+        extra: The extra of muxkit that installs them.
+    """
 
     def __init__(self, name: str, extra: str, *, link: str = "stream") -> None:
         super().__init__(f"{name} is not installed: pip install 'muxkit[{extra}]'")
         self.extra = extra
         self.link = link
-        """The kind of link that it would carry, if it is a transport."""
+        """The kind of link of the transport, if a transport is missing."""

@@ -1,4 +1,4 @@
-"""What is known of a connection: what carries it, and who is at its other end."""
+"""Information about a session: its protocol, its transport, and the identity of the peer."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Identity:
-    """Who the peer is, as far as it was proved."""
+    """The verified identity of a peer. Attributes that the transport can't verify are None or empty."""
 
     certificate: bytes | None = attrs.field(
         default=None, repr=lambda der: "None" if der is None else f"<{len(der)} bytes>"
     )
-    """The verified certificate, in DER."""
+    """The peer's certificate in DER format."""
     subject: str | None = None
-    """The subject of the certificate, as `CN=alice,O=users`."""
+    """The subject of the certificate, such as `CN=alice,O=users`."""
     names: tuple[str, ...] = ()
-    """The names, addresses and e-mail addresses that the certificate is for."""
+    """The host names, addresses and e-mail addresses in the certificate."""
     pid: int | None = None
-    """The process at the other end of a Unix socket, when it connected."""
+    """On a Unix socket, the id of the process that connected."""
     uid: int | None = None
-    """The user that it ran as."""
+    """The user id of that process."""
     gid: int | None = None
+    """The group id of that process."""
     user: str | None = None
-    """What `authorize=` returned."""
+    """The name that `authorize=` returned."""
 
 
 @attrs.frozen(kw_only=True)
@@ -33,30 +34,32 @@ class Request:
     path: str
     query: str = attrs.field(repr=False)
     headers: tuple[tuple[str, str], ...] = attrs.field(repr=False)
-    """Names in lower case, in the order in which they came, without those of the WebSocket handshake.
+    """The headers in their order, without those of the WebSocket handshake. Names are in lower case.
 
-    These and the query may hold what must not get into a log.
+    Headers and the query may contain secrets, so don't log them.
     """
     subprotocol: str | None = None
+    """The WebSocket subprotocol that was agreed on."""
 
 
 @attrs.frozen(kw_only=True)
 class SessionInfo:
-    """What carries a session, and who is at its other end."""
+    """Information about a session: its protocol, its transport, and the peer."""
 
     protocol: str
+    """The name of the protocol in URLs, such as `bpmux`."""
     transport: str = ""
-    """Its name in URLs: `tcp`; empty when the transport does not say."""
+    """The name of the transport in URLs, such as `tcp`, or "" if it isn't known."""
     peer: str
-    """The other end, as text: `tcp 127.0.0.1:7000`; empty when the transport does not say."""
+    """The transport and address of the peer, such as `tcp 127.0.0.1:7000`, or "" if it isn't known."""
     local: str = ""
-    """This end, in the same form."""
+    """The address of this side, in the same form."""
     identity: Identity | None = None
-    """None if nothing about the peer was proved."""
+    """The verified identity of the peer, or None if nothing was verified."""
     request: Request | None = None
-    """Of a server's WebSockets only."""
+    """On a server, the HTTP request that opened the WebSocket. None with other transports and on clients."""
 
     @property
     def user(self) -> str | None:
-        """What `authorize=` returned for the peer; None on a server without it, and on clients."""
+        """The name that `authorize=` returned for the peer. None on clients, and on servers without `authorize=`."""
         return None if self.identity is None else self.identity.user

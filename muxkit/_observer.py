@@ -1,4 +1,8 @@
-"""The observer of a connection, for traces, metrics and captures; without one it costs one test."""
+"""Observers, which receive notifications about connections, for traces, metrics and captures.
+
+`Observer` has the methods that engines and pumps call for each frame. `Facts` has those that sessions call for rarer
+events, such as a sender that waits. If a connection has no observer, each of these places costs one `is None` check.
+"""
 
 from __future__ import annotations
 
@@ -14,37 +18,37 @@ from muxkit._quick_check import QuickCheck
 
 Direction = Literal["in", "out"]
 Blocked = Literal["credit", "transport"]
-"""What a sender waited for: the peer's credit, or room in the outbox, which the transport empties."""
+"""The reason why a sender waits: "credit" of the peer, or "transport", which must take bytes from the outbox first."""
 
 
 class Observer(Protocol):
-    """Told what an engine and its pump do, as it happens; must not raise and must not block.
+    """Receives a call for everything that an engine and its pump do. The methods must not raise or block.
 
-    `channel` names the channel as the protocol does (for bpmux: `"out-sink 7"`). Times are not passed: an
-    observer that wants them brings its own clock.
+    The argument `channel` is the protocol's name for a channel or one of its directions, such as `"out-sink 7"` in
+    bpmux. The calls happen immediately and contain no times, so an observer that needs them reads a clock.
     """
 
     def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
-        """One frame was parsed or written; `size` counts its payload bytes."""
+        """A frame was received or sent. `name` is its kind, and `size` the number of bytes of its payload."""
 
     def credit(self, direction: Direction, channel: str, amount: int) -> None:
-        """Credit came in, or was granted."""
+        """The peer has granted credit ("in"), or this side has ("out")."""
 
     def state(self, channel: str, state: str) -> None:
-        """A channel opened, ended, or went away."""
+        """The state of a channel has changed."""
 
     def timer(self, name: str) -> None:
-        """A deadline was reached."""
+        """A timer of the engine has fired."""
 
     def error(self, error: BaseException) -> None:
-        """The connection failed."""
+        """The connection has failed."""
 
     def transport(self, direction: Direction, data: bytes | memoryview) -> None:
-        """Raw bytes went over the transport; the data belongs to the observer only during the call."""
+        """Bytes were received from the transport or passed to it. `data` is valid only during the call."""
 
 
 class Counters(Protocol):
-    """What a session has sent, received and holds; `muxkit.SessionStats` has these and more."""
+    """The statistics of a session that metrics use. `muxkit.SessionStats` has them."""
 
     @property
     def bytes_received(self) -> int: ...
@@ -61,7 +65,7 @@ class Counters(Protocol):
 
 
 class Counted(Protocol):
-    """Something whose counters can be read at any time: a session, or one connection of restream."""
+    """An object with statistics: a session, or a connection of restream."""
 
     @property
     def info(self) -> SessionInfo: ...
@@ -70,42 +74,41 @@ class Counted(Protocol):
 
 @runtime_checkable
 class Facts(Protocol, metaclass=QuickCheck):
-    """The part of an observer that is told what is rare: never of a frame, at most of a wait."""
+    """The methods of an observer for events that are rarer than frames. An observer has all of them or none."""
 
     def session_began(self, session: Counted) -> None:
-        """A session, a link or a connection of restream began; its counters can be read until `session_ended`."""
+        """A session or a connection of restream has begun. Its statistics can be read until `session_ended`."""
 
     def session_ended(self, session: Counted, error: BaseException | None) -> None:
-        """It is over, and its counters are final; `error` is None if that was in order."""
+        """It has ended, and its statistics are final. `error` is None if it ended in order."""
 
     def wait_began(self, on: Blocked) -> None:
-        """A sender has to wait."""
+        """A sender begins to wait."""
 
     def wait_ended(self, on: Blocked, seconds: float) -> None:
-        """A sender goes on after so long, or gives up."""
+        """A sender has waited for this time. It can send now, or was cancelled."""
 
     def round_trip(self, seconds: float) -> None:
-        """A ping was answered."""
+        """A ping was answered after this time."""
 
     def limit(self, name: str) -> None:
-        """The peer reached this field of `muxkit.Limits`, which ended the session or refused a channel."""
+        """The peer has reached this limit of `muxkit.Limits`, so a channel was refused, or the session ends."""
 
     def broken(self) -> None:
-        """The network ended a connection."""
+        """A connection was lost because of the network."""
 
     def outage(self) -> None:
-        """A connection was lost, and its link waits for another."""
+        """A session of Relink or a reader of restream has lost its connection, and waits for another one."""
 
     def resumed(self, seconds: float) -> None:
-        """The link has a connection again, after so long."""
+        """It has a connection again, after this time."""
 
 
 class BaseObserver:
-    """An observer that ignores everything; a subclass has the methods that it needs."""
+    """An observer that does nothing. Derive from it, and override the methods that you need."""
 
     wants_frames: ClassVar[bool] = True
-    """False if `frame`, `credit`, `state`, `timer`, `error` and `transport` need not be called: then engines do no work
-    for this observer."""
+    """If False, `frame`, `credit`, `state`, `timer`, `error` and `transport` aren't called, which saves time."""
 
     def frame(self, direction: Direction, channel: str, name: str, size: int) -> None: ...
     def credit(self, direction: Direction, channel: str, amount: int) -> None: ...
@@ -115,13 +118,13 @@ class BaseObserver:
     def transport(self, direction: Direction, data: bytes | memoryview) -> None: ...
 
     def span(self, channel: str, trace_id: str, span_id: str) -> None:
-        """A channel belongs to this span of OpenTelemetry; only with `muxkit.spans.instrument`."""
+        """A channel has this span of OpenTelemetry. Only called with `muxkit.spans.instrument`."""
 
     def session_opened(self, info: SessionInfo) -> None:
-        """A session began."""
+        """A session has begun."""
 
     def session_closed(self, info: SessionInfo, error: BaseException | None) -> None:
-        """A session is over; `error` is None if that was in order."""
+        """A session has ended. `error` is None if it ended in order."""
 
     def session_began(self, session: Counted) -> None: ...
     def session_ended(self, session: Counted, error: BaseException | None) -> None: ...
@@ -134,36 +137,37 @@ class BaseObserver:
     def resumed(self, seconds: float) -> None: ...
 
     def turned_away(self, limit: str, protocol: str, transport: str) -> None:
-        """A listener let a connection go, or does not take one for now, because of this field of `muxkit.Limits`."""
+        """A listener has closed a connection, or doesn't accept one, because of this field of `muxkit.Limits`."""
 
     def reconnected(self, seconds: float, protocol: str, transport: str) -> None:
-        """`muxkit.reconnecting` has opened a session, so long after the one before was over."""
+        """`muxkit.reconnecting` has opened a session. This time has passed since the last one ended."""
 
 
 @runtime_checkable
 class ConnectionObserver(Observer, Protocol, metaclass=QuickCheck):
-    """An observer of many connections, such as all those of a server, which makes one of its own for each."""
+    """An observer of several connections, such as all connections of a server. It creates an observer for each."""
 
     def connection(self, name: str = "") -> Observer:
-        """Make the observer of the connection that begins now; `name` is text for its reader."""
+        """Return the observer for a new connection. `name` describes the connection for people."""
 
 
 def for_connection(observer: Observer | None, name: str = "") -> Observer | None:
-    """Return the observer of the connection that begins now; called once for each, so that two can be told apart."""
+    """Return the observer for a new connection. Call this once for each connection."""
     if observer is None:
         return None
     return observer.connection(name) if isinstance(observer, ConnectionObserver) else observer
 
 
 def frames_of(observer: Observer | None) -> Observer | None:
-    """Return the observer if it is to be told of frames and bytes, for the engine and the pump."""
+    """Return the observer for the engine and the pump, or None if it doesn't want to know about frames and bytes."""
     return observer if getattr(observer, "wants_frames", True) else None
 
 
 def facts_of(observer: Observer | None) -> Facts | None:
-    """Return what a session tells of waits, round trips, limits and outages; None if nothing is told.
+    """Return the observer for the events of `Facts`, or None if the observer doesn't have these methods.
 
-    An observer of many connections that was not asked for one of its own is asked now.
+    If it observes several connections and doesn't want frames, nobody has called `connection` for this one, so this
+    does.
     """
     if observer is None:
         return None
@@ -174,7 +178,7 @@ def facts_of(observer: Observer | None) -> Facts | None:
 
 
 def tell(observer: Observer | None, event: str, *arguments: object) -> None:
-    """Call a method that observers need not have."""
+    """Call a method of an observer, if the observer has it."""
     method = getattr(observer, event, None)
     if method is not None:
         method(*arguments)
@@ -193,7 +197,7 @@ _turned_away: ContextVar[Callable[[str], None] | None] = ContextVar(
 
 @contextmanager
 def telling_of_listener(observer: Observer | None, protocol: str, transport: str) -> Iterator[None]:
-    """Let `turned_away` reach the observer from the tasks that are started in the block."""
+    """Connect the function `turned_away` to an observer, for the tasks that are started in the block."""
     tell = getattr(observer, "turned_away", None)
     if tell is None:
         yield
@@ -206,7 +210,7 @@ def telling_of_listener(observer: Observer | None, protocol: str, transport: str
 
 
 def turned_away(limit: str) -> None:
-    """Tell the observer of this listener that a connection had to go because of a limit."""
+    """Notify the observer of this listener that it has closed or not accepted a connection because of a limit."""
     tell = _turned_away.get()
     if tell is not None:
         tell(limit)
@@ -214,7 +218,7 @@ def turned_away(limit: str) -> None:
 
 @contextmanager
 def measured(facts: Facts | None, session: Counted) -> Iterator[None]:
-    """Tell that a session begins, and at the end of the block that it is over."""
+    """Notify an observer that a session begins, and at the end of the block that it has ended."""
     if facts is None:
         yield
         return
@@ -227,4 +231,4 @@ def measured(facts: Facts | None, session: Counted) -> Iterator[None]:
         raise
     finally:
         facts.session_ended(session, error)
-        del error  # or it and this frame would hold each other
+        del error  # its traceback and this frame would form a reference cycle

@@ -1,4 +1,4 @@
-"""Certificates and trust of one side, in one object for every transport that encrypts."""
+"""`TLS`, which contains the certificates and trust settings of one side, for all transports that encrypt."""
 
 from __future__ import annotations
 
@@ -24,54 +24,60 @@ def _readable(what: str, path: File) -> str:
 class _Contexts:
     client: ssl.SSLContext
     server: ssl.SSLContext | None
-    """None without a certificate."""
+    """None if there is no certificate."""
 
 
 @attrs.define
 class TLS:
-    """What one side shows and whom it trusts; a connection that goes on keeps what it began with.
+    """The certificates and trust settings of a client or a server.
 
-    A server needs `cert` and `key`. With `client_ca` it accepts only clients that show a certificate of these
-    authorities. A client trusts the authorities of the system, or only those in `ca`, and shows `cert` if it is given.
-    Files are PEM; `ca` and `client_ca` may be PEM text as bytes. The key may be in the file of the certificate.
+    A server needs `cert` and `key`. A client needs nothing: it trusts the certificate authorities of the system.
 
-    Raises ValueError for files that cannot be read or that do not fit together.
+    Files are in PEM format. `reload` reads them again, which affects new connections only.
+
+    Raises:
+        ValueError: If a file can't be read, or if the key doesn't belong to the certificate.
     """
 
     cert: File | None = None
-    """The certificate and the chain behind it."""
+    """The certificate that this side presents, followed by the certificates of its chain."""
     key: File | None = None
+    """The key of the certificate. Leave it out if the file `cert` contains the key too."""
     ca: File | bytes | None = None
+    """For clients: the certificates of the authorities to trust, instead of those of the system. Bytes are PEM text."""
     client_ca: File | bytes | None = None
+    """For servers: accept only clients with a certificate from these authorities. Bytes are PEM text."""
     password: str | None = attrs.field(default=None, repr=False)
-    """Of the key."""
+    """The password of the key, if it is encrypted."""
     verify: bool = True
-    """False accepts any server, so anybody on the path can read and change everything; for tests."""
+    """False makes a client accept any server, so that anybody on the path can read and change everything. Use it only
+    for tests."""
     generation: int = attrs.field(default=0, init=False, eq=False, repr=False)
-    """How many times the files were read again; a transport that keeps what it made of them compares this."""
+    """How many times `reload` has read the files again. A transport with a cache compares this."""
+    # One context for each list of protocols to negotiate (ALPN), because a context offers the same list to all of its
+    # connections
     _contexts: dict[tuple[str, ...], _Contexts] = attrs.field(factory=dict, init=False, eq=False, repr=False)
-    """By the protocols to agree on, since a context offers the same to all of its connections."""
 
     def __attrs_post_init__(self) -> None:
         if self.key is not None and self.cert is None:
-            raise ValueError(f"TLS(key={os.fspath(self.key)!r}): a key needs its certificate, cert=")
+            raise ValueError(f"TLS(key={os.fspath(self.key)!r}): a key needs its certificate; pass cert= too")
         if self.client_ca is not None and self.cert is None:
-            raise ValueError("TLS(client_ca=…): is for a server, which needs cert= and key=")
+            raise ValueError("TLS(client_ca=…): only a server verifies clients; pass cert= and key= too")
         if self.ca is not None and not self.verify:
-            raise ValueError("TLS(ca=…, verify=False): what is not verified needs no authority")
+            raise ValueError("TLS(ca=…, verify=False): ca has no effect with verify=False; leave one of them out")
         self._contexts[()] = self._load(())
 
     def reload(self) -> None:
-        """Read the files again, for the handshakes from now on; if they are faulty, nothing changes."""
+        """Read the files again, for new connections. If they are invalid, raise `ValueError` and keep the old ones."""
         self._contexts = {alpn: self._load(alpn) for alpn in self._contexts}
         self.generation += 1
 
     def client_context(self, alpn: Sequence[str] = ()) -> ssl.SSLContext:
-        """Return the context for the next connection of a client; `alpn` are the protocols to agree on."""
+        """Return the context for a new connection of a client. `alpn` are the protocols to negotiate."""
         return self._for(alpn).client
 
     def server_context(self, alpn: Sequence[str] = ()) -> ssl.SSLContext:
-        """Return the context for the next connection that a server accepts; raises ValueError without `cert`."""
+        """Return the context for a new connection of a server. Raises `ValueError` if there is no certificate."""
         server = self._for(alpn).server
         if server is None:
             raise ValueError("a server needs its certificate and key: tls=muxkit.TLS(cert='cert.pem', key='key.pem')")
@@ -110,7 +116,7 @@ class TLS:
                 context.load_verify_locations(_readable(what, authorities))
         except ssl.SSLError as error:
             shown = "…" if isinstance(authorities, bytes) else repr(os.fspath(authorities))
-            raise ValueError(f"TLS({what}={shown}): there is no certificate in PEM in it") from error
+            raise ValueError(f"TLS({what}={shown}): expected certificates in PEM, found none") from error
 
     def _show(self, context: ssl.SSLContext, alpn: tuple[str, ...]) -> None:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -121,7 +127,7 @@ class TLS:
         cert = _readable("cert", self.cert)
         key = cert if self.key is None else _readable("key", self.key)
         try:
-            # Without a password OpenSSL would ask for one at the terminal.
+            # If there were no password here, OpenSSL would ask for one at the terminal.
             context.load_cert_chain(cert, key, self.password or _no_password)
         except (ssl.SSLError, _PasswordNeeded) as error:
             files = f"cert={cert!r}" if self.key is None else f"cert={cert!r}, key={key!r}"
@@ -129,14 +135,15 @@ class TLS:
 
     def _problem(self, error: Exception) -> str:
         if isinstance(error, _PasswordNeeded):
-            return "the key is encrypted: give its password="
+            return "the key is encrypted; pass password= too"
         reason = getattr(error, "reason", None) or ""
         if "MISMATCH" in reason:
-            return "the key does not belong to the certificate"
-        # OpenSSL names no reason when what it decrypted is no key.
+            return "the key doesn't belong to the certificate"
+        # OpenSSL gives no reason if decryption works but the result isn't a key.
         if self.password and (not reason or "DECRYPT" in reason):
             return "the password of the key is wrong"
-        return f"no certificate with its key in PEM ({(reason or type(error).__name__).replace('_', ' ').lower()})"
+        what = (reason or type(error).__name__).replace("_", " ").lower()
+        return f"expected a certificate and its key in PEM, found none ({what})"
 
 
 class _PasswordNeeded(Exception):
