@@ -1,4 +1,9 @@
-"""`muxkit.connect`: from a URL `protocol+transport://address`, both looked up, to a session."""
+"""`muxkit.connect`, and the code that clients and servers share: from a URL and options to a session.
+
+A `Door` is a parsed URL with the plugins of its protocol and transport, and with the options for each of them. A client
+uses it to dial, and a server to listen. `client_doors` parses the URLs of a client, and `_lifetime` logs when a session
+begins and ends.
+"""
 
 from __future__ import annotations
 
@@ -44,20 +49,26 @@ from muxkit.runtime import (
 from muxkit.trace import traced
 
 _log = logging.getLogger("muxkit")
-_numbers = count(1)  # of the sessions of this process, for its log
+_numbers = count(1)  # the numbers of this process's sessions in the log
 
-LINGER_SECONDS = 5.0  # for taking leave
+LINGER_SECONDS = 5.0  # default of `linger=`
 
 
 class Handle(Protocol):
-    """What is called with each connection that a transport accepts, as `Listening.handle`."""
+    """A function that serves a connection, such as `Listening.handle`.
+
+    If `refused` isn't None, it refuses the client with this error instead.
+    """
 
     async def __call__(self, link: Any, /, *, refused: Refused | None = None) -> None: ...  # noqa: ANN401 - of any kind
 
 
 @attrs.frozen
 class _Entrance:
-    """What a transport calls with its connections: those that are served, and those for which there is no place."""
+    """The object that a transport gets from a server. It calls it with each accepted connection.
+
+    If there is no place for a connection, the transport calls `refuse` instead.
+    """
 
     _handle: Handle
 
@@ -69,10 +80,13 @@ class _Entrance:
 
 
 class Door:
-    """A URL taken apart, with its protocol plugin and its transport, and the options that each of them gets.
+    """A parsed URL, with the plugins of its protocol and transport, and the options for each of them.
 
-    `options` are the `ConnectOptions` or the `ServeOptions` of this side, possibly with options of third-party plugins.
-    `own` are the names of options that the caller handles itself. They appear in the error for an unknown option.
+    Args:
+        url: The URL.
+        options: The `ConnectOptions` or the `ServeOptions`, possibly with options of third-party plugins.
+        side: "client" or "server".
+        own: The names of options that the caller handles itself. The error for an unknown option lists them.
     """
 
     def __init__(
@@ -82,10 +96,10 @@ class Door:
         protocol, self._transport_name, self.address = split_url(url)
         self.scheme = f"{protocol}+{self._transport_name}"
         self.protocol_name = protocol
-        # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
+        # The type checker can't know the type of an entry point's object. `load` has checked its attributes.
         self.protocol = cast("ProtocolPlugin", load(PROTOCOLS, protocol))
         without: str | None = getattr(self.protocol, "no_sessions", None)
-        if without is not None:  # at once, and not with the first client
+        if without is not None:  # raise immediately, and not when the first client connects
             raise Unsupported(without)
         links = getattr(self.protocol, "links", STREAMS)
         self.transport = load_transport(self._transport_name, protocol, links)
@@ -95,7 +109,7 @@ class Door:
         authorize: Authorize | None = None
         if side == "client":
             token = given.pop("token", None)
-            given.pop("stagger", None)  # is about several URLs
+            given.pop("stagger", None)  # only used with several URLs
         else:
             authorize = given.pop("authorize", None)
         self.limits: Limits = given.pop("limits", None) or Limits()
@@ -107,7 +121,7 @@ class Door:
             self._link_options["tls"] = tls
         self._session_options = {name: value for name, value in given.items() if name in ours}
         self._session_options |= {"limits": self.limits, "linger": linger}
-        # What a protocol may agree on by ALPN, with a transport that can offer it.
+        # The names that the protocol negotiates with ALPN, if the transport supports that
         offers, theirs = getattr(self.protocol, "tls_offers", None), getattr(self.transport, "options", None)
         can_offer = offers is not None and theirs is not None and "offers" in theirs("client")
         self._offers = {"offers": offers(**self._session_options)} if offers is not None and can_offer else {}
@@ -120,34 +134,34 @@ class Door:
         if isinstance(self.protocol, ResumingPlugin):
             self.address, self._endpoint = self.protocol.split(self._transport_name, self.address)
         if token is not None:
-            first_line(protocol, token)  # raises if it cannot be shown
+            first_line(protocol, token)  # raises if the token is invalid
             if link_kind(self.transport) != "stream":
                 raise ValueError(
-                    f"token=…: {self._transport_name} carries no stream on which a token could be shown; "
-                    "show a certificate instead: tls=muxkit.TLS(cert=…, key=…)"
+                    f"token=…: expected a transport for a byte stream, got {self._transport_name}; "
+                    "authenticate with a certificate instead: tls=muxkit.TLS(cert=…, key=…)"
                 )
 
     async def check_client(self) -> None:
-        """Raise ValueError now for an address to which the transport would refuse to send plaintext when it dials."""
-        check = getattr(self.transport, "check_client", None)  # transports of others need not have it
+        """Raise `ValueError` if the transport would refuse to send plaintext to the address."""
+        check = getattr(self.transport, "check_client", None)  # optional for third-party transports
         if check is not None:
             await check(self.address, insecure=bool(self._link_options.get("insecure")))
 
     async def candidates(self) -> Sequence[Sequence[Candidate]]:
-        """Return the addresses that this URL stands for, by priority."""
+        """Return the addresses of this URL, grouped by priority. A URL with SRV records can have several."""
         if not isinstance(self.transport, Choosing):
             return [[Candidate(self.address)]]
         return await self.transport.candidates(self.address, protocol=self.protocol_name, options=self._link_options)
 
     @protected_manager
     async def dial(self) -> AsyncGenerator[Link, None]:
-        """Open a connection to the first candidate that can be reached."""
+        """Open a connection to one of the addresses."""
         async with first_of([[LinkAttempt(self, each) for each in group] for group in await self.candidates()]) as won:
             yield won.value
 
     @protected_manager
     async def dial_at(self, candidate: Candidate) -> AsyncGenerator[Link, None]:
-        # Credit for streams side by side is the link's business, so what bounds it has to go there.
+        # With several streams, the link grants the credit, so it needs the limits.
         bounds = {"limits": self.limits} if link_kind(self.transport) == "multistream" else {}
         options = {**self._offers, **candidate.options, **self._link_options}
         async with self.transport.connect(candidate.address, **bounds, **options) as link:
@@ -155,7 +169,7 @@ class Door:
 
     @protected_manager
     async def redial(self) -> AsyncGenerator[Link, None]:
-        """Dial for a session that outlives its connections, and note whether the first dial failed."""
+        """Dial for a session that outlives its connections, and record if the first attempt fails."""
         is_connected = False
         try:
             async with self.dial() as link:
@@ -167,20 +181,20 @@ class Door:
             raise
 
     def url_at(self, address: str) -> str:
-        """Return the URL that a client connects to."""
+        """Return the URL with which a client connects to this address."""
         if isinstance(self.protocol, ResumingPlugin):
             address = self.protocol.join(self._transport_name, address, self._endpoint)
         return f"{self.scheme}://{address}"
 
     def _check_options(self) -> None:
-        """Raise TypeError for options that neither the transport nor the protocol has."""
+        """Raise `TypeError` if neither the transport nor the protocol has one of the options."""
         check_link_options(self._transport_name, self.transport, self._side, self._link_options, **self._of_others)
 
     def drop_options_of_others(self) -> frozenset[str] | None:
-        """Leave out options that this transport doesn't have, because they're meant for another URL of a list.
+        """Remove the options that this transport doesn't have, because they are meant for other URLs of a list.
 
         Returns:
-            The names of all options that it has, None if the transport takes any.
+            The names of all options that the URL has, or None if the transport accepts any.
         """
         theirs = options_of(self.transport, "client")
         if theirs is None:
@@ -190,7 +204,7 @@ class Door:
         return known
 
     def takes_tls(self) -> bool:
-        """Return True if the transport encrypts, or may; if it does not, `tls=` is left out."""
+        """Return True if the transport can encrypt. If it can't, remove the option `tls`."""
         known = options_of(self.transport, "server")
         if known is not None and "tls" not in known:
             self._link_options.pop("tls", None)
@@ -226,7 +240,7 @@ class Door:
         return self.protocol.session(link, role=role, address=self.address, observer=observer, **self._session_options)
 
     def listener(self, handler: SessionHandler) -> AbstractAsyncContextManager[Listening] | None:
-        """Return the protocol's own listener, which calls `handler` with each session; None if it has none."""
+        """Return the protocol's own listener, which calls `handler` with each session, or None if it has none."""
         if isinstance(self.protocol, ResumingPlugin):
 
             async def handle(session: Session) -> None:
@@ -239,7 +253,7 @@ class Door:
         return None
 
     async def serve(self, handle: Handle, *, task_status: trio.TaskStatus[list[str]]) -> None:
-        """Accept connections until cancelled, and call `handle` with each that is let in."""
+        """Accept connections until cancelled, and call `handle` with each."""
         self._check_options()
         with telling_of_listener(self._observer, self.protocol_name, self._transport_name):
             await self.transport.serve(
@@ -259,7 +273,7 @@ class Door:
         *,
         refused: Refused | None = None,
     ) -> None:
-        if refused is not None:  # whoever it is: there is no place
+        if refused is not None:  # there is no place, so the client's identity doesn't matter
             await handle(link, refused=refused)
             return
         peer = peer_of(link) or without_secrets(self.address)
@@ -279,10 +293,10 @@ class Door:
 
 
 def client_doors(url: str | Sequence[str], options: Mapping[str, Any], *, own: Collection[str] = ()) -> Sequence[Door]:
-    """Read the URL, or the URLs, of a client. An option of a list applies to each URL that has it.
+    """Parse the URL or the URLs of a client. With several URLs, an option applies to each that has it.
 
-    All URLs are checked, so that a mistake in the second one shows before the first one fails. A URL that needs an
-    extra of muxkit which isn't installed is skipped if the list has others.
+    All URLs are checked immediately. If a URL needs an extra that isn't installed, it is skipped, unless it is the only
+    one.
     """
     urls = [url] if isinstance(url, (str, bytes)) or not isinstance(url, Sequence) else url
     if not urls:
@@ -306,14 +320,14 @@ def client_doors(url: str | Sequence[str], options: Mapping[str, Any], *, own: C
 
 
 def _share_out(doors: Sequence[Door], options: Mapping[str, Any], own: Collection[str]) -> None:
-    """Leave each URL of a list the options that it has; raises if an option belongs to none of them."""
+    """Give each URL of a list the options that it has. Raises an error if none of the URLs has an option."""
     known = {door.scheme: door.drop_options_of_others() for door in doors}
     declared = [names for names in known.values() if names is not None]
     if len(declared) < len(known):
         return  # the transport that declares no options may take any
     everything = frozenset().union(*declared)
     if options.get("tls") is not None and "tls" not in everything:
-        raise ValueError("tls=…: not one of these URLs has a transport that encrypts")
+        raise ValueError("tls=…: none of these URLs has a transport that encrypts; use one such as tls:// or wss://")
     every = OF_SESSIONS["client"]
     check_options("the list", options.keys() - every, everything, **{"every client": every.union(own)})
 
@@ -370,14 +384,14 @@ async def session_with(
     doors = client_doors(url, options, own=own)
     stagger: float = options.get("stagger", STAGGER)
     for door in doors if len(doors) > 1 else ():
-        await door.check_client()  # or a mistake in the last URL would only show when all others have failed
+        await door.check_client()  # otherwise, a mistake in the last URL would appear only if all others fail
     async with doors[0].session_to() if len(doors) == 1 else first_session(doors, stagger=stagger) as session:
         yield session
 
 
 @contextmanager
 def _lifetime(info: SessionInfo, observer: Observer | None, own: Observer | None = None) -> Iterator[None]:
-    """Tell the log, the observer, and that of the session, that a session begins and how it ends."""
+    """Log that a session begins and how it ends, and notify the observers."""
     observers = (observer,) if own is None or own is observer else (observer, own)
     fields = {"connection": next(_numbers), "peer": info.peer}
     began = trio.current_time()
@@ -399,11 +413,11 @@ def _lifetime(info: SessionInfo, observer: Observer | None, own: Observer | None
         _log.info("%s closed after %.1f s%s", who, trio.current_time() - began, how, extra=fields)
         for each in observers:
             tell(each, "session_closed", info, error)
-        del error  # or it and this frame would hold each other
+        del error  # its traceback and this frame would form a reference cycle
 
 
 def _why(error: BaseException) -> str:
-    """Say how a session ended; texts of others are left out, since they may hold payload."""
+    """Describe how a session ended. Texts of errors that aren't muxkit's are left out, as they may contain payload."""
     if isinstance(error, MuxError):
         return printable(str(error))
     return f"by {type(error).__name__}" if isinstance(error, Exception) else "by a cancellation"

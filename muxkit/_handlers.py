@@ -1,4 +1,9 @@
-"""Handlers: from functions for one channel or one request to a handler of sessions, and how failures are logged."""
+"""Makes handlers of sessions from functions that handle a single channel or request.
+
+`each_channel`, `by_name` and `each_request` return such handlers, and `handler` makes a handler of typed channels. The
+module also decides which errors of handlers are failures, which are logged, and which are usual, such as a lost
+connection.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +50,7 @@ ItemT = TypeVar("ItemT", bound=Hashable)
 ValueT = TypeVar("ValueT")
 
 HANDLER_FAILED = 500  # the code of a channel whose handler raised
-UNKNOWN_CODEC = 415  # the code of a channel whose codec this side doesn't have
+UNKNOWN_CODEC = 415  # the code of a channel with a codec that this side doesn't have
 UNKNOWN_NAME = 404  # the code of a channel that was refused because no handler has its name
 
 _log = logging.getLogger("muxkit")
@@ -162,13 +167,13 @@ def codecs_of(values: type[ValueT] | Codec[ValueT]) -> Codecs[ValueT]:
 
 @attrs.frozen(eq=False)
 class Codecs(Generic[ValueT]):
-    """The codecs of one typed handler, by name; those for a type are made when a peer uses them for the first time."""
+    """The codecs of a typed handler, by name. They are created when a peer uses them for the first time."""
 
     values: type[ValueT] | None
     known: dict[str, Codec[ValueT]]
 
     def named(self, name: str | None) -> Codec[ValueT]:
-        """Return the codec of a name, or raise `Refused`."""
+        """Return the codec with this name, or the default one for None. Raises `Refused` if there is none."""
         if name is None:
             return next(iter(self.known.values()))
         found = self.known.get(name)
@@ -281,7 +286,7 @@ class _Handlers:
                     backlog.taker = running
                 async for item in items:
                     running.start(item)
-                    await running.wait_for_slot()  # before the next one is taken, which must not wait for a handler
+                    await running.wait_for_slot()  # an accepted channel mustn't wait, so wait before the next one
             except LinkLost as error:
                 # log: The connection of a session was lost while its handler was running. This is usual when peers
                 # leave.
@@ -300,7 +305,7 @@ class _Handlers:
 
     @interruptible
     async def _run_channel(self, channel: Channel, running: Running[Channel]) -> None:
-        assert self.channels is not None  # or there would be no channel
+        assert self.channels is not None  # otherwise, no channel would be accepted
         try:
             await self.channels(channel)
         except BaseException as raised:
@@ -316,7 +321,7 @@ class _Handlers:
                     # log: A channel handler raised `Refused`. The peer receives the reason.
                     _log.info("a channel was refused: %s", printable(str(error)), extra=_fields(channel))
             elif isinstance(error, InvalidMessage):
-                channel.abort()  # it was aborted with the problem as its reason
+                channel.abort()  # `receive` has aborted it before, with the problem as the reason
                 if may_log("channels with an invalid message"):
                     where = printable(error.path) or "the whole message"  # its text may quote the message
                     # log: A typed handler received a message that doesn't fit its type. The line names the place in the
@@ -331,7 +336,7 @@ class _Handlers:
                 # log: Your handler raised an error, and the line says where. The session and its other channels
                 # continue.
                 log_failure("the handler of a channel failed, the channel was aborted", error, _fields(channel))
-            del error  # or it and this frame would hold each other, and all that the handler held
+            del error  # its traceback and this frame would form a reference cycle with everything in the handler
         else:
             channel.close()
         finally:
@@ -366,9 +371,10 @@ class _Handlers:
 
 
 def session_handler(handler: SessionHandler | ChannelHandler) -> SessionHandler:
-    """Return the handler of sessions that a server calls; a handler of channels is called for each channel.
+    """Return a handler of sessions for a handler of channels, or the handler itself if it takes sessions.
 
-    Raises TypeError for anything that `muxkit._signatures` doesn't accept as a handler.
+    Raises:
+        TypeError: If `muxkit._signatures` doesn't accept it as a handler.
     """
     if isinstance(handler, _Handlers):
         return handler.serve_alone

@@ -1,9 +1,9 @@
-"""Protocols and transports by name, and the URLs that name them.
+"""Parses URLs, and finds the protocols and transports that they name.
 
-`muxkit.connect` and the servers take URLs apart and look plugins up here. The names of muxkit's own plugins are a
-table, so that a session over one of them reads no package's metadata. Any other name is looked up among the entry
-points of all installed packages, which costs more the more there are, and is kept for the life of the process. A name
-that was not found is looked up again the next time, so a package that was installed meanwhile is noticed.
+`muxkit.connect` and the servers use this module. Protocols and transports are plugins. Those that come with muxkit are
+listed in the table `OWN`. Plugins of other packages are found by their entry points, which takes longer the more
+packages are installed, so the result is cached for the life of the process. If a name isn't found, nothing is cached,
+so the plugin is found later if its package is installed meanwhile.
 """
 
 from __future__ import annotations
@@ -46,45 +46,58 @@ OWN: Final[Mapping[Group, Mapping[str, str]]] = {
         "wss": "muxkit_adapters.websocket:secure_transport",
     },
 }
-"""The plugins that come with muxkit; another package cannot take one of these names."""
+"""The plugins that come with muxkit. Other packages can't use these names."""
 
 OURS: Final = "muxkit"
 
-SUFFIX: Final = "+srv"  # of a transport whose servers are looked up in the DNS
+SUFFIX: Final = "+srv"  # with this suffix, the transport looks up servers in the DNS (SRV records)
 SRV: Final = "muxkit_adapters.srv:SrvTransport"
 
+# Defaults for the corrected URL in the error for an invalid one
 USUAL: Final = "bpmux"
-_BY_SCHEME: Final = {"http": "ws", "https": "wss"}  # what a reader of other documentation writes
-_BY_TRANSPORT: Final = {"udp": "e3x", "dtls": "e3x", "quic": "aqueduct"}  # those that bpmux cannot use
+_BY_SCHEME: Final = {"http": "ws", "https": "wss"}
+_BY_TRANSPORT: Final = {"udp": "e3x", "dtls": "e3x", "quic": "aqueduct"}  # the transports that bpmux can't use
 
-_loaded: dict[tuple[Group, str], object] = {}  # each plugin that was found and is in order
+_loaded: dict[tuple[Group, str], object] = {}  # the cache of plugins
 
 
 class PluginError(MuxError):
-    """A protocol or a transport is missing, broken, or installed twice; the text names the packages."""
+    """A protocol or transport isn't installed, can't be imported, or is offered by several packages.
+
+    The text names the packages.
+    """
 
 
 @attrs.frozen
 class Plugin:
-    """One name that a package offers."""
+    """Information about a protocol or transport of a package."""
 
     kind: str
+    """"protocol" or "transport"."""
     name: str
+    """The name in URLs."""
     package: str
+    """The package that offers it."""
     target: str
+    """The module and the object, such as `muxkit_adapters.tcp:transport`."""
     problem: str | None
-    """Why it cannot be used, or None."""
+    """Why it can't be used, or None."""
     extra: str | None = None
-    """The extra of muxkit that would have to be installed, if that is the problem."""
+    """The extra of muxkit that is missing, if that is the problem."""
 
 
 def split_url(url: str, protocol: str | None = None) -> tuple[str, str, str]:
     """Return the protocol, the transport and the address of a URL.
 
-    With `protocol`, the URL has to be one of that protocol. Raises ValueError for a URL of another form, with the one
-    that was probably meant, and TypeError for anything but a string.
+    Args:
+        url: The URL.
+        protocol: The protocol that the URL must have. By default, any.
+
+    Raises:
+        ValueError: If the URL is invalid. The text suggests a valid one if possible.
+        TypeError: If it isn't a string.
     """
-    given: object = url  # by programs that no type checker has seen
+    given: object = url  # programs without a type checker may pass anything
     if not isinstance(given, str):
         raise TypeError(f"invalid URL: expected a string such as {_example(protocol)}, got a {type(given).__name__}")
     scheme, separator, address = url.partition("://")
@@ -104,7 +117,7 @@ def _example(protocol: str | None) -> str:
 
 
 def _meant(url: str, protocol: str | None) -> str | None:
-    """Return the URL that was probably meant; None if it cannot be guessed."""
+    """Return a valid URL that the user may have meant, or None."""
     shown = without_secrets(url)
     scheme, separator, address = shown.partition("://")
     if not separator:
@@ -120,7 +133,7 @@ def _meant(url: str, protocol: str | None) -> str | None:
 
 
 def load(group: Group, name: str) -> object:
-    """Return the plugin of that name, imported; raises `PluginError` if there is none or it cannot be used."""
+    """Import a plugin and return it. Raises `PluginError` if it doesn't exist or can't be used."""
     loaded = _loaded.get((group, name))
     if loaded is None:
         loaded = _loaded[group, name] = _find(group, name)
@@ -149,12 +162,12 @@ def _find(group: Group, name: str) -> object:
 
 
 def names(group: Group) -> list[str]:
-    """Return the names of all plugins, sorted, whether or not they can be used."""
+    """Return the sorted names of all plugins, including those that can't be used."""
     return sorted({*OWN[group], *(point.name for point in entry_points(group=group))})
 
 
 def load_transport(name: str, protocol: str, links: frozenset[LinkKind] = STREAMS) -> Transport:
-    """Load the transport of that name, for a protocol that speaks over links of these kinds."""
+    """Import a transport for a protocol that can use these kinds of links, and return it."""
     loaded: object = None
     inner = name.removesuffix(SUFFIX)
     if inner != name:
@@ -163,11 +176,11 @@ def load_transport(name: str, protocol: str, links: frozenset[LinkKind] = STREAM
     try:
         loaded = load(TRANSPORTS, name)
         several = getattr(loaded, "for_links", None)
-        if several is not None:  # it can carry more than one kind
+        if several is not None:  # the transport supports several kinds
             loaded = several(links)
         kind = link_kind(loaded)
     except PluginError as error:
-        # Before anything is installed that would not do either.
+        # If the protocol couldn't use the transport anyway, don't recommend to install its extra.
         if not isinstance(error.__cause__, ExtraNeeded) or error.__cause__.link in links:
             raise
         kind = cast("LinkKind", error.__cause__.link)
@@ -175,14 +188,15 @@ def load_transport(name: str, protocol: str, links: frozenset[LinkKind] = STREAM
         usable = [one.name for one in installed() if one.kind == "transport" and one.problem is None]
         fitting = [one for one in usable if link_kind(load(TRANSPORTS, one)) in links]
         raise PluginError(
-            f"{protocol} cannot speak over {name!r}, which carries {_CARRIED[kind]}; it can over: {', '.join(fitting)}"
+            f"{protocol} can't run over {name!r}: expected a transport for {_kinds(links)}, got one for "
+            f"{_CARRIED[kind]}; use one of: {', '.join(fitting)}"
         )
-    # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
+    # The type checker can't know the type of an entry point's object. `load` has checked its attributes.
     return cast("Transport", loaded)
 
 
 def _over_srv(transport: Transport, link: LinkKind) -> Transport:
-    """Return the transport that looks servers up in the DNS for this one."""
+    """Return a transport that looks up servers in the DNS, and connects to them with this transport."""
     try:
         over = cast("Callable[[Transport, LinkKind], Transport]", EntryPoint("srv", SRV, TRANSPORTS).load())
     except ExtraNeeded as missing:
@@ -191,20 +205,24 @@ def _over_srv(transport: Transport, link: LinkKind) -> Transport:
 
 
 def link_kind(transport: object) -> LinkKind:
-    """Return the kind of link that the connections of a transport are."""
+    """Return the kind of a transport's connections."""
     kind: LinkKind = getattr(transport, "link", "stream")
     return kind
 
 
 _CARRIED: dict[LinkKind, str] = {
-    "stream": "one stream of bytes",
+    "stream": "a byte stream",
     "packets": "packets that may be lost",
-    "multistream": "streams and datagrams side by side",
+    "multistream": "several streams and datagrams",
 }
 
 
+def _kinds(links: frozenset[LinkKind]) -> str:
+    return " or ".join(text for kind, text in _CARRIED.items() if kind in links)
+
+
 def installed() -> list[Plugin]:
-    """List all plugins, with the problem of each that cannot be used."""
+    """Return all plugins. Those that can't be used have a `problem`."""
     plugins = []
     for group in (PROTOCOLS, TRANSPORTS):
         own, others = _own(group), _others(group)
@@ -223,7 +241,7 @@ def installed() -> list[Plugin]:
 
 
 def _named(group: Group, name: str) -> list[EntryPoint]:
-    """Return the entry points to choose from for a name; the one of muxkit is found without reading metadata."""
+    """Return the entry points with a name. For muxkit's own plugins, no metadata of packages is read."""
     if name in OWN[group]:
         return [EntryPoint(name, OWN[group][name], group)]
     return _distinct(entry_points(group=group, name=name))
@@ -238,12 +256,12 @@ def _others(group: Group) -> list[EntryPoint]:
 
 
 def _distinct(points: Iterable[EntryPoint]) -> list[EntryPoint]:
-    """Drop repetitions: a package that is installed and also lies on the path is found twice."""
+    """Remove duplicates, because a package that is both installed and on the path is found twice."""
     return list({(_package(point), point.name, point.value): point for point in points}.values())
 
 
 def _problem(group: Group, point: EntryPoint) -> tuple[str | None, ExtraNeeded | None]:
-    """Say why a plugin cannot be used, and give the error if only an extra is missing."""
+    """Return why a plugin can't be used, or None. If an extra is missing, also return the error that says so."""
     wanted = ("session", "options") if group == PROTOCOLS else ("connect", "serve")
     try:
         loaded = point.load()

@@ -1,4 +1,7 @@
-"""Servers: from URLs and a handler to sessions, as a block, as a task of a nursery, or as a whole program."""
+"""Servers: `open_server` for a block, `serve` for a nursery, and `run_server` for a whole program.
+
+All three listen at URLs and call the program's handler with each session or channel.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +45,13 @@ from muxkit.runtime import (
     run_handler,
 )
 
-GRACE_SECONDS = 30.0  # for clients of a program that is told to end
-REFUSAL_SECONDS = 1.0  # to wait for what a client wants that is sent away
+GRACE_SECONDS = 30.0  # default of `run_server(grace=)`
+REFUSAL_SECONDS = 1.0  # maximum time for sending a client the reason for its refusal
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-ABORTED = 1  # the exit code of a program that was told twice to end
-DEFAULT_THRESHOLDS = (700, 2000)  # new objects at which Python's garbage collector starts by default; 2,000 since 3.13
-MIN_NEW_OBJECTS = 50_000  # the same while `run_server` runs; they take some 5 MB
+ABORTED = 1  # the exit code after a second signal
+# Number of new objects after which Python's garbage collector starts, by default. It is 2,000 since Python 3.13.
+DEFAULT_THRESHOLDS = (700, 2000)
+MIN_NEW_OBJECTS = 50_000  # the same number while `run_server` runs; such objects take about 5 MB
 
 _log = logging.getLogger("muxkit")
 
@@ -90,7 +94,7 @@ class Server:
             ValueError: If a file can't be used, or the server has no `tls`. The old certificates stay in use.
         """
         if self._tls is None:
-            raise ValueError("this server has no tls=")
+            raise ValueError("nothing to reload: this server has no tls=")
         self._tls.reload()
 
     async def shutdown(self, *, grace: float, redirect: str | Sequence[str] | None = None) -> None:
@@ -176,7 +180,7 @@ async def open_server(
     each_session = session_handler(handler)
     served = [url] if isinstance(url, str) else url
     if not served:
-        raise ValueError("a server needs at least one URL")
+        raise ValueError("a server needs a URL: expected a URL or a list of URLs, got an empty list")
     tls, listeners = options.get("tls"), options.pop("listeners", ())
     doors = [
         Door(each, {**options, "listeners": given} if given else options, side="server")
@@ -188,7 +192,9 @@ async def open_server(
     if tls is not None and len(doors) > 1:
         encrypting = [door for door in doors if door.takes_tls()]
         if not encrypting:
-            raise ValueError("tls=…: not one of these URLs has a transport that encrypts")
+            raise ValueError(
+                "tls=…: none of these URLs has a transport that encrypts; use one such as tls:// or wss://"
+            )
     live, closed = len(doors), trio.Event()
 
     async def serve_at(door: Door, each: Listening, task_status: trio.TaskStatus[list[str]]) -> None:
@@ -213,15 +219,18 @@ async def open_server(
 
 
 def _shared_out(listeners: Sequence[socket.socket], urls: Sequence[str]) -> list[Sequence[socket.socket]]:
-    """Return the sockets of each URL: all of them for one, one each for several."""
+    """Return the sockets for each URL. A single URL gets all sockets, and several URLs get one each."""
     for each in listeners:
-        given: object = each  # by programs that no type checker has seen
+        given: object = each  # programs without a type checker may pass anything
         if not isinstance(given, socket.socket):
-            raise TypeError(f"listeners=…: sockets of the module `socket` are needed, not {given!r}")
+            raise TypeError(f"listeners=…: expected sockets of the module `socket`, got {given!r}")
     if len(urls) == 1:
         return [listeners]
     if listeners and len(listeners) != len(urls):
-        raise ValueError(f"listeners=…: {counted(len(listeners), 'socket')} for {len(urls)} URLs; give one for each")
+        raise ValueError(
+            f"listeners=…: expected one socket for each of the {len(urls)} URLs, "
+            f"got {counted(len(listeners), 'socket')}"
+        )
     return [[each] for each in listeners] or [()] * len(urls)
 
 
@@ -278,7 +287,7 @@ def run_server(
     Returns:
         0, or 1 if a second signal ended the sessions.
     """
-    session_handler(handler)  # a mistake in it is raised here, and not out of Trio's run
+    session_handler(handler)  # raise an error for an invalid handler here, and not inside Trio's run
     start = partial(open_server, handler, url, **options)
     with _collecting_seldom():
         return trio.run(_run_until_signal, start, grace, on_started, on_ending, beside)
@@ -351,7 +360,7 @@ def _reload(server: Server) -> None:
 
 
 def listening_at(door: Door, handler: SessionHandler) -> AbstractAsyncContextManager[Listening]:
-    """Open what takes each connection at a URL, so that `handler` is called with each session."""
+    """Return a context manager whose value serves the connections at a URL, and calls `handler` with each session."""
     return door.listener(handler) or nullcontext(_Connections(door.session_on, handler))
 
 
@@ -361,13 +370,13 @@ def _refused_for(reason: Reason) -> Refused:
 
 
 class _Guest:
-    """A session with the scope of its handler, as the place of its connection sees it."""
+    """A session and the cancel scope of its handler. It is the occupant of a `Place` (`muxkit.runtime.admission`)."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.scope = trio.CancelScope()
         self.refused: Refused | None = None
-        """Why the session had to give way."""
+        """The reason, once the session has had to give way or was redirected."""
 
     def activity(self) -> int | None:
         stats = self._session.stats()
@@ -390,7 +399,7 @@ class _Connections:
         self._handler = handler
         self._sessions: dict[Session, _Guest] = {}
         self._redirect: Reason | None = None
-        self._deadline = 0.0  # of the shutdown
+        self._deadline = 0.0  # when the shutdown must be finished
         self._draining = False
         self._ended = trio.lowlevel.ParkingLot()
 
@@ -408,11 +417,12 @@ class _Connections:
         try:
             async with self._session_on(link, "server") as session:
                 if refused is not None:
-                    # A client is told within what it allows to be sent, which it says at the begin.
+                    # The client gets the reason only if it has granted credit, which it does at the beginning. So
+                    # wait until something has arrived.
                     with trio.move_on_after(REFUSAL_SECONDS):
                         async for _ in session.incoming():
                             break
-                    raise refused  # the session tells its peer why it ends
+                    raise refused  # the session sends the reason to the peer
                 if not self._draining:
                     guest = self._sessions[session] = _Guest(session)
                     with nullcontext() if place is None else place.occupy(guest), guest.scope:
@@ -433,7 +443,7 @@ class _Connections:
                 # log: Your handler raised an error, and the line says where. The other sessions continue.
                 log_failure("the handler of a session failed, the session was closed", error, {"peer": peer_of(link)})
         finally:
-            # After it has taken leave: what its handler sent last may still be on its way.
+            # Remove the session only now, after its block has ended, because `shutdown` waits for its last messages.
             if session is not None:
                 self._sessions.pop(session, None)
             self._ended.unpark_all()
