@@ -67,7 +67,8 @@ class Ids:
             if id not in used:
                 return id
         raise LocalProtocolError(
-            f"no id is free from {self._first} to {self._last} in steps of {self._step} ({len(used)} in use)"
+            f"no free channel id: expected one from {self._first} to {self._last} in steps of {self._step}, "
+            f"and {len(used)} are in use"
         )
 
 
@@ -98,13 +99,15 @@ class Census:
     def check_ours(self) -> None:
         """Raise `LocalProtocolError` if this side may not open another channel."""
         if self.places < 1:
-            raise LocalProtocolError(f"{self.ours} channels of {self._limits.channels} allowed are open")
+            raise LocalProtocolError(
+                f"too many channels: expected at most {self._limits.channels}, {self.ours} are open; close one first"
+            )
 
     def check_theirs(self) -> None:
         """Raise `RemoteProtocolError` if the peer may not open another channel."""
         if self.theirs >= self._limits.channels:
             raise RemoteProtocolError(
-                f"peer opened channel {self.theirs + 1} of {self._limits.channels} allowed at once",
+                f"too many channels: expected at most {self._limits.channels}, the peer opened {self.theirs + 1}",
                 limit=self._limits.bound_of_channels,
             )
 
@@ -153,7 +156,7 @@ class ChannelTable(Generic[ChannelT]):
 
     def add_ours(self, id: int, channel: ChannelT) -> None:
         if id in self._live:
-            raise LocalProtocolError(f"channel {id} is open already")
+            raise LocalProtocolError(f"channel {id} is already open")
         self.census.check_ours()
         self._live[id] = channel
         self.census.ours += 1
@@ -161,7 +164,7 @@ class ChannelTable(Generic[ChannelT]):
     def add_theirs(self, id: int, channel: ChannelT) -> None:
         """Add a channel that the peer has opened. It counts as waiting until `accept` is called."""
         if id in self._live:
-            raise RemoteProtocolError(f"peer opened channel {id}, which is open already")
+            raise RemoteProtocolError(f"the peer opened channel {id}, which is already open")
         self.census.check_theirs()
         self._live[id] = channel
         self._theirs[id] = True
@@ -292,7 +295,7 @@ def advance(state: Sending | Receiving, step: Step) -> Sending | Receiving:
     after = SENDING.get((state, step)) if isinstance(state, Sending) else RECEIVING.get((state, step))
     if after is None:
         half = type(state).__name__.lower()
-        raise LocalProtocolError(f"{half} half is {state.value}: no step {step.value!r} from there")
+        raise LocalProtocolError(f"illegal step of a {half} half that is {state.value}: got {step.value!r}")
     return after
 
 
@@ -340,7 +343,7 @@ class Reason:
     def __attrs_post_init__(self) -> None:
         code: object = self.code  # programs without a type checker may pass any object
         if not (isinstance(code, int) and 0 <= code <= CODE_MOST):
-            raise ValueError(f"code={self.code!r}: must be a whole number from 0 to {CODE_MOST:,}")
+            raise ValueError(f"invalid code={self.code!r}: expected a whole number from 0 to {CODE_MOST:,}")
 
     def __bool__(self) -> bool:
         return bool(self.text or self.code)
@@ -437,7 +440,7 @@ def encode_name(name: str) -> bytes:
     """Encode the name of a channel. Raises ValueError if it is too long or contains a NUL character."""
     encoded = name.encode()
     if len(encoded) > NAME_MOST or b"\0" in encoded:
-        raise ValueError(f"the name of a channel has at most {NAME_MOST} bytes and no NUL: {name[:64]!r}")
+        raise ValueError(f"invalid channel name {name[:64]!r}: expected at most {NAME_MOST} bytes and no NUL")
     return encoded
 
 

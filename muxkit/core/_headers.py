@@ -37,13 +37,13 @@ def encode_headers(headers: Headers | None, most: int) -> bytes:
     """
     if not headers:
         return b""
-    pairs: Iterable[tuple[object, object]] = headers.items()  # by programs that no type checker has seen
+    pairs: Iterable[tuple[object, object]] = headers.items()  # programs without a type checker may pass anything
     for key, value in pairs:
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"invalid header {key!r}: expected a text for key and value, got {value!r}")
     block = msgspec.msgpack.encode(headers if type(headers) is dict else dict(headers))
     if len(block) > most:
-        raise LocalProtocolError(f"{len(headers)} headers have {len(block):,} bytes, {most:,} are allowed")
+        raise LocalProtocolError(f"headers too large: expected at most {most:,} bytes, got {len(block):,}")
     return block
 
 
@@ -61,7 +61,7 @@ def headers_refusal(block: bytes, most: int) -> Reason | None:
     """Return the reason to refuse a channel with this block of headers, None if it may be opened."""
     if len(block) <= most:
         return None
-    return Reason(f"the headers have {len(block):,} bytes, {most:,} are allowed", HEADERS_TOO_LARGE)
+    return Reason(f"headers too large: expected at most {most:,} bytes, got {len(block):,}", HEADERS_TOO_LARGE)
 
 
 def opening_refusal(opening: bytes, most: int) -> Reason | None:

@@ -177,7 +177,8 @@ class StallWatch(Generic[TimerT]):
     def error(self, came: int, unfinished: str, offset: int | None = None) -> RemoteProtocolError:
         """Return the error for a peer that was too slow. `unfinished` names the incomplete thing, such as "frame"."""
         return RemoteProtocolError(
-            f"{came} bytes in {self._seconds} s while a {unfinished} is unfinished, {self._least} are asked",
+            f"too slow: {came} bytes in {self._seconds} s while a {unfinished} is unfinished, "
+            f"expected at least {self._least}",
             offset=offset,
             limit="stall",
         )

@@ -71,7 +71,7 @@ class Cursor:
         end = position + size
         if not position <= end <= self._size:
             if size < 0:
-                raise LocalProtocolError(f"{size} bytes cannot be read")
+                raise LocalProtocolError(f"invalid size: expected 0 or more bytes, got {size}")
             raise NeedMore(end - self._size)
         self.position = end
         return self.data[position:end]
@@ -97,7 +97,7 @@ class Cursor:
         number = int.from_bytes(self.data[start:end], "big")
         if number < _VARU64_LEAST[size]:
             least = len(encode_varu64(number))
-            raise RemoteProtocolError(f"VarU64 {number} came in {1 + size} bytes, not in {least}", rule=rule)
+            raise RemoteProtocolError(f"VarU64 {number} is too long: expected {least} bytes, got {1 + size}", rule=rule)
         self.position = end
         return number
 
@@ -120,12 +120,12 @@ class Cursor:
             number |= (byte & 0x7F) << shift
             if byte < 0x80:
                 if number > U64_MAX:
-                    raise RemoteProtocolError(f"varint {number} needs more than 64 bits", rule=rule)
+                    raise RemoteProtocolError(f"varint {number} is too large: expected at most 64 bits", rule=rule)
                 self.position = position
                 return number
             shift += 7
         if position - self.position >= max_bytes:
-            raise RemoteProtocolError(f"varint goes on after {max_bytes} bytes", rule=rule)
+            raise RemoteProtocolError(f"varint is too long: expected at most {max_bytes} bytes", rule=rule)
         raise NeedMore(1)
 
     def align(self, size: int, origin: int) -> None:
@@ -171,7 +171,7 @@ def encode_varint(number: int) -> bytes:
 def _check_u64(number: int) -> None:
     if not 0 <= number <= U64_MAX:
         # In hexadecimal, because Python refuses to write very long decimal numbers.
-        raise LocalProtocolError(f"{number:#x} is outside 0 … {U64_MAX:#x}")
+        raise LocalProtocolError(f"invalid number {number:#x}: expected 0 to {U64_MAX:#x}")
 
 
 class Pieces:
@@ -250,7 +250,7 @@ class Ranges:
     def add_range(self, first: int, last: int) -> int:
         """Add the numbers from `first` to `last`, both included. Return how many of them are new."""
         if first > last:
-            raise LocalProtocolError(f"{first} … {last} is no range")
+            raise LocalProtocolError(f"invalid range: start {first} is greater than end {last}")
         if self._lasts and first == self._lasts[-1] + 1:  # the usual case
             self._lasts[-1] = last
             return last - first + 1
@@ -261,7 +261,8 @@ class Ranges:
         if begin == end:
             if len(self._firsts) >= self._most:
                 raise RemoteProtocolError(
-                    f"{first} … {last} would be range {len(self._firsts) + 1} of {self._most} allowed",
+                    f"too many ranges of numbers: expected at most {self._most}, "
+                    f"{first} to {last} would be range {len(self._firsts) + 1}",
                     limit=self._limit,
                 )
             self._firsts.insert(begin, first)

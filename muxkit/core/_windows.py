@@ -27,13 +27,13 @@ class Credit:
     def grant(self, amount: int, *, cap: int = U64_MAX) -> None:
         """Add an amount that the peer has granted. Raises `RemoteProtocolError` if the sum is larger than `cap`."""
         if self.available + amount > cap:
-            raise RemoteProtocolError(f"credit of {amount} on top of {self.available} is above {cap}")
+            raise RemoteProtocolError(f"too much credit: {amount} on top of {self.available} is more than {cap}")
         self.available += amount
 
     def spend(self, amount: int) -> None:
         """Subtract an amount that this side has sent. Raises `LocalProtocolError` if there isn't enough credit."""
         if amount > self.available:
-            raise LocalProtocolError(f"{amount} to send against {self.available} of credit")
+            raise LocalProtocolError(f"not enough credit: {amount} to send, {self.available} are granted")
         self.available -= amount
 
 
@@ -53,7 +53,7 @@ class Ceiling:
 
     def spend(self, amount: int) -> None:
         if amount > self.available:
-            raise LocalProtocolError(f"{amount} to send, {self.available} left below the ceiling")
+            raise LocalProtocolError(f"the window is full: {amount} to send, room for {self.available}")
         self.sent += amount
 
     def acknowledge(self, upto: int, size: int | None = None) -> None:
@@ -62,7 +62,7 @@ class Ceiling:
         An ack that is older than the last one changes nothing. Raises `RemoteProtocolError` if `upto` wasn't sent.
         """
         if upto > self.sent:
-            raise RemoteProtocolError(f"{upto} acknowledged, {self.sent} sent")
+            raise RemoteProtocolError(f"invalid ack of {upto}: expected at most {self.sent}, the last that was sent")
         if upto < self.acknowledged:
             return
         self.acknowledged = upto

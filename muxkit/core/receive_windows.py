@@ -262,14 +262,16 @@ class ReceiveWindow:
     def grant(self, amount: int) -> None:
         """Count a grant that the application makes in addition to the window."""
         if amount < 0 or self.credit + amount > U64_MAX:
-            raise LocalProtocolError(f"credit of {amount} on top of {self.credit} is outside 0 … {U64_MAX}")
+            raise LocalProtocolError(
+                f"invalid credit of {amount}: with the {self.credit} before, expected 0 to {U64_MAX}"
+            )
         self.credit += amount
         self.by_hand += amount
 
     def arrived(self, amount: int) -> None:
         """Count bytes that the peer has sent. Raises `RemoteProtocolError` if they exceed its credit."""
         if amount > self.credit:
-            raise RemoteProtocolError(f"{amount} bytes sent against {self.credit} granted")
+            raise RemoteProtocolError(f"the peer sent {amount} bytes: expected at most {self.credit}, its credit")
         self.credit -= amount
         self.held += amount
 
@@ -280,7 +282,7 @@ class ReceiveWindow:
             How many bytes to grant to the peer now, and how many bytes to return to `Reassembly`.
         """
         if not 0 <= amount <= self.held:
-            raise LocalProtocolError(f"{amount} bytes consumed, {self.held} were there")
+            raise LocalProtocolError(f"{amount} bytes consumed: expected at most {self.held}, which have arrived")
         self.held -= amount
         if not (self.lent or self.by_hand) and self.budget is not None:
             own, floor = self.credit + self.held, self.budget.floor

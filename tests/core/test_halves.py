@@ -37,7 +37,7 @@ def test_each_step_takes_a_sending_half_where_the_drawing_says(state: Sending, s
     if after is not None:
         assert advance(state, step) is Sending(after)
     else:
-        with pytest.raises(LocalProtocolError, match=f"sending half is {state.value}: no step '{step.value}'"):
+        with pytest.raises(LocalProtocolError, match=f"sending half that is {state.value}: got '{step.value}'"):
             advance(state, step)
 
 
@@ -47,7 +47,7 @@ def test_each_step_takes_a_receiving_half_where_the_drawing_says(state: Receivin
     if after is not None:
         assert advance(state, step) is Receiving(after)
     else:
-        with pytest.raises(LocalProtocolError, match=f"receiving half is {state.value}: no step '{step.value}'"):
+        with pytest.raises(LocalProtocolError, match=f"receiving half that is {state.value}: got '{step.value}'"):
             advance(state, step)
 
 

@@ -110,5 +110,5 @@ def test_nothing_unfinished_stops_the_clock(deadlines: Deadlines[Timer]) -> None
 def test_the_error_names_what_came_and_what_is_asked(deadlines: Deadlines[Timer]) -> None:
     stall = StallWatch(deadlines, Timer.STALL, seconds=30.0, least=1024)
     error = stall.error(7, "line", offset=12)
-    assert error.message == "7 bytes in 30.0 s while a line is unfinished, 1024 are asked"
+    assert error.message == "too slow: 7 bytes in 30.0 s while a line is unfinished, expected at least 1024"
     assert (error.offset, error.limit) == (12, "stall")

@@ -114,7 +114,7 @@ def test_nothing_is_missing_in_no_numbers() -> None:
 
 
 def test_a_range_that_ends_before_it_begins_is_refused() -> None:
-    with pytest.raises(LocalProtocolError, match="5 … 4"):
+    with pytest.raises(LocalProtocolError, match="start 5 is greater than end 4"):
         Ranges(1).add_range(5, 4)
 
 
@@ -122,7 +122,7 @@ def test_one_range_too_many_is_refused_with_its_limit_and_changes_nothing() -> N
     ranges = Ranges(2, limit="tombstones")
     ranges.add_range(1, 2)
     ranges.add(5)
-    with pytest.raises(RemoteProtocolError, match="9 … 9 would be range 3 of 2 allowed") as caught:
+    with pytest.raises(RemoteProtocolError, match="expected at most 2, 9 to 9 would be range 3") as caught:
         ranges.add(9)
     assert caught.value.limit == "tombstones"
     assert list(ranges) == [(1, 2), (5, 5)]

@@ -70,7 +70,9 @@ def test_a_small_space_is_exhausted_when_all_of_its_ids_are_in_use() -> None:
     for _ in range(3):
         used[ids.allocate(used)] = ""
     assert set(used) == {1, 3, 5}
-    with pytest.raises(LocalProtocolError, match=r"no id is free from 1 to 6 in steps of 2 \(3 in use\)"):
+    with pytest.raises(
+        LocalProtocolError, match="no free channel id: expected one from 1 to 6 in steps of 2, and 3 are in use"
+    ):
         ids.allocate(used)
     del used[3]
     assert ids.allocate(used) == 3
@@ -155,7 +157,7 @@ def test_an_allocated_id_is_not_that_of_a_live_channel() -> None:
 def test_an_id_of_ours_cannot_be_used_twice_at_once() -> None:
     table = table_of()
     table.add_theirs(5, "first")
-    with pytest.raises(LocalProtocolError, match="channel 5 is open already"):
+    with pytest.raises(LocalProtocolError, match="channel 5 is already open"):
         table.add_ours(5, "second")
     assert table.get(5) == "first"
 
@@ -163,7 +165,7 @@ def test_an_id_of_ours_cannot_be_used_twice_at_once() -> None:
 def test_a_peer_who_opens_a_live_channel_breaks_the_protocol() -> None:
     table = table_of()
     table.add_ours(5, "first")
-    with pytest.raises(RemoteProtocolError, match="peer opened channel 5, which is open already"):
+    with pytest.raises(RemoteProtocolError, match="peer opened channel 5, which is already open"):
         table.add_theirs(5, "second")
     assert (table.get(5), table.census.theirs, table.census.waiting) == ("first", 0, 0)
 
@@ -180,7 +182,7 @@ def test_one_channel_too_many_from_the_peer_names_the_limit_and_changes_nothing(
     table = table_of(channels=2)
     table.add_theirs(0, "a")
     table.add_theirs(1, "b")
-    with pytest.raises(RemoteProtocolError, match="peer opened channel 3 of 2 allowed") as caught:
+    with pytest.raises(RemoteProtocolError, match="expected at most 2, the peer opened 3") as caught:
         table.add_theirs(2, "c")
     assert caught.value.limit == "channels"
     assert (list(table), table.census.theirs, table.census.waiting) == (["a", "b"], 2, 2)
@@ -190,7 +192,7 @@ def test_one_channel_too_many_of_ours_is_refused_with_the_numbers() -> None:
     table = table_of(channels=1)
     table.add_ours(0, "a")
     assert table.census.places == 0
-    with pytest.raises(LocalProtocolError, match="1 channels of 1 allowed"):
+    with pytest.raises(LocalProtocolError, match="expected at most 1, 1 are open"):
         table.add_ours(1, "b")
     assert list(table) == ["a"]
 
@@ -253,7 +255,7 @@ def test_tables_of_one_connection_count_together() -> None:
     streams: ChannelTable[str] = ChannelTable(limits, Ids(0, U64_MAX), census)
     sinks.add_theirs(0, "a")
     streams.add_theirs(0, "b")
-    with pytest.raises(RemoteProtocolError, match="channel 3 of 2"):
+    with pytest.raises(RemoteProtocolError, match="at most 2, the peer opened 3"):
         sinks.add_theirs(1, "c")
 
 

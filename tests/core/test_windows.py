@@ -22,7 +22,7 @@ def test_credit_is_granted_and_spent() -> None:
 
 def test_more_than_the_credit_cannot_be_spent() -> None:
     credit = Credit(2)
-    with pytest.raises(LocalProtocolError, match="3 to send against 2"):
+    with pytest.raises(LocalProtocolError, match="3 to send, 2 are granted"):
         credit.spend(3)
     assert credit.available == 2
 
@@ -35,14 +35,14 @@ def test_credit_may_not_pass_its_cap(available: int, amount: int, fits: bool) ->
         credit.grant(amount)
         assert credit.available == available + amount
     else:
-        with pytest.raises(RemoteProtocolError, match=f"credit of {amount} on top of {available}"):
+        with pytest.raises(RemoteProtocolError, match=f"too much credit: {amount} on top of {available}"):
             credit.grant(amount)
         assert credit.available == available
 
 
 @pytest.mark.requirement("R-16")
 def test_the_cap_of_credit_belongs_to_the_protocol() -> None:
-    with pytest.raises(RemoteProtocolError, match="above 2"):
+    with pytest.raises(RemoteProtocolError, match="is more than 2"):
         Credit(1).grant(2, cap=2)
 
 
@@ -73,12 +73,12 @@ def test_a_ceiling_that_shrinks_leaves_no_negative_room() -> None:
 
 
 def test_nothing_goes_above_the_ceiling() -> None:
-    with pytest.raises(LocalProtocolError, match="11 to send, 10 left"):
+    with pytest.raises(LocalProtocolError, match="11 to send, room for 10"):
         Ceiling(10).spend(11)
 
 
 def test_what_was_not_sent_cannot_be_acknowledged() -> None:
-    with pytest.raises(RemoteProtocolError, match="1 acknowledged, 0 sent"):
+    with pytest.raises(RemoteProtocolError, match="invalid ack of 1: expected at most 0"):
         Ceiling(10).acknowledge(1)
 
 
@@ -122,7 +122,7 @@ def test_the_smallest_window_is_renewed_by_one() -> None:
 def test_more_than_was_granted_is_a_violation() -> None:
     window = window_of()
     window.start(0.0)
-    with pytest.raises(RemoteProtocolError, match="101 bytes sent against 100 granted"):
+    with pytest.raises(RemoteProtocolError, match="the peer sent 101 bytes: expected at most 100"):
         window.arrived(101)
 
 
@@ -131,7 +131,7 @@ def test_more_than_came_cannot_be_consumed(amount: int) -> None:
     window = window_of()
     window.start(0.0)
     window.arrived(10)
-    with pytest.raises(LocalProtocolError, match=f"{amount} bytes consumed, 10 were there"):
+    with pytest.raises(LocalProtocolError, match=f"{amount} bytes consumed: expected at most 10"):
         window.consumed(amount, NEITHER)
     assert window.held == 10
 
@@ -150,7 +150,7 @@ def test_a_window_by_hand_grants_nothing_by_itself() -> None:
 def test_credit_by_hand_stays_within_64_bits(amount: int) -> None:
     window = ReceiveWindow()
     window.grant(1)
-    with pytest.raises(LocalProtocolError, match=f"credit of {amount} on top of 1"):
+    with pytest.raises(LocalProtocolError, match=f"invalid credit of {amount}: with the 1 before"):
         window.grant(amount)
     assert (window.credit, window.by_hand) == (1, 1)
 

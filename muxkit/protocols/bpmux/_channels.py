@@ -198,7 +198,7 @@ class IncomingRequest(CommonRequest):
     async def respond(self, payload: bytes) -> None:
         if self._entity.is_answered:
             await trio.lowlevel.checkpoint()
-            raise LocalProtocolError(f"{self._entity.label}: it was answered before")
+            raise LocalProtocolError(f"{self._entity.label}: this request already has a response")
         await self._answer.send(payload)
         self._answer.close()
 

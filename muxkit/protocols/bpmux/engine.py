@@ -354,28 +354,29 @@ class Engine(StreamMuxEngine):
         self._state.check_alive()
         state = self._state
         if state.top_sink.ending:
-            raise LocalProtocolError("nothing can be opened after the top level was closed")
+            raise LocalProtocolError("can't open a channel: the top level was closed")
         if state.ours >= state.limits.channels:
             raise LocalProtocolError(
-                f"{state.ours} channels are open; raise Limits({state.limits.bound_of_channels}=…) on both sides"
+                f"too many channels: {state.ours} are open; "
+                f"close one, or raise Limits({state.limits.bound_of_channels}=…) on both sides"
             )
         if payload:
             size = len(payload)
             if self.config.letter:
-                raise LocalProtocolError(f"an opening payload of {size} bytes; with letter=True it must be empty")
+                raise LocalProtocolError(f"opening payload too large: expected none with letter=True, got {size} bytes")
             self._state.check_size(size, "an opening payload")
             if not state.outgoing(state.top_sink).admits(size):
                 raise LocalProtocolError(
-                    f"an opening payload of {size} bytes against {state.top_sink.credit_out} of top-level credit"
+                    f"opening payload too large: {size} bytes to send, {state.top_sink.credit_out} granted"
                 )
         if credit is not None and not 0 <= credit <= U64_MAX:
-            raise LocalProtocolError(f"credit of {credit} is outside 0..2^64-1")
+            raise LocalProtocolError(f"invalid credit {credit}: expected 0 to 2^64-1")
 
     def _take_id(self, id: int | None, *kinds: Kind, lowest: int = 1) -> int:
         maps = [self._state.maps[kind] for kind in kinds]
         if id is not None:
             if not lowest <= id <= U64_MAX or any(id in ids for ids in maps):
-                raise LocalProtocolError(f"id {id} is in use, reserved, or not in {lowest}..2^64-1")
+                raise LocalProtocolError(f"invalid id {id}: expected an unused one from {lowest} to 2^64-1")
             return id
         id = self._next_id
         while id in maps[0] or id in maps[-1]:
@@ -476,7 +477,7 @@ class Engine(StreamMuxEngine):
         """
         entity = self._pingable_entity() if key is None else key
         if not isinstance(entity, Entity):
-            raise LocalProtocolError("nothing is open that a ping could be about")
+            raise LocalProtocolError("can't send a ping: expected an open entity, and none is open")
         entity.ping()
 
     def go_away(self, reason: Reason) -> None:

@@ -197,7 +197,7 @@ class Entity:
             state.check_size(len(payload), self.label)
             if not self.admits(len(payload)):
                 raise LocalProtocolError(
-                    f"{self.label}: an end payload of {len(payload)} bytes against {self.credit_out} of credit"
+                    f"{self.label}: end payload too large: {len(payload)} bytes with {self.credit_out} bytes of credit"
                 )
         if payload or not state.end_at_once(self):
             state.outgoing(self).close(payload)
@@ -218,7 +218,7 @@ class Entity:
         state = self.state
         state.check_alive()
         if self.gone:
-            raise LocalProtocolError(f"{self.label}: cannot abort an entity that is gone")
+            raise LocalProtocolError(f"{self.label}: can't abort it, because it has ended")
         if self.life is ENDED:
             return
         if self is state.top_sink:
@@ -266,9 +266,9 @@ class Entity:
         """Raise `LocalProtocolError` if the entity has ended. `what` names the command in the error message."""
         self.state.check_alive()
         if self.gone:
-            raise LocalProtocolError(f"{self.label}: cannot {what} an entity that is gone")
+            raise LocalProtocolError(f"{self.label}: can't {what} it, because it has ended")
         if self.ending:
-            raise LocalProtocolError(f"{self.label}: cannot {what} it, it was ended")
+            raise LocalProtocolError(f"{self.label}: can't {what} it, because this side has ended it")
 
     # --- properties
 

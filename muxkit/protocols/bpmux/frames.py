@@ -129,10 +129,11 @@ def parse_chunk(cursor: Cursor, checks: Checks = NO_CHECKS) -> Chunk | Partial:
 def _parse_total_size(cursor: Cursor, length: int) -> int:
     encoded = cursor.exact(length)
     if encoded == b"\x00":
-        raise RemoteProtocolError("a message in parts with a total size of 0", rule="bpmux-P04")
+        raise RemoteProtocolError("invalid total size 0 of a message in parts: expected at least 1", rule="bpmux-P04")
     if encoded[0] == 0:
         raise RemoteProtocolError(
-            f"a total size of {int.from_bytes(encoded)} in {length} bytes, longer than needed", rule="bpmux-P05"
+            f"total size {int.from_bytes(encoded)} has leading zeros: expected fewer than {length} bytes",
+            rule="bpmux-P05",
         )
     return int.from_bytes(encoded)
 
@@ -140,7 +141,7 @@ def _parse_total_size(cursor: Cursor, length: int) -> int:
 def encode_chunk(chunk: Chunk) -> bytes:
     """Return the chunk as bytes."""
     if chunk.type is Type.PARTIAL:
-        raise LocalProtocolError("a Partial chunk has no id and no flags: use encode_partial")
+        raise LocalProtocolError("a Partial chunk has no id and no flags; use encode_partial")
     flags = (
         (PAYLOAD if chunk.payload is not None else 0)
         | (CREDIT if chunk.credit is not None else 0)
@@ -161,7 +162,7 @@ def encode_chunk(chunk: Chunk) -> bytes:
 def encode_partial(total_size: int) -> bytes:
     """Return a Partial chunk, which announces a message of `total_size` bytes in parts."""
     if not 0 < total_size < 2**64:
-        raise LocalProtocolError(f"a message in parts has 1 to 2^64-1 bytes, not {total_size}")
+        raise LocalProtocolError(f"invalid total size {total_size}: expected 1 to 2^64-1")
     length = (total_size.bit_length() + 7) // 8
     return bytes([Type.PARTIAL << 5 | length - 1]) + total_size.to_bytes(length)
 

@@ -48,10 +48,12 @@ class ChunkRules(Checks):
 
     def partial(self, total_size: int) -> None:
         if self.announced:
-            raise RemoteProtocolError("a Partial chunk after a Partial chunk", rule="bpmux-P07")
+            raise RemoteProtocolError(
+                "a Partial chunk after a Partial chunk: expected the first part of the message", rule="bpmux-P07"
+            )
         if total_size > self._state.limits.message:
             raise RemoteProtocolError(
-                f"a message of {total_size} bytes in parts against {self._state.limits.message} allowed",
+                f"message in parts too large: expected at most {self._state.limits.message} bytes, got {total_size}",
                 rule="bpmux-P17",
                 limit="message",
             )
@@ -62,7 +64,7 @@ class ChunkRules(Checks):
         self._charged = 0
         if flags & ACK_END and flags != ACK_END:
             rule = "bpmux-R20" if entity is None else "bpmux-R32"
-            raise _broken(type, id, f"ack-end together with flags {flags:#04x}", rule)
+            raise _broken(type, id, f"ack-end with other flags: expected {ACK_END:#04x}, got {flags:#04x}", rule)
         if entity is None:
             self._check_new(type, id, flags)
             self._payer, self._left = self._state.top_stream, self.announced
@@ -71,12 +73,18 @@ class ChunkRules(Checks):
             self._payer = self._state.payer(entity)
             self._left = self.announced or entity.partial
         if flags & PAYLOAD and flags & END and self._left:
-            raise _broken(type, id, "payload and end payload in one chunk in partial mode", "bpmux-P14")
+            raise _broken(
+                type,
+                id,
+                "payload and end payload in one chunk of a message in parts: expected one of them",
+                "bpmux-P14",
+            )
         if self.announced:
             self._check_loan(self._payer.window, type, id)
         if flags & PING and self._state.control.pongs_queued >= self._state.limits.pongs:
             raise RemoteProtocolError(
-                f"{type.label} {id}: {self._state.control.pongs_queued} pings not answered yet, the peer does not read",
+                f"{type.label} {id}: too many pings: {self._state.control.pongs_queued} answers are waiting, "
+                "because the peer doesn't read them",
                 limit="pongs",
             )
 
@@ -84,47 +92,50 @@ class ChunkRules(Checks):
         state = self._state
         if id == 0 and type is not Type.OUT_REQUEST and type is not Type.IN_REQUEST:
             rule = "bpmux-S05" if type in (Type.OUT_SINK, Type.OUT_STREAM) else "bpmux-R09"
-            raise _broken(type, id, "the top level cannot be opened again", rule)
+            raise _broken(type, id, "the top level is open from the beginning and can't be opened", rule)
         if type is Type.IN_REQUEST:
-            raise _broken(type, id, "there is no such request", "bpmux-R10")
+            raise _broken(type, id, "a response without a request with this id", "bpmux-R10")
         if type not in CREATING:
-            raise _broken(type, id, "there is no such entity, and only we could make it", "bpmux-R11")
+            raise _broken(type, id, "no entity has this id, and only this side could open it", "bpmux-R11")
         if type is Type.DUPLEX and id in self._maps[Kind.STREAM_IN]:
-            raise _broken(type, id, "there is a stream-in with this id", "bpmux-R12")
+            raise _broken(type, id, "this id is in use by a stream-in", "bpmux-R12")
         if flags & ACK_END:
-            raise _broken(type, id, "ack-end for an entity that does not exist", "bpmux-R20")
+            raise _broken(type, id, "ack-end for an entity that doesn't exist", "bpmux-R20")
         if not flags & PAYLOAD:
-            raise _broken(type, id, "an opening without a payload", "bpmux-R14")
+            raise _broken(type, id, "an opening without a payload: expected one, which may be empty", "bpmux-R14")
         if self.announced and state.config.letter:
             raise _broken(
-                type, id, f"an opening payload of {self.announced} bytes in parts against a credit of 0", "bpmux-P18"
+                type, id, f"opening payload too large: expected 0 bytes, got {self.announced} in parts", "bpmux-P18"
             )
         live = state.theirs + state.control.leaving
         if live >= state.limits.channels:
             raise RemoteProtocolError(
-                f"{type.label} {id}: opened beside {live} live channels", limit=state.limits.bound_of_channels
+                f"{type.label} {id}: too many channels: expected at most {state.limits.channels}, {live} are open",
+                limit=state.limits.bound_of_channels,
             )
 
     def _check_known(self, entity: Entity, type: Type, id: int, flags: int) -> None:
         if type is Type.DUPLEX and not (entity.life is HALF_OPENED and entity.twin is not None and flags & PAYLOAD):
             rule = "bpmux-R21" if entity.twin is not None else "bpmux-R12"
-            raise _broken(type, id, "there is an entity with this id", rule)
+            raise _broken(type, id, "this id is in use", rule)
         if entity.life is HALF_OPENED and entity.twin is not None and type is not Type.DUPLEX and flags & PAYLOAD:
-            raise _broken(type, id, "parts of a duplex's opening travel as duplex chunks", "bpmux-P06")
+            raise _broken(type, id, "a part of a duplex's opening: expected a duplex chunk", "bpmux-P06")
         if flags & (PAYLOAD | END) and entity.twin is not None and entity.twin.life is HALF_OPENED:
-            raise _broken(type, id, "the opening of this duplex has not come as a whole", "bpmux-P06")
+            raise _broken(type, id, "the opening of this duplex is incomplete: expected the rest of it", "bpmux-P06")
         if flags & PAYLOAD and type not in PAYLOAD_TYPES and entity.life is not HALF_OPENED:
-            raise _broken(type, id, "payload in a chunk of a type that carries none", "bpmux-R22")
+            raise _broken(type, id, "a payload in a chunk of a type that has none", "bpmux-R22")
         if flags & PAYLOAD and flags & END and type is Type.IN_REQUEST:
-            raise _broken(type, id, "a response together with an end", "bpmux-R27")
+            raise _broken(type, id, "a response with an end payload: expected one of them", "bpmux-R27")
         if flags & ACK_END and entity.life is not ENDED:
-            raise _broken(type, id, "ack-end for an end that was not sent", "bpmux-R33")
+            raise _broken(type, id, "ack-end for an end that wasn't sent", "bpmux-R33")
         if entity.parts is not None:
             if self.announced:
-                raise _broken(type, id, f"a Partial with {entity.partial} bytes of the last one to come", "bpmux-P08")
+                raise _broken(
+                    type, id, f"a second Partial: expected {entity.partial} more bytes of the first", "bpmux-P08"
+                )
             is_end = entity.parts.is_end
             if (flags & END and is_end is False) or (flags & PAYLOAD and is_end is True):
-                raise _broken(type, id, "payload and end payload mixed in partial mode", "bpmux-P14")
+                raise _broken(type, id, "payload and end payload mixed in a message in parts", "bpmux-P14")
 
     def _is_reset(self, entity: Entity) -> bool:
         """Return True if the peer's end cancels work of a handler on this side.
@@ -141,7 +152,7 @@ class ChunkRules(Checks):
         need, total = window.unfinished + self.announced - window.credit, self._state.limits.reassembly
         if need > total:
             raise RemoteProtocolError(
-                f"{type.label} {id}: {need} bytes in parts beyond the window against {total} that may be lent",
+                f"{type.label} {id}: message in parts too large: {need} bytes to lend, at most {total} allowed",
                 limit="reassembly",
             )
 
@@ -149,12 +160,12 @@ class ChunkRules(Checks):
         entity, payer = self._entity, self._payer
         is_opening = entity is None or entity.life is HALF_OPENED
         if is_opening and size and self._state.config.letter:
-            raise RemoteProtocolError(f"an opening payload of {size} bytes against a credit of 0", rule="bpmux-R15")
+            raise RemoteProtocolError(f"opening payload too large: expected 0 bytes, got {size}", rule="bpmux-R15")
         available = payer.window.credit
         if size > available:
             rule = "bpmux-R15" if is_opening else "bpmux-R23"
             name = "new entity" if entity is None else entity.label
-            raise RemoteProtocolError(f"{name}: {size} bytes sent against {available} granted", rule=rule)
+            raise RemoteProtocolError(f"{name}: the peer sent {size} bytes with {available} bytes of credit", rule=rule)
         self._check_message(size)
         if payer is entity:
             self._charged = size
@@ -162,16 +173,21 @@ class ChunkRules(Checks):
     def _check_message(self, size: int) -> None:
         """Check the size of a payload or an end payload against the message in parts and `Limits.message`."""
         if self._left and size > self._left:
-            raise RemoteProtocolError(f"{size} bytes in parts with {self._left} of the total to come", rule="bpmux-P11")
+            raise RemoteProtocolError(
+                f"part too large: expected at most {self._left} bytes, the rest of the message, got {size}",
+                rule="bpmux-P11",
+            )
         if size > self._state.limits.message:
             raise RemoteProtocolError(
-                f"a message of {size} bytes against {self._state.limits.message} allowed", limit="message"
+                f"message too large: expected at most {self._state.limits.message} bytes, got {size}", limit="message"
             )
 
     def credit(self, amount: int) -> None:
         available = 0 if self._entity is None else self._entity.credit.available
         if available + amount > U64_MAX:
-            raise RemoteProtocolError(f"credit of {amount} on top of {available} is above 2^64-1", rule="bpmux-R25")
+            raise RemoteProtocolError(
+                f"too much credit: {amount} on top of {available} is more than 2^64-1", rule="bpmux-R25"
+            )
 
     def end(self, size: int) -> None:
         entity = self._entity
@@ -179,7 +195,9 @@ class ChunkRules(Checks):
         if size > available:
             rule = "bpmux-R18" if entity is None else "bpmux-R29"
             name = "new entity" if entity is None else entity.label
-            raise RemoteProtocolError(f"{name}: end payload of {size} bytes against {available} granted", rule=rule)
+            raise RemoteProtocolError(
+                f"{name}: the peer sent an end payload of {size} bytes with {available} bytes of credit", rule=rule
+            )
         self._check_message(size)
 
     # --- actions
@@ -241,7 +259,7 @@ class ChunkRules(Checks):
         if entity.life is HALF_OPENED:
             self._finish_opening(entity, payload, parts)
         elif not isinstance(entity, Receiver):
-            raise AssertionError(f"{entity.label}: a payload against the direction of its messages")
+            raise AssertionError(f"{entity.label}: a payload in the direction in which it has none")
         elif entity.kind is Kind.REQUEST_OUT:
             self._take_response(entity, payload)
         elif entity.is_wanted:

@@ -346,7 +346,7 @@ class Sender(Entity, core.Sender):
     def check_size(self, size: int) -> None:
         allowed = self.state.limits.message
         if size > allowed:
-            raise LocalProtocolError(f"a message of {size} bytes against Limits(message={allowed})")
+            raise LocalProtocolError(f"message too large: {size} bytes against Limits(message={allowed})")
 
     def has_room(self, size: int) -> bool:
         return self.admits(size)
@@ -366,18 +366,20 @@ class Sender(Entity, core.Sender):
         self.check_open("send on")
         answers = self.kind is Kind.REQUEST_IN
         if answers and end is not None:
-            raise LocalProtocolError(f"{self.label}: an answer is the end of its request, and has no other")
+            raise LocalProtocolError(f"{self.label}: a response can't have an end, because it ends the request itself")
         size = len(message)
         if size > state.limits.message:
             state.check_size(size, self.label)
         if not self.admits(size):
-            raise LocalProtocolError(f"{self.label}: {size} bytes to send against {self.credit_out} of credit")
+            raise LocalProtocolError(
+                f"{self.label}: not enough credit: {size} bytes to send, {self.credit_out} granted"
+            )
         outgoing = state.outgoing(self)
         if end:
             state.check_size(len(end), self.label)
             if outgoing.queued + outgoing.claimed + size + len(end) > self.credit_out:
                 raise LocalProtocolError(
-                    f"{self.label}: {size} + {len(end)} bytes to send against {self.credit_out} of credit"
+                    f"{self.label}: not enough credit: {size} + {len(end)} bytes to send, {self.credit_out} granted"
                 )
         outgoing.push(message)
         state.messages_sent += 1

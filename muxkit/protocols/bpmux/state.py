@@ -145,7 +145,7 @@ class State(MuxState):
     def check_alive(self) -> None:
         """Raise `LocalProtocolError` if the connection has ended."""
         if self.over:
-            raise LocalProtocolError("the connection is over")
+            raise LocalProtocolError("the connection has ended")
 
     def check_size(self, size: int, what: str) -> None:
         """Raise `LocalProtocolError` if a payload of this size is larger than `Limits.message`."""
@@ -257,8 +257,8 @@ class State(MuxState):
         """
         if credit < self.config.peer_credit:
             raise RemoteProtocolError(
-                f"the peer announces a first credit of {credit} bytes, not of at least "
-                f"Config(peer_credit={self.config.peer_credit})"
+                f"first credit too small: expected at least Config(peer_credit={self.config.peer_credit}), "
+                f"the peer announces {credit}"
             )
         if not credit:
             return

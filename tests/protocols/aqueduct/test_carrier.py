@@ -153,7 +153,7 @@ VIOLATIONS = [
     ("a reset after the last", GREETING, "02 00", "stream 0 has ended"),
     ("a stop of what never was", GREETING, "03 05", "stream 5 of ours, 0 were opened"),
     ("credit for what never was", GREETING, "04 05 01", "stream 5 of ours"),
-    ("more than the credit", GREETING, "00 01 81 20", "4097 bytes sent against 4096"),
+    ("more than the credit", GREETING, "00 01 81 20", "sent 4097 bytes: expected at most 4096"),
     ("more than may be sent early", GREETING, "09 01 81 80 08", "131073 bytes sent early against 0"),
     ("early bytes beyond 64 bits", GREETING + "08 01", "08" + "ff" * 9 + "01", "more than"),
     ("too many streams allowed", GREETING, "05" + "ff" * 9 + "01", "more than"),

@@ -320,7 +320,7 @@ def test_a_message_that_has_begun_must_go_on_arriving() -> None:
     peer.handle_deadline(10.0)
     error = peer.failure()
     assert error.limit == "stall"
-    assert "1 bytes in 10.0 s while a frame is unfinished, 100 are asked" in str(error)
+    assert "1 bytes in 10.0 s while a frame is unfinished, expected at least 100" in str(error)
 
 
 @pytest.mark.requirement("R-29")

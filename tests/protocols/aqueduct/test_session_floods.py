@@ -95,7 +95,7 @@ ATTACKS = {
     "a frame that is none": Attack(stream_of(lambda _: b"\x03\x00\x0c"), "aqueduct-"),
     "headers a second time": Attack(stream_of(lambda _: b"\x02\x00"), "aqueduct-H06"),
     "a stream that ends inside a frame": Attack(stream_of(lambda _: b"\x03\x00\x04"), "aqueduct-F09"),
-    "more than the credit": Attack(each(lambda _: chunk(DATA, 1, bytes(200_000))), "granted"),
+    "more than the credit": Attack(each(lambda _: chunk(DATA, 1, bytes(200_000))), "its credit"),
     "a frame that the carrier does not have": Attack(each(lambda _: b"\x0b"), "no frame of the carrier"),
 }  # fmt: skip
 BROKEN_OFF: dict[str, Callable[[int], bytes]] = {

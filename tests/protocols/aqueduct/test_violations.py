@@ -53,7 +53,7 @@ def case(name: str, before: str, frame: str, rule: str, says: str, **options: ob
 
 C = Role.CLIENT
 CASES = [
-    case("a varint of 70 bits", ENTRY, "05" + "ff" * 10, "aqueduct-E03", "goes on after 10 bytes"),
+    case("a varint of 70 bits", ENTRY, "05" + "ff" * 10, "aqueduct-E03", "expected at most 10 bytes"),
     case("a varint cut off in ranges", "03 02", "08 02 00 80", "aqueduct-E05", "container of 2 bytes"),
     case("varbytes beyond their end", ENTRY, "04 00 02 05 61 00 00", "aqueduct-E07", "5 bytes in a container with 1"),
     case("one header item", "", "02 02 01 6b", "aqueduct-E15", "1 varbytes"),

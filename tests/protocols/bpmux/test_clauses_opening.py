@@ -140,7 +140,7 @@ def test_an_opening_payload_is_paid_from_the_top_level(tag: str) -> None:
 def test_an_opening_payload_above_the_top_level_credit_is_a_violation(tag: str) -> None:
     error = violation(with_top_credit(2), f"{tag} 09 03")
     assert error.rule == "bpmux-R15"
-    assert "3 bytes sent against 2 granted" in str(error)
+    assert "sent 3 bytes with 2 bytes of credit" in str(error)
 
 
 @pytest.mark.clause("bpmux-R15")

@@ -52,7 +52,7 @@ def test_payloads_use_up_credit() -> None:
     assert fed(engine, "50 09 00") == [("Received", "in-stream 9", b"")]
     error = violation(engine, "50 09 01 64")
     assert error.rule == "bpmux-R23"
-    assert "1 bytes sent against 0 granted" in str(error)
+    assert "sent 1 bytes with 0 bytes of credit" in str(error)
 
 
 @pytest.mark.clause("bpmux-R24")
@@ -195,7 +195,7 @@ def test_an_end_payload_uses_up_credit() -> None:
     assert fed(engine, "42 09 01 78") == [("Cancelled", "in-stream 9", b"x")]
     error = violation(engine, "42 0a 01 78")
     assert error.rule == "bpmux-R29"
-    assert "1 bytes against 0 granted" in str(error)
+    assert "1 bytes with 0 bytes of credit" in str(error)
 
 
 @pytest.mark.clause("bpmux-R29", "bpmux-T11")

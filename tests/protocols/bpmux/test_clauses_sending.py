@@ -63,14 +63,14 @@ def test_a_second_end_is_refused() -> None:
     engine, sink = with_sink()
     sink.end()
     written(engine)
-    refused(engine, lambda: sink.end(), "it was ended")
+    refused(engine, lambda: sink.end(), "this side has ended it")
 
 
 @pytest.mark.clause("bpmux-T02", "bpmux-R27")
 def test_an_answer_together_with_an_end_is_refused() -> None:
     engine = by_hand()
     fed(engine, "10 03 00")
-    refused(engine, lambda: the(engine, Kind.REQUEST_IN, 3).send(b"", end=b""), "its request, and has no other")
+    refused(engine, lambda: the(engine, Kind.REQUEST_IN, 3).send(b"", end=b""), "a response can't have an end")
 
 
 @pytest.mark.clause("bpmux-T02", "bpmux-R24")
@@ -80,8 +80,8 @@ def test_a_second_answer_and_an_end_after_one_are_refused() -> None:
     request = the(engine, Kind.REQUEST_IN, 3)
     request.send(b"")
     assert written(engine) == "300300"
-    refused(engine, lambda: request.send(b""), "it was ended")
-    refused(engine, lambda: request.end(), "it was ended")
+    refused(engine, lambda: request.send(b""), "this side has ended it")
+    refused(engine, lambda: request.end(), "this side has ended it")
 
 
 @pytest.mark.clause("bpmux-T02")
@@ -97,7 +97,7 @@ def test_everything_about_an_entity_that_is_gone_is_refused() -> None:
         lambda: sink.ping(),
         lambda: sink.pong(),
     ):
-        refused(engine, command, "gone")
+        refused(engine, command, "it has ended")
     assert sink.try_send(b"") is None
     assert not sink.try_send_all([b""])
 
@@ -116,7 +116,7 @@ def test_everything_is_refused_once_the_connection_is_over() -> None:
         engine.open_sink,
         engine.open_request,
     ):
-        refused(engine, command, "the connection is over")
+        refused(engine, command, "the connection has ended")
     assert sink.try_send(b"") is None
     assert not sink.try_send_all([b""])
 
@@ -138,8 +138,8 @@ def test_what_comes_after_the_end_of_the_connection_harms_nobody() -> None:
 @pytest.mark.parametrize("id", [-1, 0, 2**64, 3])
 def test_an_id_that_is_taken_or_no_id_is_refused(id: int) -> None:
     engine, _ = with_sink()
-    refused(engine, lambda: engine.open_sink(id=id), f"id {id} is in use, reserved, or not in 1")
-    refused(engine, lambda: engine.open_duplex(id=id), f"id {id} is in use, reserved, or not in 1")
+    refused(engine, lambda: engine.open_sink(id=id), f"invalid id {id}: expected an unused one from 1")
+    refused(engine, lambda: engine.open_duplex(id=id), f"invalid id {id}: expected an unused one from 1")
 
 
 @pytest.mark.clause("bpmux-T02", "bpmux-T07")
@@ -151,7 +151,7 @@ def test_a_first_credit_outside_64_bits_is_refused(credit: int) -> None:
         lambda: engine.open_duplex(credit=credit),
         lambda: engine.open_request(credit=credit),
     ):
-        refused(engine, command, "outside 0")
+        refused(engine, command, "expected 0 to")
 
 
 @pytest.mark.clause("bpmux-T02")
@@ -159,7 +159,7 @@ def test_nothing_can_be_opened_after_the_top_level_was_closed() -> None:
     engine = by_hand()
     engine.top_sink.end()
     written(engine)
-    refused(engine, engine.open_sink, "after the top level was closed")
+    refused(engine, engine.open_sink, "the top level was closed")
 
 
 @pytest.mark.clause("bpmux-T02")
@@ -167,7 +167,7 @@ def test_nothing_can_be_opened_when_the_peer_takes_nothing_more() -> None:
     engine = by_hand()
     fed(engine, "a2 00 00")
     written(engine)
-    refused(engine, engine.open_duplex, "after the top level was closed")
+    refused(engine, engine.open_duplex, "the top level was closed")
 
 
 @pytest.mark.clause("bpmux-T03")
@@ -210,7 +210,7 @@ def test_a_payload_above_the_credit_goes_out_in_parts_and_never_beyond_it() -> N
 @pytest.mark.clause("bpmux-T05")
 def test_a_payload_without_any_credit_is_refused() -> None:
     engine, sink = with_sink(0)
-    refused(engine, lambda: sink.send(b"abc"), "3 bytes to send against 0")
+    refused(engine, lambda: sink.send(b"abc"), "3 bytes to send, 0 granted")
 
 
 @pytest.mark.clause("bpmux-T05")
@@ -264,7 +264,7 @@ def test_an_end_payload_takes_its_length_off_the_credit() -> None:
 @pytest.mark.clause("bpmux-T09")
 def test_an_end_payload_without_credit_is_refused_and_an_empty_one_works() -> None:
     engine, sink = with_sink(0)
-    refused(engine, lambda: sink.end(b"x"), "1 bytes against 0")
+    refused(engine, lambda: sink.end(b"x"), "1 bytes with 0 bytes of credit")
     assert not sink.end_out
     sink.end()
     assert written(engine) == "420300"
@@ -277,7 +277,7 @@ def test_after_the_end_nothing_more_is_sent() -> None:
     assert written(engine) == "420300"
     assert sink.end_out
     for command in (lambda: sink.send(b""), lambda: sink.give_credit(1), lambda: sink.ping(), lambda: sink.pong()):
-        refused(engine, command, "it was ended")
+        refused(engine, command, "this side has ended it")
     sink.abort()
     assert written(engine) == ""
 
@@ -304,7 +304,7 @@ def test_what_was_asked_before_the_end_goes_out_before_it() -> None:
 @pytest.mark.clause("bpmux-T11")
 def test_a_message_and_an_end_are_taken_together_or_not_at_all() -> None:
     engine, sink = with_sink(3)
-    refused(engine, lambda: sink.send(b"ab", end=b"xy"), r"2 \+ 2 bytes to send against 3")
+    refused(engine, lambda: sink.send(b"ab", end=b"xy"), r"2 \+ 2 bytes to send, 3 granted")
     sink.send(b"ab", end=b"x")
     assert written(engine) == "5003026162 42030178"
     assert (sink.credit_out, sink.end_out) == (0, True)
@@ -314,7 +314,7 @@ def test_a_message_and_an_end_are_taken_together_or_not_at_all() -> None:
 def test_an_end_beside_a_message_counts_what_openings_have_claimed() -> None:
     engine = allowed_to_open(10)
     engine.open_sink(b"x" * 6)
-    with pytest.raises(LocalProtocolError, match=r"2 \+ 3 bytes to send against 10"):
+    with pytest.raises(LocalProtocolError, match=r"2 \+ 3 bytes to send, 10 granted"):
         engine.top_sink.send(b"ab", end=b"xyz")
 
 
@@ -344,7 +344,7 @@ def test_by_the_letter_only_empty_openings_are_sent() -> None:
 @pytest.mark.clause("bpmux-T02", "bpmux-R15")
 def test_an_opening_payload_needs_top_level_credit() -> None:
     engine = by_hand()
-    refused(engine, lambda: engine.open_request(b"x"), "1 bytes against 0 of top-level credit")
+    refused(engine, lambda: engine.open_request(b"x"), "1 bytes to send, 0 granted")
     grant(engine, "in-stream 0", 1)
     engine.open_request(b"x", credit=0)
     assert written(engine) == "10010178"

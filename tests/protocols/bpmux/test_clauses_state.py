@@ -42,7 +42,7 @@ def test_the_top_level_starts_without_credit() -> None:
     engine = by_hand()
     for top in (engine.top_sink, engine.top_stream):
         assert (top.credit_out, top.credit_in, top.end_out, top.end_in) == (0, 0, False, False)
-    with pytest.raises(LocalProtocolError, match="1 bytes to send against 0"):
+    with pytest.raises(LocalProtocolError, match="1 bytes to send, 0 granted"):
         engine.top_sink.send(b"a")
     assert written(engine) == ""
     fed(engine, "a8 00 01")

@@ -128,7 +128,7 @@ def test_unless_both_ends_say_so_all_credit_is_granted(one: Config, other: Confi
     for engine, peer in (pair.engines, pair.engines[::-1]):
         sink = engine.open_sink(id=9)
         assert sink.credit_out == 0
-        with pytest.raises(LocalProtocolError, match="1 bytes to send against 0 of credit"):
+        with pytest.raises(LocalProtocolError, match="1 bytes to send, 0 granted"):
             sink.send(b"x")
         pair.run_until_quiet()
         assert sink.credit_out == peer.entities(Kind.STREAM_IN)[9].credit_in == peer.limits.channel_first
@@ -204,7 +204,7 @@ def test_more_than_the_first_credit_and_the_grants_is_a_violation() -> None:
     assert written(engine) == ""
     error = violation(engine, "50 01 33" + bytes(CREDIT + 1).hex())
     assert error.rule == "bpmux-R23"
-    assert str(error).startswith("in-stream 1: 51 bytes sent against 50 granted")
+    assert str(error).startswith("in-stream 1: the peer sent 51 bytes with 50")
 
 
 @pytest.mark.parametrize("channels", [1, 5])

@@ -226,5 +226,5 @@ def test_credit_by_hand_can_be_all_there_is() -> None:
 
 def test_more_cannot_be_consumed_than_came() -> None:
     _engine, one, _ = two_streams()
-    with pytest.raises(LocalProtocolError, match="1 bytes consumed, 0 were there"):
+    with pytest.raises(LocalProtocolError, match="1 bytes consumed: expected at most 0"):
         one.consumed((), 1)

@@ -80,7 +80,7 @@ def test_a_peer_that_announces_less_than_was_counted_on_ends_the_connection(firs
     drain(engine)
     (*_, failed) = feed(engine, [bytes.fromhex(first)])
     assert isinstance(failed, Failed)
-    assert "not of at least Config(peer_credit=50)" in str(failed.error)
+    assert "expected at least Config(peer_credit=50)" in str(failed.error)
 
 
 @pytest.mark.parametrize("other", [{"letter": True}, {"grants": False}, {"initial_credit": 0}])

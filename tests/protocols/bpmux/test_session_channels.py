@@ -203,7 +203,7 @@ async def test_a_question_is_answered_once() -> None:
     async with sessions() as pair, pair.one.open_request() as request:
         asked = await next_request(pair.other)
         await asked.respond(b"yes")
-        with pytest.raises(LocalProtocolError, match="answered before"):
+        with pytest.raises(LocalProtocolError, match="already has a response"):
             await asked.respond(b"no")
         assert await request.response() == b"yes"
 

@@ -368,7 +368,7 @@ async def test_more_openings_than_the_limit_end_the_session_and_name_the_knob() 
             await next_source(session)
         with pytest.raises(LinkLost, match=r"raise Limits\(channel_memory=") as caught:
             await next_source(session)
-        assert f"beside {limits.channels} live channels" in str(caught.value)
+        assert f"{limits.channels} are open" in str(caught.value)
 
 
 @pytest.mark.requirement("R-01", "R-02")

@@ -60,47 +60,47 @@ class Case:
 
 
 CASES = [
-    Case("a longer number", "", "44 f8 07", "bpmux-G12", "VarU64 7 came in 2 bytes"),
+    Case("a longer number", "", "44 f8 07", "bpmux-G12", "VarU64 7 is too long"),
     Case("the top level's sink again", "62 00 00", "60 00", "bpmux-R09", "in-sink 0: the top level"),
     Case("the top level's stream again", "a2 00 00", "a4 00", "bpmux-R09", "in-stream 0: the top level"),
     Case("duplex 0", "", "d0 00 00", "bpmux-R09", "duplex 0"),
     Case("sink 0", "", "50 00 00", "bpmux-S05", "out-sink 0"),
-    Case("an answer to nothing", "", "30 09 00", "bpmux-R10", "in-request 9: there is no such request"),
-    Case("one of ours, made by the peer", "", "70 09 00", "bpmux-R11", "in-sink 9: there is no such entity"),
+    Case("an answer to nothing", "", "30 09 00", "bpmux-R10", "in-request 9: a response without a request"),
+    Case("one of ours, made by the peer", "", "70 09 00", "bpmux-R11", "in-sink 9: no entity has this id"),
     Case("a duplex over a stream", "", "d0 01 00", "bpmux-R12", "stream-in"),
-    Case("a duplex over a sink", "", "d0 03 00", "bpmux-R12", "there is an entity with this id"),
-    Case("a duplex twice", "", "d0 07 00", "bpmux-R21", "there is an entity with this id"),
+    Case("a duplex over a sink", "", "d0 03 00", "bpmux-R12", "this id is in use"),
+    Case("a duplex twice", "", "d0 07 00", "bpmux-R21", "this id is in use"),
     Case("an opening without payload", "", "48 09 05", "bpmux-R14", "out-sink 9: an opening without a payload"),
-    Case("an opening without credit", "", "50 09 15", "bpmux-R15", "21 bytes sent against 20 granted"),
-    Case("an opening by the letter", "", "50 09 01", "bpmux-R15", "1 bytes against a credit of 0", letter=True),
-    Case("an opening in parts by the letter", "e0 05", "50 09 00", "bpmux-P18", "5 bytes in parts", letter=True),
-    Case("an end payload in an opening", "", "52 09 00 01", "bpmux-R18", "1 bytes against 0 granted"),
+    Case("an opening without credit", "", "50 09 15", "bpmux-R15", "sent 21 bytes with 20 bytes of credit"),
+    Case("an opening by the letter", "", "50 09 01", "bpmux-R15", "expected 0 bytes, got 1", letter=True),
+    Case("an opening in parts by the letter", "e0 05", "50 09 00", "bpmux-P18", "got 5 in parts", letter=True),
+    Case("an end payload in an opening", "", "52 09 00 01", "bpmux-R18", "1 bytes with 0 bytes of credit"),
     Case("an acknowledgement that opens", "", "51 09 00", "bpmux-R20", "0x11"),
-    Case("an acknowledgement of nothing known", "", "41 09", "bpmux-R20", "does not exist"),
-    Case("a second payload of a request", "", "10 05 00", "bpmux-R22", "of a type that carries none"),
-    Case("a payload above the credit", "", "50 01 0b", "bpmux-R23", "in-stream 1: 11 bytes sent against 10 granted"),
+    Case("an acknowledgement of nothing known", "", "41 09", "bpmux-R20", "doesn't exist"),
+    Case("a second payload of a request", "", "10 05 00", "bpmux-R22", "of a type that has none"),
+    Case("a payload above the credit", "", "50 01 0b", "bpmux-R23", "in-stream 1: the peer sent 11 bytes with 10"),
     Case("credit above 64 bits", "88 03 05", "88 03 " + "ff" * 9, "bpmux-R25", "on top of 5"),
-    Case("an answer with an end", "", "32 06 00 00", "bpmux-R27", "a response together with an end"),
-    Case("an end payload above the credit", "", "42 01 0b", "bpmux-R29", "11 bytes against 10 granted"),
+    Case("an answer with an end", "", "32 06 00 00", "bpmux-R27", "a response with an end payload"),
+    Case("an end payload above the credit", "", "42 01 0b", "bpmux-R29", "11 bytes with 10 bytes of credit"),
     Case("an acknowledgement with more", "", "a5 08", "bpmux-R32", "0x05"),
-    Case("an acknowledgement too early", "", "a1 02", "bpmux-R33", "ack-end for an end that was not sent"),
-    Case("a total of 0", "", "e0 00", "bpmux-P04", "total size of 0"),
-    Case("a total in a longer form", "", "e1 00 2a", "bpmux-P05", "42 in 2 bytes"),
+    Case("an acknowledgement too early", "", "a1 02", "bpmux-R33", "ack-end for an end that wasn't sent"),
+    Case("a total of 0", "", "e0 00", "bpmux-P04", "total size 0"),
+    Case("a total in a longer form", "", "e1 00 2a", "bpmux-P05", "total size 42 has leading zeros"),
     Case("two partials", "e0 05", "e0 06", "bpmux-P07", "Partial chunk after a Partial"),
-    Case("a partial inside a message", "e0 05 50 01 01 61 e0 03", "50 01 01", "bpmux-P08", "4 bytes of the last one"),
-    Case("more than announced", "e0 02", "50 01 03", "bpmux-P11", "3 bytes in parts with 2"),
-    Case("more end than announced", "e0 02", "42 01 03", "bpmux-P11", "3 bytes in parts with 2"),
+    Case("a partial inside a message", "e0 05 50 01 01 61 e0 03", "50 01 01", "bpmux-P08", "expected 4 more bytes"),
+    Case("more than announced", "e0 02", "50 01 03", "bpmux-P11", "at most 2 bytes, the rest of the message, got 3"),
+    Case(
+        "more end than announced", "e0 02", "42 01 03", "bpmux-P11", "at most 2 bytes, the rest of the message, got 3"
+    ),
     Case("both payloads in parts", "e0 05", "52 01 01", "bpmux-P14", "in one chunk"),
     Case("mixed parts", "e0 05 50 01 01 61", "42 01 01", "bpmux-P14", "mixed"),
-    Case("a duplex's parts by another name", "e0 05 d0 09 01 61", "90 09 01", "bpmux-P06", "duplex chunks"),
-    Case(
-        "a half of a duplex that is not open", "e0 05 d0 09 01 61", "50 09 00", "bpmux-P06", "has not come as a whole"
-    ),
-    Case("an announced message too large", "", "e1 01 2d", "bpmux-P17", "301 bytes in parts against 300", "message"),
-    Case("a message too large", "", "30 06 f9 01 2d", None, "301 bytes against 300", "message"),
-    Case("an end too large", "", "22 06 f9 01 2d", None, "301 bytes against 300", "message"),
-    Case("too many channels", "50 09 00 50 0d 00", "50 0b 00", None, "opened beside 6 live", "channels"),
-    Case("too many pings", "44 01 44 01 44 01", "44 01", None, "3 pings", "pongs"),
+    Case("a duplex's parts by another name", "e0 05 d0 09 01 61", "90 09 01", "bpmux-P06", "expected a duplex chunk"),
+    Case("a half of a duplex that is not open", "e0 05 d0 09 01 61", "50 09 00", "bpmux-P06", "is incomplete"),
+    Case("an announced message too large", "", "e1 01 2d", "bpmux-P17", "at most 300 bytes, got 301", "message"),
+    Case("a message too large", "", "30 06 f9 01 2d", None, "at most 300 bytes, got 301", "message"),
+    Case("an end too large", "", "22 06 f9 01 2d", None, "at most 300 bytes, got 301", "message"),
+    Case("too many channels", "50 09 00 50 0d 00", "50 0b 00", None, "6 are open", "channels"),
+    Case("too many pings", "44 01 44 01 44 01", "44 01", None, "too many pings: 3", "pongs"),
 ]
 
 
@@ -131,7 +131,7 @@ def test_what_could_never_be_lent_is_refused_before_anything_is_granted() -> Non
     before = state_of(engine)
     error = violation(engine, "50 0b 00")
     assert error.limit == "reassembly"
-    assert "599 bytes in parts beyond the window against 300" in str(error)
+    assert "599 bytes to lend, at most 300 allowed" in str(error)
     assert state_of(engine) == before
 
 
@@ -204,6 +204,6 @@ def test_an_error_names_the_knob_that_would_allow_it() -> None:
     error = violation(engine, "e1 01 2d")
     offset = engine.bytes_received
     assert str(error) == (
-        f"a message of 301 bytes in parts against 300 allowed (bpmux-P17, byte {offset}); "
+        f"message in parts too large: expected at most 300 bytes, got 301 (bpmux-P17, byte {offset}); "
         "raise Limits(message=…) if this peer is right"
     )

@@ -232,7 +232,7 @@ def test_our_own_channels_are_limited() -> None:
     assert engine.places == 1
     engine.open("b")
     assert engine.places == 0
-    with pytest.raises(LocalProtocolError, match="2 channels of 2"):
+    with pytest.raises(LocalProtocolError, match="expected at most 2, 2 are open"):
         engine.open("c")
 
 
