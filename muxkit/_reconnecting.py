@@ -1,4 +1,8 @@
-"""One session after another with the same server: each is opened again after the last was lost."""
+"""`muxkit.reconnecting`, which opens one session after another with the same server.
+
+`_Sessions` is the loop with its pauses, and `_Opener` connects. It also follows redirects of a server. Each session
+runs in a task of its own (`_Kept`).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ MAX_MOVES = 5  # redirects in a row that are followed without a pause, so that t
 def reconnecting(
     url: str | Sequence[str], **options: Unpack[ReconnectOptions]
 ) -> AbstractAsyncContextManager[AsyncIterator[Session]]:
-    """Open one session after another with the server at `url`: whenever one has ended, the loop opens the next.
+    """Open one session after another with the server at `url`.
 
         async with muxkit.reconnecting(url) as sessions:
             async for session in sessions:
@@ -45,17 +49,19 @@ def reconnecting(
                 except muxkit.LinkLost:
                     continue
 
-    The first attempt after a session that worked is immediate. After failed attempts the loop pauses. Any error that
-    the body doesn't catch ends the loop, `LinkLost` included.
+    Each pass of the loop closes the last session and opens the next one. The first attempt is immediate, unless the
+    last session was lost within a second. Before further attempts the loop pauses. An error that the body doesn't catch
+    ends the loop, even if it is `LinkLost`.
 
-    The sessions belong to the block: their tasks run in it. Leaving the block after `break` or `return` closes the
-    present session as leaving `connect` does. An error or a cancellation cuts it.
+    Leaving the block normally closes the current session like leaving `connect` does. If an error or a cancellation
+    leaves the block, the connection is closed and the channels are lost.
 
-    By default, the first failure and each doubling of the outage log a WARNING. A protocol that reconnects on its own,
-    such as Relink, gets `backoff`, `patience` and `on_failed` too. With `patience`, the loop waits for its first
-    connection.
+    The first failure is logged as a WARNING, and another one each time that the outage has doubled in length.
 
-    With a list of URLs, each attempt to open a session races them, as `connect` does.
+    Relink reconnects by itself, and gets the options `backoff`, `patience` and `on_failed` too. Its session exists
+    before its first connection. With `patience`, the loop waits for that connection.
+
+    With a list of URLs, each attempt races them, as `connect` does.
 
     Args:
         url: The server's URL, or a list of URLs.
@@ -63,10 +69,10 @@ def reconnecting(
             `patience`, `redirects` and `on_failed`.
 
     Raises:
-        OSError, LinkLost: The last failure, if `patience` has run out.
-        HandshakeFailed, Refused, PluginError, ValueError: A failure that waiting can't change is raised immediately,
-            even if the body has caught it: a rejected certificate or token, a path that the server doesn't have, a
-            server that speaks another protocol.
+        OSError, LinkLost: If there was no session for `patience` seconds. This is the error of the last attempt.
+        HandshakeFailed, Refused, PluginError, ValueError: If another attempt would fail too, because the server rejects
+            the certificate or the token, doesn't have the path, or speaks another protocol. The loop raises this even
+            if the body has caught it.
     """
     given: dict[str, Any] = dict(options)
     ours = {name: given.pop(name, None) for name in OF_RECONNECTING}
@@ -103,14 +109,14 @@ class _Opener:
         self._options = options
         self._policy = policy
         self._target: str | None = None
-        self._learnt: Mapping[str, Any] = {}  # options of the next session, from what the last one has learnt
+        self._learnt: Mapping[str, Any] = {}  # options of the next session, which follow from the last one
 
     @property
     def is_redirected(self) -> bool:
         return self._target is not None
 
     def open(self) -> AbstractAsyncContextManager[Session]:
-        """Connect."""
+        """Return a block that connects."""
         if self._target is None:
             urls = self._urls if len(self._urls) != 1 else self._urls[0]
             return session_with(urls, {**self._options, **self._learnt}, own=OF_RECONNECTING)
@@ -120,14 +126,14 @@ class _Opener:
         return _answered_session(self._target, given)
 
     def learn(self, session: Session) -> None:
-        """Let the next session with the same server use what this one has learnt about it, if the protocol says so."""
+        """Ask the protocol for options of the next session, such as bpmux's first credit, which this one knows."""
         if len(self._urls) == 1 and self._target is None:
             plugin = load(PROTOCOLS, self._urls[0].partition("+")[0])
             learn: Callable[[Session], Mapping[str, Any]] | None = getattr(plugin, "options_of_next", None)
             self._learnt = {} if learn is None else learn(session)
 
     def follow(self, error: Exception | None) -> bool:
-        """Return True if the error redirects the client to a URL where it may go; the next session is opened there."""
+        """Return True if the error is a redirect that the client may follow. The next session is opened there."""
         url = redirected_by(error)
         if url is None:
             return False
@@ -186,7 +192,7 @@ class _Sessions(AsyncIterator[Session]):
         self._kept: _Kept | None = None
 
     async def leave(self) -> None:
-        """Close the present session in order, if there is one."""
+        """Close the current session in order, if there is one."""
         kept, self._kept = self._kept, None
         if kept is not None:
             await kept.end()
@@ -211,7 +217,7 @@ class _Sessions(AsyncIterator[Session]):
                 self._failures = self._moves = 0
             elif moved and self._moves < MAX_MOVES:
                 self._moves += 1
-            else:  # a server that hangs up on every client would be dialled without a pause
+            else:  # pause, in case that the server hangs up on every client
                 failure = ConnectionError(f"{self._url}: connection lost after {lived:.2f} s")
         while True:
             if failure is None:
@@ -246,7 +252,7 @@ class _Sessions(AsyncIterator[Session]):
 
 
 class _Kept:
-    """A session in a task of its own, which enters the session's block and leaves it."""
+    """A session, and the task that enters and leaves its block."""
 
     def __init__(self, opener: _Opener, *, connected: bool) -> None:
         self._opener = opener
@@ -262,7 +268,7 @@ class _Kept:
         """Why the session was lost, if leaving its block raised that."""
 
     async def begin(self, nursery: trio.Nursery) -> None:
-        """Open the session in a task of this nursery. Afterwards there is either `session` or `failure`."""
+        """Open the session in a task of this nursery. Afterwards, either `session` or `failure` is set."""
         nursery.start_soon(self._run, name=f"session with {self._opener.shown}")
         try:
             await self._began.wait()

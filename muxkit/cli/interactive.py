@@ -21,18 +21,18 @@ from muxkit.runtime import background
 LINE_MOST: Final = 1 << 20  # bytes
 SEND_SECONDS: Final = 5.0
 HELP: Final = """\
-a line             is sent on the channel in use; the first one opens a channel without a name
-::text             sends ":text"
-:bytes 00 ff       sends these bytes
-:open [NAME]       opens a channel, and uses it
-:use CHANNEL       uses another, by its number or name
-:channels          lists them
-:close             says on the channel in use that nothing more follows
-:abort [REASON]    gives it up
-:stats             counters and gauges of the session and its channels
-:ping              measures a round trip
-:hex [on|off]      shows messages as bytes
-:quit              ends the session"""
+TEXT               send a message on the current channel; open a channel first if there is none
+::TEXT             send the message ":TEXT"
+:bytes 00 ff       send a message of these bytes
+:open [NAME]       open a channel and make it the current one
+:use CHANNEL       make another channel the current one, by number or name
+:channels          list the channels
+:close             finish sending on the current channel
+:abort [REASON]    abort the current channel
+:stats             show statistics of the session and its channels
+:ping              measure a round trip
+:hex [on|off]      show messages as bytes
+:quit              end the session"""
 
 
 class _Mistake(Exception):
@@ -47,9 +47,9 @@ class _Opened:
     channel: muxkit.Channel
     ours: bool
     finished: bool = False
-    """We have said that nothing more follows, or have given it up."""
+    """True once this side has finished or aborted the channel."""
     ended: trio.Event = attrs.field(factory=trio.Event)
-    """Nothing more comes."""
+    """Set when no more messages can arrive."""
 
     @property
     def label(self) -> str:

@@ -1,14 +1,16 @@
-"""The subscriber's side of topics: a channel on which a server sends what is published.
+"""The subscriber's side of topics.
 
-A subscription is a channel with the name of the topic. Its headers say which codec the messages have, where the
-subscriber wants to begin (`since`) and what happens when it is too slow (`on-lag`). On it, each message of the server
-begins with a byte for its kind and a 64-bit number:
+A subscription is a channel with the name of the topic. Its headers contain the codec, the update after which the
+subscriber wants to begin (`since`), and what happens if it is too slow (`on-lag`). The subscriber sends no messages.
+Each message of the server begins with a byte for its kind and a 64-bit number:
 
-    0  an update: the number of the update in the topic, then its bytes
-    1  updates were lost: how many, or 0 if nobody knows
-    2  the subscription has begun: the number of the newest update, then the name of the run of the topic
+    kind  meaning                       number                       rest of the message
+    0     an update                     its number in the topic      the encoded update
+    1     updates were lost             how many, or 0 if unknown
+    2     the subscription has begun    that of the newest update    the name of the topic's run
 
-The subscriber sends nothing.
+A *run* of a topic begins when it is created. Its name is part of a position, because without a journal, the numbers
+begin with 1 again in the next run.
 """
 
 from __future__ import annotations
@@ -27,18 +29,18 @@ from muxkit.runtime.halves.opening import ChannelOpening
 ValueT = TypeVar("ValueT")
 
 OnLag = Literal["end", "drop", "latest", "wait"]
-"""What happens to a subscriber that is too slow:
+"""What happens if a subscriber is so slow that the topic has dropped an update which it hasn't received:
 
-- "end": the subscription ends with `Lagged`.
-- "drop": it goes on with the oldest update that is left; `Subscription.lost` counts the lost ones.
-- "latest": it gets the newest update only, whenever it is ready for one.
-- "wait": publishers wait for it. A topic has to allow that.
+- "end": The subscription ends with `Lagged`.
+- "drop": The subscription continues with the oldest update that is left. `Subscription.lost` counts the lost ones.
+- "latest": The subscriber receives only the newest update, each time that it is ready for one.
+- "wait": `publish` waits for the subscriber. The topic has to allow that with `allow_wait`.
 """
 
 UPDATE: Final = 0
 LOST: Final = 1
 BEGUN: Final = 2
-HEAD_SIZE: Final = 9  # bytes in front of an update: the kind and the number
+HEAD_SIZE: Final = 9  # size of the kind and the number in bytes
 
 SINCE_HEADER: Final = "since"
 ON_LAG_HEADER: Final = "on-lag"
@@ -46,14 +48,17 @@ MEMBER_HEADER: Final = "member"
 
 
 def framed(kind: int, number: int, rest: bytes = b"") -> bytes:
-    """Return a message of a subscription."""
+    """Encode a message of a subscription."""
     return b"%c%b%b" % (kind, number.to_bytes(8, "big"), rest)
 
 
 class Lagged(MuxError):
-    """A subscriber was too slow, or came too late, and `lost` updates were lost; 0 means that nobody knows how many.
+    """Updates were lost, because a subscriber was too slow or subscribed too late.
 
-    Subscribe again to go on with what comes from now on.
+    To receive later updates, subscribe again.
+
+    Attributes:
+        lost: How many updates were lost, or 0 if that isn't known.
     """
 
     def __init__(self, lost: int) -> None:
@@ -63,7 +68,7 @@ class Lagged(MuxError):
 
 
 class Carrier(Protocol):
-    """The channel of a subscription, as far as it is used here."""
+    """The methods of a channel that a subscription uses."""
 
     _span: ChannelSpan | None
 
@@ -75,7 +80,7 @@ class Carrier(Protocol):
 
 
 class Subscription(AsyncIterator[ValueT], Generic[ValueT]):
-    """The updates of a topic, made by `session.subscribe`."""
+    """The updates of a topic. `session.subscribe` returns it, and a program iterates over it with `async for`."""
 
     def __init__(self, channel: Carrier, codec: Codec[ValueT]) -> None:
         self._channel = channel
@@ -84,7 +89,7 @@ class Subscription(AsyncIterator[ValueT], Generic[ValueT]):
         self._number = 0
         self._ends_by_lag = channel.headers.get(ON_LAG_HEADER, "end") == "end"
         self.lost: int = 0
-        """How many updates were lost so far, because this subscriber was too slow."""
+        """How many updates were lost until now, because this subscriber was too slow."""
 
     @property
     def _span(self) -> ChannelSpan | None:
@@ -92,18 +97,19 @@ class Subscription(AsyncIterator[ValueT], Generic[ValueT]):
 
     @property
     def position(self) -> str:
-        """Where the subscriber is: give it as `since=` to a later subscription, to go on after the last update."""
+        """The position after the last received update. Pass it as `since=` to a later subscription to continue
+        there."""
         return f"{self._number}@{self._run}"
 
     async def _begin(self) -> None:
-        """Wait until the server has registered the subscriber: every later update reaches it."""
+        """Wait until the server has registered the subscriber, so that it gets every later update."""
         kind, number, rest = _parts(await self._channel.receive())
         if kind != BEGUN:
-            raise self._invalid("the subscription began with a message of another kind")
+            raise self._invalid(f"invalid begin of a subscription: expected a message of kind {BEGUN}, got {kind}")
         self._run, self._number = rest.decode(errors="replace"), number
 
     async def __anext__(self) -> ValueT:
-        """Wait for the next update. Raises `Lagged` if the policy is to end with it."""
+        """Wait for the next update. Raises `Lagged` if updates were lost and `on_lag` is "end"."""
         while True:
             try:
                 message = await self._channel.receive()
@@ -117,7 +123,7 @@ class Subscription(AsyncIterator[ValueT], Generic[ValueT]):
                 except InvalidMessage as error:
                     raise self._invalid(str(error), path=error.path) from error
             if kind != LOST:
-                raise self._invalid("a message of an unknown kind came")
+                raise self._invalid(f"invalid message of a subscription: expected kind {UPDATE} or {LOST}, got {kind}")
             self.lost += number
             if self._ends_by_lag:
                 raise Lagged(number)
@@ -148,7 +154,7 @@ def subscription_headers(
 
 
 def subscribed(opening: Awaitable[Carrier], codec: Codec[ValueT]) -> ChannelOpening[Subscription[ValueT]]:
-    """Make a subscription of the channel that is opened."""
+    """Return an opening that makes a `Subscription` of a channel."""
 
     async def open() -> Subscription[ValueT]:
         subscription = Subscription(await opening, codec)

@@ -1,4 +1,4 @@
-"""Topics: publish once, and every subscriber gets it.
+"""Topics: a program publishes an update once, and every subscriber receives it.
 
     prices = muxkit.Topic(Price)
     async with muxkit.open_server(muxkit.by_name({"prices": prices}), url):
@@ -7,8 +7,9 @@
     async with session.subscribe("prices", codec=muxkit.Json(Price)) as updates:
         async for price in updates: ...
 
-An update is encoded once, and kept once for all subscribers. Each subscriber has a position in it. So a slow
-subscriber takes no memory, and its policy says what happens when the updates that it didn't get are no longer kept.
+An update is encoded once and stored once for all subscribers. For each subscriber, the topic only stores its position.
+So a slow subscriber needs no additional memory. If the topic has dropped an update before a subscriber received it, the
+subscriber's policy (`OnLag`) says what happens.
 """
 
 from muxkit.runtime import Lagged as Lagged

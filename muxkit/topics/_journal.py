@@ -1,4 +1,4 @@
-"""Durable topics: the part of a restream store that a topic uses, so that updates outlive the process."""
+"""The interface of a restream store that topics use to keep their updates across restarts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Stored(Protocol):
-    """An update as the store has it."""
+    """A stored update."""
 
     @property
     def id(self) -> int: ...
@@ -16,7 +16,7 @@ class Stored(Protocol):
 
 
 class Standing(Protocol):
-    """The progress of the stream of a topic."""
+    """The state of a topic's stream in the store."""
 
     @property
     def head(self) -> int: ...
@@ -27,7 +27,7 @@ class Standing(Protocol):
 
 
 class Journal(Protocol):
-    """A store of restream, opened by `restream.open_store`, which keeps the updates of a topic as one session."""
+    """A store of restream, opened by `restream.open_store`. It keeps the updates of a topic as one stream."""
 
     async def register(self, uuid: str, state: Any, *, attached: bool, keep: float) -> Standing: ...  # noqa: ANN401
     async def status(self, uuid: str) -> Standing: ...

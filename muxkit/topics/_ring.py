@@ -1,13 +1,18 @@
-"""The updates that a topic keeps, in a ring: each has a number, and finding one takes one step."""
+"""A ring buffer with the newest updates of a topic."""
 
 from __future__ import annotations
 
 
 class Ring:
-    """The newest updates, up to a number of them and a number of bytes.
+    """The newest updates of a topic, limited in number and in bytes. Updates are numbered, beginning with 1.
 
-    `first` and `head` are the numbers of the oldest and the newest update that it has. While it is empty, `first` is
-    one more than `head`.
+    Args:
+        keep: The maximum number of updates.
+        keep_bytes: The maximum of their total size. The newest update is kept even if it is larger.
+
+    Attributes:
+        first: The number of the oldest update, or `head + 1` if the ring is empty.
+        head: The number of the newest update.
     """
 
     def __init__(self, keep: int, keep_bytes: int) -> None:
@@ -19,16 +24,16 @@ class Ring:
         self.head: int = 0
 
     def start_after(self, head: int) -> None:
-        """Begin with the number after `head`, while nothing was added yet."""
+        """Let the next update have the number after `head`."""
         self.first, self.head = head + 1, head
 
     @property
     def is_full(self) -> bool:
-        """True if another update takes the place of the oldest one."""
+        """True if the next update replaces the oldest one."""
         return self.head - self.first + 1 >= self._keep or self._bytes >= self._most_bytes
 
     def add(self, message: bytes) -> None:
-        """Add the update after `head`, and drop old ones that have no place any more."""
+        """Add an update, and drop the oldest ones if necessary."""
         while self.first <= self.head and (
             self.head - self.first + 1 >= self._keep or self._bytes + len(message) > self._most_bytes
         ):
@@ -41,5 +46,5 @@ class Ring:
         self._bytes += len(message)
 
     def between(self, first: int, last: int) -> list[bytes]:
-        """Return the updates with these numbers, both included; all of them must be there."""
+        """Return the updates from `first` to `last`, both included. The ring must have all of them."""
         return [self._slots[number % self._keep] for number in range(first, last + 1)]

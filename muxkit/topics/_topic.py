@@ -1,9 +1,12 @@
-"""A topic: a handler of channels that sends to each subscriber what the program publishes.
+"""`Topic`, a handler of channels that sends the updates of a program to each subscriber.
 
-A topic keeps the newest updates in one ring, already encoded. Each subscriber is a task with a position in the ring. A
-subscriber that is up to date waits, and gets an update in the call of `publish`, if its channel takes it without a
-wait. One that is behind sends what it misses, in batches, and follows its policy once the ring has dropped an update
-that it needed.
+A topic keeps the newest updates in a ring buffer, in encoded form. For each subscriber, a task runs the handler and has
+a position in the ring:
+
+- A subscriber that has received everything is up to date. `publish` itself sends it the next update, if its channel
+  accepts the update without waiting. That saves a switch to the subscriber's task.
+- Otherwise the task sends the updates that are missing, in batches.
+- If the ring has dropped an update that the subscriber still needed, its policy decides (`OnLag`).
 """
 
 from __future__ import annotations
@@ -32,9 +35,9 @@ ValueT = TypeVar("ValueT")
 KEEP: Final = 1024
 KEEP_BYTES: Final = 16 * 1024 * 1024
 BATCH: Final = 64
-"""Updates that a subscriber sends with one checkpoint."""
+"""Maximum number of updates that are sent to a subscriber with one checkpoint."""
 REPLAY_BATCH: Final = 1000
-"""Updates that are read from a journal as one unit of work."""
+"""Maximum number of updates that are read from a journal with one query."""
 BAD_REQUEST: Final = 400
 NOT_ALLOWED: Final = 403
 UNKNOWN_CODEC: Final = 415
@@ -42,20 +45,20 @@ OUT_OF_ORDER: Final = "invalid header 'since': expected a number, or a position 
 
 
 class Topic(Generic[ValueT]):
-    """Something to subscribe to. It is a handler of channels, for `muxkit.by_name`.
+    """Sends each update to all its subscribers. It is a handler of channels, for `muxkit.by_name`.
 
     Args:
         values: The type of the updates, or a codec. With a type, the updates are JSON.
-        keep: How many updates are kept for subscribers that are slow, or come back.
-        keep_bytes: How many bytes they may have together.
-        allow_wait: Let subscribers use the policy "wait", with which a slow one makes `publish` wait.
-        journal: A store of restream that keeps the updates, so that `since=` works after a restart. Pass one that
-            `restream.open_store` has opened, or its place, such as "sqlite:prices.db", which the topic opens and closes
-            with its block. The codec must be JSON.
+        keep: How many updates are kept for subscribers that are slow or that reconnect.
+        keep_bytes: The maximum of their total size.
+        allow_wait: Whether subscribers may use the policy "wait", with which a slow subscriber makes `publish` wait.
+        journal: A store of restream that keeps the updates, so that `since=` works after a restart. Pass a store that
+            `restream.open_store` has opened, or a URL such as "sqlite:prices.db". With a URL, use the topic in an
+            `async with` block, which opens and closes the store. The codec must be JSON.
         name: The name of the topic in the journal.
 
     Raises:
-        ValueError: A journal needs a name and JSON.
+        ValueError: If there is a journal without a name or with another codec than JSON.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Topic(Generic[ValueT]):
         self._ring = Ring(keep, keep_bytes)
         self._allow_wait = allow_wait
         self._journal = None if isinstance(journal, str) else journal
-        self._place = journal if isinstance(journal, str) else None  # of a journal that the topic opens
+        self._place = journal if isinstance(journal, str) else None  # the URL of a journal that the topic opens itself
         self._store = AsyncExitStack()
         self._name = name
         self._served_as = ""  # the name by which the first subscriber found the topic
@@ -87,12 +90,12 @@ class Topic(Generic[ValueT]):
         self._presence: Topic[Presence] | None = None
         self._members: dict[_Subscriber, Member] = {}
         self._last_member = 0
-        self._turn = trio.Lock()  # of publishers, with a journal
+        self._turn = trio.Lock()  # with a journal, publishers take turns
 
     # --- for the program
 
     async def __aenter__(self) -> Topic[ValueT]:
-        """Open the topic. Only one with a journal has to be opened, to read where it ended."""
+        """Open the topic. This is necessary only with a journal, to find the number of its last update."""
         if self._place is not None:
             from muxkit.protocols.restream import open_store  # most topics have no journal
 
@@ -105,7 +108,7 @@ class Topic(Generic[ValueT]):
         return self
 
     async def _read_journal(self) -> None:
-        """Begin with the number after the last update in the journal."""
+        """Continue with the number after the last update in the journal."""
         if self._journal is not None:
             try:
                 status = await self._journal.register(self._name, None, attached=False, keep=math.inf)
@@ -122,7 +125,7 @@ class Topic(Generic[ValueT]):
         await self._store.aclose()
 
     def close(self) -> None:
-        """End all subscriptions, after what was published. Later subscriptions end immediately."""
+        """End all subscriptions after the last update. Later subscriptions end immediately."""
         self._is_closed = True
         self._wake_all()
         self._moved.unpark_all()
@@ -131,24 +134,25 @@ class Topic(Generic[ValueT]):
 
     @property
     def head(self) -> int:
-        """The number of the newest update; 0 before the first."""
+        """The number of the newest update, or 0 before the first one."""
         return self._ring.head
 
     @property
     def subscribers(self) -> int:
-        """How many subscribers there are."""
+        """The number of subscribers."""
         return len(self._subscribers)
 
     @property
     def members(self) -> Sequence[Member]:
-        """The subscribers that gave a name as `member=`, or that `authorize=` knows."""
+        """The subscribers that gave a name as `member=`, or that the server has authenticated."""
         return [*self._members.values()]
 
     @property
     def presence(self) -> Topic[Presence]:
-        """A topic with those who join and leave. Its subscribers first get everybody who is there.
+        """A topic about the members of this topic. Its updates are of the type `Presence`.
 
-        Serve it under a name of its own: `muxkit.by_name({"chat": chat, "chat/presence": chat.presence})`.
+        A subscriber first receives an update for each member, and then one for each member that joins or leaves. Serve
+        it under another name: `muxkit.by_name({"chat": chat, "chat/presence": chat.presence})`.
         """
         if self._presence is None:
             self._presence = _PresenceTopic(self)
@@ -157,10 +161,13 @@ class Topic(Generic[ValueT]):
     async def publish(self, value: ValueT) -> int:
         """Send a value to all subscribers, and return its number.
 
-        It doesn't wait for subscribers, except for those with the policy "wait". With a journal, it returns when the
-        update is stored. Cancelled means not published, unless the journal was storing it.
+        This doesn't wait for subscribers, except for those with the policy "wait". With a journal, it returns when the
+        update was stored. If it is cancelled, nothing was published, unless the journal was just storing the update.
 
-        Raises `trio.ClosedResourceError` after `close`, and what the codec raises for a value that it can't encode.
+        If the codec can't encode the value, its exception is raised, and nothing was published.
+
+        Raises:
+            trio.ClosedResourceError: If the topic was closed.
         """
         if _spans.maker is None:
             return await self._publish(value)
@@ -179,14 +186,15 @@ class Topic(Generic[ValueT]):
             self._check_open()
             while self._ring.is_full and self._has_waiting_subscriber():
                 await self._moved.park()
-            with trio.CancelScope(shield=True):  # what is stored has to reach the subscribers
+            with trio.CancelScope(shield=True):  # once the update is stored, the subscribers must receive it
                 stored = await self._journal.append(self._name, msgspec.json.decode(message))
             return self._add(message, stored.id)
 
     def publish_nowait(self, value: ValueT) -> int:
         """Send a value to all subscribers without waiting, and return its number.
 
-        Raises `trio.WouldBlock` if a subscriber with the policy "wait" is in the way, or the topic has a journal.
+        Raises:
+            trio.WouldBlock: If the topic has a journal, or must wait for a subscriber with the policy "wait".
         """
         if _spans.maker is None:
             return self._publish_nowait(value)
@@ -201,7 +209,7 @@ class Topic(Generic[ValueT]):
         return self._add(message)
 
     async def __call__(self, channel: Channel) -> None:
-        """Serve a subscriber; the topic is a handler of channels."""
+        """Serve a subscriber."""
         headers = channel.headers
         self._served_as = self._served_as or channel.name
         codec = headers.get(CODEC_HEADER, self.codec.name)
@@ -258,21 +266,21 @@ class Topic(Generic[ValueT]):
     # --- subscribers
 
     def _since(self, text: str | None) -> int | None:
-        """Return the number after which a subscriber wants to begin; None for what comes from now on."""
+        """Return the number after which a subscriber wants to begin, or None to begin with the next update."""
         if text is None:
             return None
         number, at, run = text.partition("@")
         if not (number.isascii() and number.isdigit() and len(number) < 20):
             raise Refused(OUT_OF_ORDER, code=BAD_REQUEST)
-        if at and run != self._run:  # of an earlier run, without a journal: nobody knows what it has missed
+        if at and run != self._run:  # a position in an earlier run, whose updates are lost: send all that there are
             return 0
         return min(int(number), self._ring.head)
 
     async def _greet(self, subscriber: _Subscriber) -> None:
-        """Send what a subscriber gets before all updates."""
+        """Send a new subscriber the messages that it gets before the updates."""
 
     async def _follow(self, subscriber: _Subscriber) -> None:
-        """Send updates to a subscriber, from its position on, until the topic is closed."""
+        """Send a subscriber all updates after its position, until the topic is closed."""
         ring, channel = self._ring, subscriber.channel
         while True:
             if subscriber.position >= ring.head:
@@ -302,7 +310,7 @@ class Topic(Generic[ValueT]):
                 self._moved.unpark_all()
 
     async def _replay(self, subscriber: _Subscriber) -> bool:
-        """Send updates from the journal; return False if it hasn't got the next one."""
+        """Send a subscriber updates from the journal. Return False if the journal doesn't have the next one."""
         assert self._journal is not None  # as the caller has checked
         status = await self._journal.status(self._name)
         if subscriber.position < status.acknowledged:  # they were deleted
@@ -332,7 +340,7 @@ class Topic(Generic[ValueT]):
 
 
 class _PresenceTopic(Topic[Presence]):
-    """The topic of those who join and leave another topic."""
+    """The topic about the members of another topic."""
 
     def __init__(self, topic: Topic[ValueT]) -> None:
         super().__init__(PRESENCE_CODEC)
@@ -346,15 +354,16 @@ class _PresenceTopic(Topic[Presence]):
 
 @attrs.define(eq=False)
 class _Subscriber:
-    """One subscriber, and the last update that was sent to it."""
+    """A subscriber."""
 
     channel: Channel
     on_lag: OnLag
     position: int
-    _waiting: trio.lowlevel.Task | None = None
+    """The number of the last update that was sent to it."""
+    _waiting: trio.lowlevel.Task | None = None  # its task, while it waits for an update
 
     async def wait(self) -> None:
-        """Wait until there is an update that `offer` couldn't send."""
+        """Wait until the task is needed, because there is an update that `offer` couldn't send."""
         self._waiting = trio.lowlevel.current_task()
 
         def abort(_: object) -> trio.lowlevel.Abort:
@@ -364,20 +373,20 @@ class _Subscriber:
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     def offer(self, number: int, update: bytes) -> None:
-        """Send an update now, if the subscriber waits for this one and its channel takes it; wake its task if not."""
+        """Send an update immediately, if that is possible. Otherwise, wake the subscriber's task."""
         if self._waiting is None:
             return
         try:
             is_sent = self.position == number - 1 and self.channel._try_send(update)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            is_sent = False  # its task will find out
+            is_sent = False  # the task gets the same error
         if is_sent:
             self.position = number
         else:
             self.wake()
 
     def wake(self) -> None:
-        """Let the task of the subscriber look what there is to do."""
+        """Wake the subscriber's task, if it waits."""
         task, self._waiting = self._waiting, None
         if task is not None:
             trio.lowlevel.reschedule(task)
