@@ -1361,7 +1361,7 @@ class SendHalf {
   peerEnded(payload) {
     // The reason for which the peer gave up the whole channel came with the end of the other half.
     const told = payload.length ? payload : (this.source?.endPayload ?? EMPTY);
-    this.stopped(new ChannelStopped("the peer does not receive on this channel any more", told));
+    this.stopped(new ChannelStopped("the peer stopped receiving on this channel", told));
   }
 
   /** Called when nothing can be sent any more. */
@@ -1449,7 +1449,7 @@ class ReceiveHalf {
   /** Called by the engine when the peer sends nothing more; a payload means that messages are missing. */
   peerEnded(payload) {
     this.endPayload = payload;
-    const error = new ChannelCancelled("the peer gave up on this channel before it was done", payload);
+    const error = new ChannelCancelled("the peer cancelled this channel", payload);
     this.#ended(payload.length ? error : null);
   }
 
@@ -1888,7 +1888,7 @@ export class Session {
     const isFull = waiting >= engine.limits.backlog || engine.unread.size >= engine.limits.channels;
     if (backlog.isOver || isFull) {
       engine.consume(engine.topStream, opening.length);
-      engine.decline(entity, backlog.isOver ? "" : "too many channels wait here", backlog.isOver ? 0 : FULL);
+      engine.decline(entity, backlog.isOver ? "" : "too many channels are waiting to be accepted", backlog.isOver ? 0 : FULL);
       return;
     }
     const made = this.#make(entity, opening);
@@ -2044,7 +2044,7 @@ export class Session {
   /** Called by the engine when an entity was removed. */
   entityGone(entity) {
     for (const ping of this.#pings.filter((each) => each.entity === entity)) {
-      ping.answer.reject(new ChannelStopped("the channel ended before the answer to the ping came"));
+      ping.answer.reject(new ChannelStopped("the channel ended before the answer to the ping arrived"));
     }
     this.#pings = this.#pings.filter((each) => each.entity !== entity);
     if (this.#engine?.topSink.gone) this.#draining.resolve();

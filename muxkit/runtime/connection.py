@@ -90,7 +90,7 @@ from muxkit.runtime.pumps.turns import turns
 MAX_REASON: Final = 4096  # maximum number of bytes of the peer's reason that an error contains
 LEFT_BY_ERROR: Final = Reason("the other side left the session by an error", 500)
 CLOSING: Final = Reason("no channel can be opened any more: the other side is closing the session", 503)
-TOO_MANY_WAIT: Final = Reason("too many channels wait here", 503)
+TOO_MANY_WAIT: Final = Reason("too many channels are waiting to be accepted", 503)
 PEER_BROKE_A_RULE: Final = 400  # the code that the peer gets if the connection ends because the peer broke a rule
 YIELD_CLOSINGS: Final = 16  # after this many closed channels, closing lets other tasks run
 
@@ -199,7 +199,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
 
     def abandon(self) -> None:
         """End the connection without a reason."""
-        self.lose("the session was left by an error", by="local")
+        self.lose("an error ended the session's block", by="local")
 
     # --- channels that this side opens
 
@@ -589,7 +589,9 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
             await pump.hang_up()
         if scope.cancelled_caught:
             self.lose(
-                f"the peer did not take leave within {linger} s", by="peer", told=self.reason_for_late_leaving(linger)
+                f"the peer didn't close the session within {linger} s",
+                by="peer",
+                told=self.reason_for_late_leaving(linger),
             )
         if pump.is_violated or pump.is_refusal or any(half.is_unheard for half in told):
             raise pump.loss()
@@ -695,7 +697,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
 
 def cancelled_by_peer(reason: bytes) -> Exception:
     """Return the error for a channel on which the peer has cancelled sending."""
-    return ChannelCancelled("the peer gave up on this channel before it was done", payload=reason)
+    return ChannelCancelled("the peer cancelled this channel", payload=reason)
 
 
 def stopped_by_peer(beside: ReceiveHalf[Any] | None, payload: bytes) -> Exception:
@@ -706,7 +708,7 @@ def stopped_by_peer(beside: ReceiveHalf[Any] | None, payload: bytes) -> Exceptio
     error is raised.
     """
     told = payload or (b"" if beside is None else beside.reason)
-    return ChannelStopped("the peer does not receive on this channel any more", payload=told)
+    return ChannelStopped("the peer stopped receiving on this channel", payload=told)
 
 
 def refused_by_peer() -> Exception:
@@ -716,4 +718,4 @@ def refused_by_peer() -> Exception:
 
 def ended_before_the_pong() -> Exception:
     """Return the error for a ping whose channel ended before the answer arrived."""
-    return ChannelStopped("the channel ended before the answer to the ping came")
+    return ChannelStopped("the channel ended before the answer to the ping arrived")

@@ -49,7 +49,7 @@ async def running(make: Callable[[], SessionT], linger: float) -> AsyncGenerator
                 yield session
             except Exception as error:
                 told = reason_for_leaving(error, connection.reason_of_error)
-                connection.lose("the session was left by an error", by="local", told=told)
+                connection.lose("an error ended the session's block", by="local", told=told)
                 raise
             except BaseException:
                 connection.abandon()

@@ -73,7 +73,7 @@ async def test_a_write_under_way_is_finished_before_the_reason_of_the_end_is_wri
     async with running(link) as run:
         run.send(b"half of something")
         await trio.testing.wait_all_tasks_blocked()
-        run.pump.lose("the session was left by an error", by="local", parting=[b"disk full"])
+        run.pump.lose("an error ended the session's block", by="local", parting=[b"disk full"])
         await trio.testing.wait_all_tasks_blocked()
         assert link.writes == []
         link.let_through.release()
@@ -86,7 +86,7 @@ async def test_a_write_that_does_not_end_takes_the_reason_with_it(autojump_clock
     async with running(link) as run:
         run.send(b"half of something")
         await trio.testing.wait_all_tasks_blocked()
-        run.pump.lose("the session was left by an error", by="local", parting=[b"disk full"])
+        run.pump.lose("an error ended the session's block", by="local", parting=[b"disk full"])
     assert link.writes == []
     assert trio.current_time() < 5
 

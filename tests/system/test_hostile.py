@@ -384,7 +384,7 @@ async def test_credit_that_is_never_granted_delays_the_leave_by_the_linger_at_mo
         left = await small.left(peer)
         assert left["seconds"] >= small.linger
         assert left["lived"] < small.linger + 0.5
-        assert left["reason"] == f"the peer did not take leave within {small.linger} s"
+        assert left["reason"] == f"the peer didn't close the session within {small.linger} s"
 
 
 async def floods(peer: Raw) -> None:

@@ -317,7 +317,7 @@ class Connection(MuxConnection[Engine, Duplex]):
         """
         if not self.engine.over and (last := self.engine.cancellations()):
             self.pump.write_last(last)
-        self.pump.lose("the session was left by an error", by="local")
+        self.pump.lose("an error ended the session's block", by="local")
 
     def close_all(self) -> None:
         super().close_all()

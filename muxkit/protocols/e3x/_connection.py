@@ -54,7 +54,7 @@ from muxkit.runtime.halves.receive import ReceiveHalf
 from muxkit.runtime.halves.send import SendHalf
 
 REFUSED: Final = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH})
-BROKEN_OFF: Final = "the peer broke the channel off"
+BROKEN_OFF: Final = "the peer aborted the channel"
 # Seconds that a closing session waits for the peer to end its channels. The session waits that long a second time for
 # the peer's answer to the goodbye.
 FAREWELL_TIMEOUT: Final = 1.0
@@ -307,7 +307,7 @@ class Connection(MuxConnection[Engine, Channel]):
                 self.gone.unpark_all()
             case GivenUp(reason):
                 self.pump.told(reason)
-                self.pump.lose("the peer gave the session up", by="peer")
+                self.pump.lose("the peer ended the session", by="peer")
             case _:
                 super().handle_event(event)
 

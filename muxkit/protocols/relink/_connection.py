@@ -827,7 +827,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
                 await self.carrier.hang_up()
             while self.carrier is not None:
                 await self.moved.park()
-        self.end_because(f"the peer did not take leave within {linger} s", by="local")
+        self.end_because(f"the peer didn't close the session within {linger} s", by="local")
         if self._unreported is not None:
             raise self._unreported()
         # Raise an error that no other call may have raised: messages may be lost, the peer broke a rule, the server has

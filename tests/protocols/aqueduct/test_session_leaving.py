@@ -167,7 +167,7 @@ class _Rough:
 async def test_leaving_ends_within_its_time_whatever_the_peer_does_not_do(autojump_clock: MockClock) -> None:
     here, _there = memory.pair()
     began = trio.current_time()
-    with pytest.raises(LinkLost, match=r"did not take leave within 3\.0 s"):
+    with pytest.raises(LinkLost, match=r"didn't close the session within 3\.0 s"):
         async with aqueduct.connection(here, linger=3.0) as client:
             await client.entrypoint.send(b"x")
     assert trio.current_time() == began + 3

@@ -110,7 +110,7 @@ async def test_leaving_with_something_unheard_says_so(autojump_clock: MockClock)
             async with session.open_sink() as sink:
                 await sink.aclose()
 
-    with pytest.raises(LinkLost, match=r"did not take leave within 3.* s") as caught:
+    with pytest.raises(LinkLost, match=r"didn't close the session within 3.* s") as caught:
         await use()
     assert caught.value.by == "peer"
 

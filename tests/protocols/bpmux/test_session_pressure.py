@@ -277,5 +277,5 @@ async def test_a_silent_peer_stops_the_sender_and_a_time_limit_frees_it(autojump
                 await channel.send(b"nobody grants")
             assert scope.cancelled_caught
 
-    with pytest.raises(LinkLost, match=r"did not take leave within 5.* s"):
+    with pytest.raises(LinkLost, match=r"didn't close the session within 5.* s"):
         await use()

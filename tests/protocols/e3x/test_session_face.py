@@ -238,7 +238,7 @@ async def test_a_peer_that_does_not_process_is_told_that_nobody_waited_longer(au
         with pytest.raises(LinkLost) as left:
             await use()
         assert left.value.phase == "leave"
-        with pytest.raises(LinkLost, match="gave the session up: the other side left without") as caught:
+        with pytest.raises(LinkLost, match="ended the session: the other side left without") as caught:
             await next_channel(other)
         assert caught.value.peer_reason is not None
 

@@ -134,10 +134,10 @@ async def test_a_peer_that_processes_nothing_is_waited_for_as_long_as_linger_say
                 await channel.send(b"unread")
                 await next_channel(other)
 
-        with pytest.raises(LinkLost, match="did not take leave within 3"):
+        with pytest.raises(LinkLost, match="didn't close the session within 3"):
             await use()
         assert trio.current_time() == pytest.approx(3.0, abs=0.1)
-        with pytest.raises(LinkLost, match="gave the session up"):
+        with pytest.raises(LinkLost, match="ended the session"):
             async for _ in other:
                 pass
 
@@ -166,11 +166,11 @@ async def test_a_session_that_is_left_by_an_error_tells_the_peer_so_at_once(auto
 
         with pytest.raises(KeyError):
             await use()
-        with pytest.raises(LinkLost, match="gave the session up"):
+        with pytest.raises(LinkLost, match="ended the session"):
             async for _ in other:
                 pass
         assert await received[0].receive() == b"1"
-        with pytest.raises(LinkLost, match="gave the session up"):
+        with pytest.raises(LinkLost, match="ended the session"):
             await received[0].receive()
     assert trio.current_time() < 1
 

@@ -77,7 +77,7 @@ async def test_an_absent_link_takes_no_more_than_the_outbox(autojump_clock: Mock
                         await senders[sent % 20].send(bytes(1000))
                         sent += 1
 
-        with pytest.raises(LinkLost, match="did not take leave"):
+        with pytest.raises(LinkLost, match="didn't close the session"):
             await push()
         assert sent == 9
 
