@@ -19,7 +19,7 @@ def words(text: str) -> set[str]:
 
 
 CHANNEL: Final = words(
-    "abort aclose as_stream finish headers name opening receive receive_many send send_many session stats"
+    "abort aclose as_stream close finish headers name opening receive receive_many send send_many session stats"
 )
 SESSION: Final = words("channels incoming info limits listener open ping request requests shutdown stats subscribe")
 SENDING: Final = words(
