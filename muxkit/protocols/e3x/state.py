@@ -715,9 +715,12 @@ class State:
             self.errs[id] = tombstone.err
 
     def err_sent(self, id: int) -> None:
-        """Set the timer that repeats an err, which is sent now, and let the lifetime of its tombstone begin again."""
+        """Set the timer that repeats an err, which is sent now, and let the lifetime of its tombstone begin again.
+
+        Does nothing if the timer is set, because this err answers a packet that the peer has sent again.
+        """
         tombstone = self.tombstones.get(id)
-        if tombstone is not None and tombstone.repeats > 0:
+        if tombstone is not None and tombstone.repeats > 0 and tombstone.repeat_at == NEVER:
             tombstone.until = self.now + self.linger
             tombstone.repeat_at = self.now + ERR_PAUSE
             heapq.heappush(self.timers, (tombstone.repeat_at, id))
