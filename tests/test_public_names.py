@@ -31,14 +31,14 @@ RECEIVING: Final = words("aclose close receive receive_many state unread")
 OBJECTS: Final[list[tuple[type, set[str], str]]] = [
     (muxkit.Channel, CHANNEL, ""),
     (muxkit.Session, SESSION, ""),
-    (bpmux.Duplex, CHANNEL, "close ping receiving sending sent_with_opening sink source"),
+    (bpmux.Duplex, CHANNEL, "ping receiving sending sent_with_opening sink source"),
     (bpmux.Sink, SENDING, "give_credit half ping"),
     (bpmux.Source, RECEIVING, "abort end_payload give_credit half ping"),
     (bpmux.Request, set(), "abort aclose declined failed ping responded response"),
     (muxkit.IncomingRequest, set(), "abort cancelled decline payload respond session"),
     (bpmux.IncomingRequest, set(), "abort cancelled decline payload ping respond session"),
     (bpmux.Session, SESSION, "open_duplex open_request open_sink open_source receive send sinks sources"),
-    (relink.Channel, CHANNEL, "close common id ping receiving sending sent_with_opening"),
+    (relink.Channel, CHANNEL, "common id ping receiving sending sent_with_opening"),
     (relink.Sender, SENDING, "channel commit half has_transactions is_closed ping rollback"),
     (relink.Receiver, RECEIVING, "channel committed consume half has_transactions process uncommitted"),
     (
@@ -46,7 +46,7 @@ OBJECTS: Final[list[tuple[type, set[str], str]]] = [
         SESSION,
         "connected connections id is_connected multicast outage receiver receivers sender unanswered",
     ),
-    (aqueduct.Channel, CHANNEL, "close ping receiver receiving send_unreliable sender sending sent_with_opening"),
+    (aqueduct.Channel, CHANNEL, "ping receiver receiving send_unreliable sender sending sent_with_opening"),
     (aqueduct.Sender, SENDING, "cancel half headers ping send_tracked"),
     (aqueduct.Receiver, RECEIVING, "abort half headers"),
     (aqueduct.Client, SESSION, "channel entrypoint peer_headers"),
@@ -54,8 +54,7 @@ OBJECTS: Final[list[tuple[type, set[str], str]]] = [
     (
         e3x.Channel,
         CHANNEL,
-        "close delivered done dropped engine_channel id is_reliable ping post quota receiving sending"
-        " sent_with_opening type",
+        "delivered done dropped engine_channel id is_reliable ping post quota receiving sending sent_with_opening type",
     ),
     (e3x.Session, SESSION, "packet_limit"),
     (
