@@ -271,8 +271,9 @@ def run_server(
     On SIGINT or SIGTERM the server stops accepting sessions and waits for live ones to finish. A second signal ends
     them immediately. SIGHUP reloads the files of `tls`. This function starts Trio, so call it outside `trio.run`.
 
-    While the server runs, Python's garbage collector starts after 50,000 new objects instead of 700, unless the program
-    has called `gc.set_threshold` or `gc.disable` itself.
+    While the server runs, Python's garbage collector starts after 50,000 new objects instead of 700, and skips the
+    objects that existed before the server started (`gc.freeze`). That doesn't happen if the program has called
+    `gc.set_threshold` or `gc.disable` itself.
 
     Args:
         handler: As for `open_server`.
@@ -301,15 +302,22 @@ def _collecting_seldom() -> Iterator[None]:
     sessions that wait, 700 objects are new in each pass of Trio's loop, although none of them is garbage. The collector
     then starts all the time, and promotes them until it examines the whole heap. With 900 active sessions that took
     40 % of the processor time (198 instead of 123 µs for a message and its echo, both ends), with 3,000 it took 60 %.
+
+    The objects that exist before the server starts, mostly of imported modules, are frozen: the collector doesn't
+    examine them. With the modules of a small server that makes each full collection 5 to 10 ms shorter, during which no
+    session is served.
     """
     thresholds = gc.get_threshold()
     if not gc.isenabled() or thresholds[0] not in DEFAULT_THRESHOLDS:
         yield
         return
     gc.set_threshold(MIN_NEW_OBJECTS, *thresholds[1:])
+    gc.collect()  # or the garbage of now would be frozen as well
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         gc.set_threshold(*thresholds)
 
 
