@@ -108,7 +108,7 @@ class Proxy:
             parser.receive_data(await _take_head(sock))
             answer = parser.next_event()
         except h11.RemoteProtocolError as error:
-            raise HandshakeFailed(f"{through}: this is no HTTP proxy: {error}", found="another protocol") from error
+            raise HandshakeFailed(f"{through}: this isn't an HTTP proxy: {error}", found="another protocol") from error
         if not isinstance(answer, h11.Response):
             raise HandshakeFailed(f"{through}: the proxy answered with {type(answer).__name__}, not with a response")
         if not 200 <= answer.status_code < 300:
@@ -168,7 +168,7 @@ class _Socks5:
                 raise HandshakeFailed(text, status=HTTPStatus.PROXY_AUTHENTICATION_REQUIRED)
 
     def _stranger(self, version: int) -> HandshakeFailed:
-        text = f"{self._through}: this is no SOCKS5 proxy, its answer begins with {version}"
+        text = f"{self._through}: this isn't a SOCKS5 proxy: its answer begins with {version}"
         return HandshakeFailed(text, found="another protocol")
 
     async def _address(self, host: str, port: int) -> bytes:

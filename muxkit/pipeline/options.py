@@ -102,7 +102,7 @@ def text(value: str, name: str) -> str:
 def count(value: str, name: str) -> int:
     """Parse an integer above 0."""
     if not re.fullmatch(r"\d{1,18}", value) or int(value) < 1:
-        raise OptionError(name, f"{value[:100]!r} is no whole number above 0")
+        raise OptionError(name, f"expected a whole number above 0, got {value[:100]!r}")
     return int(value)
 
 
@@ -110,7 +110,9 @@ def seconds(value: str, name: str) -> float:
     """Parse a duration above 0: a number of seconds, or a number with the unit ms, s, m, h or d."""
     time = _measured(value, _SECONDS)
     if not 0 < time < math.inf:
-        raise OptionError(name, f"{value[:100]!r} is no time above 0, such as 30s, 500ms, 2h or a number of seconds")
+        raise OptionError(
+            name, f"expected a time above 0, such as 30s, 500ms, 2h or a number of seconds, got {value[:100]!r}"
+        )
     return time
 
 
@@ -122,7 +124,7 @@ def moment(value: str, name: str) -> float:
         found = datetime.fromisoformat(value)
     except ValueError:
         raise OptionError(
-            name, f"{value[:100]!r} is no moment, such as 2026-11-25T12:00:00Z or milliseconds since 1970"
+            name, f"expected a time such as 2026-11-25T12:00:00Z or milliseconds since 1970, got {value[:100]!r}"
         ) from None
     return (found.replace(tzinfo=UTC) if found.tzinfo is None else found).timestamp()
 
@@ -131,7 +133,7 @@ def size(value: str, name: str) -> int:
     """Parse a size of at least one byte: a number, optionally with the unit k, m or g."""
     found = _measured(value, _BYTES)
     if not 1 <= found < math.inf:
-        raise OptionError(name, f"{value[:100]!r} is no size, such as 65536, 64k or 16m")
+        raise OptionError(name, f"expected a size such as 65536, 64k or 16m, got {value[:100]!r}")
     return int(found)
 
 
@@ -146,7 +148,7 @@ def yes_or_no(value: str, name: str) -> bool:
     try:
         return _YES_NO[value.lower()]
     except KeyError:
-        raise OptionError(name, f"{value[:100]!r} is neither true nor false") from None
+        raise OptionError(name, f"expected true or false, got {value[:100]!r}") from None
 
 
 def parse_pattern(value: str, name: str) -> re.Pattern[str]:
@@ -154,7 +156,7 @@ def parse_pattern(value: str, name: str) -> re.Pattern[str]:
     try:
         return re.compile(value)
     except re.error as error:
-        raise OptionError(name, f"{value[:100]!r} is not a regular expression: {error}") from None
+        raise OptionError(name, f"expected a regular expression, got {value[:100]!r}: {error}") from None
 
 
 def choice(of: type[ChoiceT]) -> Callable[[str, str], ChoiceT]:
@@ -164,7 +166,7 @@ def choice(of: type[ChoiceT]) -> Callable[[str, str], ChoiceT]:
         for each in of:
             if each.value == value.lower():
                 return each
-        raise OptionError(name, f"{value[:100]!r} is none of {', '.join(str(each.value) for each in of)}")
+        raise OptionError(name, f"expected one of {', '.join(str(each.value) for each in of)}, got {value[:100]!r}")
 
     return parse
 
@@ -173,7 +175,7 @@ def parse_channels(value: str, name: str) -> int:
     """Parse a number of channels, up to `MOST_CHANNELS`."""
     number = count(value, name)
     if number > MOST_CHANNELS:
-        raise OptionError(name, f"{number} is above {MOST_CHANNELS}")
+        raise OptionError(name, f"expected at most {MOST_CHANNELS}, got {number}")
     return number
 
 
@@ -181,14 +183,14 @@ def parse_window(value: str, name: str) -> int:
     """Parse a size of at least `LEAST_WINDOW` bytes."""
     found = size(value, name)
     if found < LEAST_WINDOW:
-        raise OptionError(name, f"{found} bytes are less than {LEAST_WINDOW}")
+        raise OptionError(name, f"expected at least {LEAST_WINDOW} bytes, got {found}")
     return found
 
 
 def parse_name(value: str, name: str) -> str:
     """Parse the name of a stream, an application or a batch write."""
     if len(value) > LONGEST_NAME or not value.isprintable():
-        raise OptionError(name, f"{value[:100]!a} is not 1 to {LONGEST_NAME} printable characters")
+        raise OptionError(name, f"expected 1 to {LONGEST_NAME} printable characters, got {value[:100]!a}")
     return value
 
 
@@ -231,7 +233,7 @@ def parse_reference(text: str, option: str) -> Reference:
     found = _ONE.fullmatch(text)
     if found is None:
         raise OptionError(
-            option, f"{_shown(text)!r} is neither a uuid nor url#uuid with a URL such as restream+tcp://…"
+            option, f"expected a uuid, or url#uuid with a URL such as restream+tcp://…, got {_shown(text)!r}"
         )
     return Reference(found["uuid"].lower(), found["server"])
 
@@ -247,9 +249,7 @@ def parse_servers(text: str, option: str) -> tuple[str, ...]:
     servers = items(text)
     for server in servers:
         if not _SERVER.fullmatch(server):
-            raise OptionError(
-                option, f"{_shown(server)!r} is no URL of a server, such as restream+tcp://127.0.0.1:7000"
-            )
+            raise OptionError(option, f"expected a URL such as restream+tcp://127.0.0.1:7000, got {_shown(server)!r}")
     return tuple(dict.fromkeys(servers))
 
 
@@ -293,7 +293,7 @@ def _ids(value: str, name: str, others: str) -> dict[str, int]:
     except (ValueError, RecursionError):  # RecursionError is raised for deeply nested brackets
         found = None
     if not isinstance(found, dict) or not all(type(id) is int and 0 <= id <= MOST_ID for id in found.values()):
-        raise OptionError(name, f'{value[:100]!r} is not {others}JSON as {{"uuid": 1750}}')
+        raise OptionError(name, f'expected {others}JSON such as {{"uuid": 1750}}, got {value[:100]!r}')
     return {parse_reference(uuid, name).uuid: id for uuid, id in found.items()}
 
 
@@ -542,7 +542,7 @@ def _urls(given: GivenOptions) -> tuple[str, ...]:
     for url in found:
         scheme, separator, address = url.partition("://")
         if not (separator and address and "+" in scheme):
-            raise OptionError(name, f"{_shown(url)!r} is no URL such as bpmux+tcp://127.0.0.1:7000")
+            raise OptionError(name, f"expected a URL such as bpmux+tcp://127.0.0.1:7000, got {_shown(url)!r}")
     if len(set(found)) < len(found):
         raise OptionError(name, "a server is named twice")
     if name == "url" and len(found) > 1:

@@ -412,7 +412,7 @@ class Admission:
         if limit == "connections":
             why = f"the server is full (Limits(connections={self._limits.connections})), and this session was idle"
         else:
-            why = "the server is full, and nothing came on this connection"
+            why = "the server is full, and nothing has arrived on this connection"
         if may_log("connections that gave way to newer ones"):
             # log: The listener was full. The connection had made no progress in its handshake (`half_open`), or its
             # session had been idle for longest (`connections`).

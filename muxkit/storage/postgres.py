@@ -47,7 +47,7 @@ class Database:
         try:
             given = psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.Error as error:
-            raise ValueError(f"this is no address of a database: {_first_line(error)}") from error
+            raise ValueError(f"invalid address of a database: {_first_line(error)}") from error
         self._options = {
             "application_name": application,
             **DEFAULTS,
@@ -67,7 +67,7 @@ class Database:
                 self._connection = self._psycopg.connect("", autocommit=True, **self._options)  # type: ignore[arg-type]
             except self._psycopg.Error as error:
                 raise StoreFailed(
-                    f"the database cannot be reached: {_first_line(error)}; is it running, and is the address right?"
+                    f"can't reach the database: {_first_line(error)}; check that it is running, and its address"
                 ) from error
         return self._connection
 
@@ -107,12 +107,14 @@ class Database:
         errors = self._psycopg.errors
         text = _first_line(error)
         if isinstance(error, errors.DiskFull | errors.OutOfMemory):
-            return StoreFull(f"the database has no room: {text}; make some on its disk")
+            return StoreFull(f"the database is full: {text}; free space on its disk")
         if isinstance(error, errors.ReadOnlySqlTransaction | errors.InsufficientPrivilege):
-            return StoreReadOnly(f"the database cannot be written: {text}; is this a standby, or another user's?")
+            return StoreReadOnly(
+                f"the database isn't writable: {text}; check that it isn't a standby, and the rights of this user"
+            )
         if isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
-            return StoreCorrupt(f"the database is not in order: {text}; restore it from a copy")
-        return StoreFailed(f"the database failed: {text}; what was under way may have been stored or not")
+            return StoreCorrupt(f"the database is damaged: {text}; restore it from a backup")
+        return StoreFailed(f"the database failed: {text}; the last changes may have been stored or not")
 
 
 @contextmanager

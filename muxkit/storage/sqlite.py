@@ -294,7 +294,9 @@ class Reserve:
         file = os.open(self.path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0), 0o600)
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode) or any(os.read(file, 4096)):
-                raise FileExistsError(errno.EEXIST, "it is no reserve of a store", str(self.path))
+                raise FileExistsError(
+                    errno.EEXIST, "expected the reserve of a store, got a file with other content", str(self.path)
+                )
             os.lseek(file, 0, os.SEEK_SET)
         except BaseException:
             os.close(file)
@@ -322,14 +324,12 @@ class Reserve:
 
 def _unwritable(path: Path, error: OSError) -> errors.StoreError:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return errors.StoreReadOnly(
-            f"{path} cannot be written: {error.strerror}; the store needs to write in {path.parent}"
-        )
+        return errors.StoreReadOnly(f"can't write {path}: {error.strerror}; allow this user to write in {path.parent}")
     if error.errno == errno.ENOSPC:
-        return errors.StoreFull(f"{path} cannot be written: {error.strerror}; make room on its disk")
+        return errors.StoreFull(f"can't write {path}: {error.strerror}; free space on its disk")
     if not path.parent.is_dir():
-        return errors.StoreFailed(f"{path.parent} is no directory; make it first")
-    return errors.StoreFailed(f"{path} cannot be used: {error.strerror}")
+        return errors.StoreFailed(f"can't create {path}: expected {path.parent} to be a directory; create it first")
+    return errors.StoreFailed(f"can't use {path}: {error.strerror}")
 
 
 # ---------------------------------------------------------------------------- the file
@@ -472,14 +472,13 @@ class SqliteFile:
         if self._corrupt is not None:
             return errors.StoreCorrupt(self._corrupt[0], aside=self._corrupt[1])
         aside = self._move_aside() if self._lock.was_made else None
-        where = f"it was moved to {aside}" if aside else "it was left as it is"
+        where = f"it was moved to {aside}" if aside else "it wasn't changed"
         self._corrupt = (
-            f"{self.path} is not in order: {what}; {where}. Restore it from a copy, or, to begin with an empty store, "
-            f"remove {self._lock.path}",
+            f"{self.path} is damaged: {what}; {where}. Restore it from a backup, or remove {self._lock.path} "
+            "to begin with an empty store",
             aside,
         )
-        # log "PATH is not in order: WHAT": A store file is not in order; the text says where it was moved and what to
-        # do.
+        # log "PATH is damaged: WHAT": A store file is damaged. The text says where it was moved and what to do.
         _log.error("%s", self._corrupt[0])
         return errors.StoreCorrupt(self._corrupt[0], aside=aside)
 
@@ -489,17 +488,17 @@ class SqliteFile:
             return self.quarantine(fault.text)
         if fault.code == FULL:
             return errors.StoreFull(
-                f"{self.path}: {fault.text}; make room on its disk, or raise "
+                f"{self.path}: {fault.text}; free space on its disk, or raise "
                 f"{self._limit_name}(bytes={self._most_bytes})"
             )
         if fault.code in (READONLY, PERM):
             return errors.StoreReadOnly(
-                f"{self.path}: {fault.text}; the store needs to write it and in {self.path.parent}"
+                f"{self.path}: {fault.text}; allow this user to write it and in {self.path.parent}"
             )
         if fault.code in (BUSY, LOCKED):
             return errors.StoreLocked(str(self.path), None)
         return errors.StoreFailed(
-            f"{self.path}: {fault.text} (SQLite code {fault.code}); what was under way may have been stored or not"
+            f"{self.path}: {fault.text} (SQLite code {fault.code}); the last changes may have been stored or not"
         )
 
     # ------------------------------------------------------------------------ opening
@@ -584,8 +583,8 @@ class SqliteFile:
             _warned.add(version)
             # log: Once for each version of SQLite in a process.
             _log.warning(
-                "SQLite %s can lose commits in WAL mode: session stores use a rollback journal, which is slower; "
-                "SQLite 3.51.3 is mended",
+                "SQLite %s can lose commits in WAL mode: using a rollback journal, which is slower; "
+                "upgrade to SQLite 3.51.3, which doesn't have this bug",
                 ".".join(map(str, version)),
             )
         return "delete"
@@ -596,7 +595,7 @@ class SqliteFile:
             raise SqliteFault(CORRUPT, "; ".join(str(row[0]) for row in found))
         statements = {row[0] for row in connection.run("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
         if not statements <= self._schema.statements:
-            raise SqliteFault(CORRUPT, f"its tables are not the ones that {self._schema.noun} has")
+            raise SqliteFault(CORRUPT, f"expected the tables of {self._schema.noun}, found other ones")
 
     def _migrate(self, connection: Connection, version: int) -> None:
         connection.run("BEGIN IMMEDIATE")

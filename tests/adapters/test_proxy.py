@@ -243,7 +243,7 @@ async def test_an_ipv6_address_is_sent_as_one() -> None:
             False,
         ),
         (b"HTTP/1.1 502 Bad Gateway\r\n\r\n", "answered 502 Bad Gateway", True),
-        (b"SSH-2.0-OpenSSH\r\n\r\n", "this is no HTTP proxy", False),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "this isn't an HTTP proxy", False),
         (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 20_000, "a head of more than 16384 bytes", False),
         (b"", "the proxy hung up", True),
         (b"HTTP/1.1 200", "the proxy hung up", True),
@@ -268,7 +268,7 @@ async def test_a_proxy_that_refuses_or_is_none_is_named_with_its_reason(
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (b"HTTP/1.1 400 Bad", "this is no SOCKS5 proxy"),
+        (b"HTTP/1.1 400 Bad", "this isn't a SOCKS5 proxy"),
         (b"\x05\xff", "the proxy wants a user"),
         (b"\x05\x02", "accepts no user and password"),
         (b"\x05\x00\x05\x02\x00\x01" + bytes(6), "its rules don't allow this"),

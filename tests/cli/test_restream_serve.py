@@ -122,4 +122,4 @@ def test_what_cannot_be_meant_is_a_matter_of_usage(arguments: list[str], told: s
 def test_a_database_that_is_not_there_is_a_failure_in_one_sentence() -> None:
     done = CliRunner().invoke(commands, ["restream", "serve", TCP, "--store", "postgresql://127.0.0.1:1/none"])
     assert isinstance(done.exception, MuxError)
-    assert str(done.exception).startswith("the database cannot be reached")
+    assert str(done.exception).startswith("can't reach the database")

@@ -222,7 +222,7 @@ async def test_a_server_without_the_extension_is_an_error_of_the_option(autojump
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"subscribePattern": "["}, r"option subscribePattern: '\[' is not a regular expression"),
+        ({"subscribePattern": "["}, r"option subscribePattern: expected a regular expression, got '\['"),
         ({"subscribePattern": ".*", "servers": ""}, "option servers: it is missing"),
         ({"subscribePattern": ".*", "planning": "prefetch"}, "option planning: subscribePattern needs status requests"),
     ],

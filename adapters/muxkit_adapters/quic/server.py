@@ -143,7 +143,7 @@ class Server:
             if not self._is_full:
                 self._is_full = True
                 # log: A QUIC server is full. New clients are refused until one leaves.
-                log.info("new connections are not let in for now: Limits(connections=%d)", self._limits.connections)
+                log.info("refusing new connections until one ends: Limits(connections=%d)", self._limits.connections)
             return None
         if self._tokens is not None:
             if not header.token:

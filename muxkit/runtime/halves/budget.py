@@ -217,10 +217,11 @@ class SenderWatchdog(Reminder):
                 del self._waiting[half]
                 if not may_log("channels that could not send"):
                     continue
-                # log: A sender is blocked while messages wait beside it: the two sides may wait for each other.
+                # log: A task waits to send on a channel, and nobody receives the messages that have arrived on the same
+                # channel. If the other side does the same, both sides wait for each other.
                 _log.warning(
-                    "%s: nothing could be sent for %.0f s and longer, and %s to be received here: if the other side "
-                    "waits likewise, neither goes on; receive in a task of its own",
+                    "%s: a task has been waiting to send for %.0f s, and %s to be received: if the other side does the "
+                    "same, both wait forever; receive in a separate task",
                     repr(half),  # format it now, because a logging handler may run later, when the state has changed
                     STUCK_AFTER_SECONDS,
                     "1 message waits" if unread == 1 else f"{unread:,} messages wait",

@@ -218,7 +218,7 @@ async def test_a_database_that_may_not_be_written_says_so(place: Place) -> None:
     async with place.open() as store:
         await store.register(U1, Numbers(9))
     read_only = Place(place.where + "%20-cdefault_transaction_read_only%3Don", place.clock)
-    with pytest.raises(StoreReadOnly, match="cannot be written"):
+    with pytest.raises(StoreReadOnly, match="isn't writable"):
         async with read_only.open():
             pytest.fail("it was opened")
 

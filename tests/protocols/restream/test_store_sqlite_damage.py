@@ -106,7 +106,7 @@ async def test_a_file_that_was_cut_short_or_lost_is_not_begun_anew(path: Path, l
     else:
         os.truncate(path, left)
     for _ in range(2):
-        with pytest.raises(StoreCorrupt, match=r"Restore it from a copy, or, .* remove .*sessions\.db\.lock"):
+        with pytest.raises(StoreCorrupt, match=r"Restore it from a backup, or remove .*sessions\.db\.lock"):
             async with open_sqlite(path, rules(Clock())):
                 pytest.fail("it was opened")
     path.with_name(path.name + ".lock").unlink()
@@ -117,7 +117,7 @@ async def test_a_file_that_was_cut_short_or_lost_is_not_begun_anew(path: Path, l
 @pytest.mark.requirement("R-58")
 async def test_a_file_that_never_was_a_store_is_left_where_it_is(path: Path) -> None:
     write(path, b"Not a database, but somebody's notes.\n" * 50)
-    with pytest.raises(StoreCorrupt, match="it was left as it is"):
+    with pytest.raises(StoreCorrupt, match="it wasn't changed"):
         async with open_sqlite(path, rules(Clock())):
             pytest.fail("it was opened")
     assert read(path).startswith(b"Not a database")

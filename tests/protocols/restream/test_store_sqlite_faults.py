@@ -210,5 +210,5 @@ def test_a_store_that_may_not_be_written_says_so(path: Path, what: str) -> None:
     before = path.read_bytes()
     done = subprocess.run([sys.executable, "-c", READ_ONLY, str(path)], capture_output=True, text=True, timeout=110)
     assert done.stdout.startswith("StoreReadOnly "), done.stdout + done.stderr
-    assert "the store needs to write" in done.stdout
+    assert "allow this user to write" in done.stdout
     assert path.read_bytes() == before
