@@ -1954,7 +1954,7 @@ export class Session {
     const { interval, timeout } = this.#keepalive;
     if (this.#probe !== null && this.#heard > this.#probe) this.#probe = null;
     if (this.#probe !== null && now() - this.#probe >= timeout) {
-      this.#lose(new LinkLost(`nothing was heard for ${Math.round((now() - this.#heard) / 1000)} s`));
+      this.#lose(new LinkLost(`no data from the peer for ${Math.round((now() - this.#heard) / 1000)} s`));
       this.#socket.close();
       return;
     }

@@ -183,7 +183,7 @@ class LossRecord:
         self._began = trio.current_time()
         self._cause: BaseException | None = None
         self._is_recorded = False  # True once the connection has ended
-        self._make = partial(LinkLost, "the connection is over", by="local", peer=peer)
+        self._make = partial(LinkLost, "the connection has ended", by="local", peer=peer)
 
     def tell(self, reason: Reason) -> None:
         """Record the peer's reason for ending the connection. Only the first reason counts."""

@@ -419,7 +419,7 @@ class MuxConnection(PumpOwner[Any], HalfOwner, Generic[EngineT, ChannelT]):
             case HungUp():
                 self.handle_hung_up(event)
             case Silent():
-                self.lose(f"nothing was heard for {event.seconds:.0f} s", by="network")
+                self.lose(f"no data from the peer for {event.seconds:.0f} s", by="network")
             case Failed():
                 error = event.error
                 what = f"{error}{self.pump.foreign}"

@@ -179,7 +179,7 @@ class QuicLink(MultistreamLink):
                 reason = f"{_named(code, is_application)}{_with(reason)}"
         elif quic.is_timed_out:
             by = "network"
-            text = f"{name}: nothing was heard for {quic.configuration.idle_timeout:g} s"
+            text = f"{name}: no data from the peer for {quic.configuration.idle_timeout:g} s"
         else:
             text = f"{name}: the peer broke a rule of QUIC, {_named(code, is_application)}{_with(reason)}"
         error = ConnectionEnded(text, code=code, is_application=is_application, reason=reason, by=by)

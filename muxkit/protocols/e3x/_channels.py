@@ -141,7 +141,9 @@ class Channel(MuxChannel):
         Don't mix the methods of the stream with those of the channel. Raises `Unsupported` for an unreliable channel.
         """
         if not self.is_reliable:
-            raise Unsupported("messages of an unreliable channel may be lost, so it is no stream of bytes")
+            raise Unsupported(
+                "an unreliable channel can't be a byte stream, because its messages may be lost; open a reliable one"
+            )
         return super().as_stream()
 
     def __repr__(self) -> str:
@@ -151,7 +153,9 @@ class Channel(MuxChannel):
 
     def _need_receipts(self) -> None:
         if not self.is_reliable:
-            raise Unsupported("an unreliable channel confirms nothing, so it has no receipts")
+            raise Unsupported(
+                "an unreliable channel has no receipts, because the peer confirms nothing; open a reliable one"
+            )
 
 
 @attrs.define(eq=False)
@@ -255,7 +259,7 @@ class E3xSendHalf(SendHalf):
 
     def abort(self, reason: str = "", *, code: int = 0) -> None:
         super().abort(reason, code=code)
-        self._fail(partial(trio.ClosedResourceError, "this side gave the channel up"))
+        self._fail(partial(trio.ClosedResourceError, "this side aborted the channel"))
 
     def _fail(self, error: ErrorMaker) -> None:
         self._failure = self._failure or error

@@ -92,7 +92,7 @@ class Connection(MuxConnection[Engine, Channel]):
         self, link: PacketLink | trio.abc.Stream, role: Role, config: Config, limits: Limits, observer: Observer | None
     ) -> None:
         if role not in ("connector", "listener"):
-            raise ValueError(f"role={role!r}: one side is the connector, the other the listener")
+            raise ValueError(f"invalid role={role!r}: expected 'connector' or 'listener'")
         odd, frames, clock = role == "connector", frames_of(observer), trio.lowlevel.current_clock()
         if isinstance(link, trio.abc.Stream):
             chunked = ChunkedEngine(odd, config, limits=limits, observer=frames, clock=clock)
@@ -180,7 +180,7 @@ class Connection(MuxConnection[Engine, Channel]):
         """Wait for a free slot, then open a channel of this type. `body` contains the headers and the payload."""
         if type in RESERVED:
             await trio.lowlevel.checkpoint()
-            raise LocalProtocolError(f"channels of type {type!r} are the session's own")
+            raise LocalProtocolError(f"invalid type {type!r}: the session itself uses it; choose another one")
         await self.wait_to_open()
         try:
             return self.new_channel(self.engine.open(type, body, reliable=reliable), body)
@@ -268,7 +268,7 @@ class Connection(MuxConnection[Engine, Channel]):
             channel.receiving.ended(trio.EndOfChannel)
         else:
             # Nobody knows which of the unacked messages the peer has processed, so this is an error and not an end.
-            error = partial(LinkLost, f"channel {channel.id} is over: {text}", by="network", peer=self.pump.peer)
+            error = partial(LinkLost, f"channel {channel.id} has failed: {text}", by="network", peer=self.pump.peer)
             channel.sending.lost(error)
             channel.receiving.ended(error)
 
@@ -313,7 +313,7 @@ class Connection(MuxConnection[Engine, Channel]):
 
     def _silence(self) -> LinkLost:
         seconds = self.engine.state.silence.seconds(trio.current_time())
-        return LinkLost(f"nothing was heard for {seconds:.0f} s", by="network", peer=self.pump.peer)
+        return LinkLost(f"no data from the peer for {seconds:.0f} s", by="network", peer=self.pump.peer)
 
     def handle_going_away(self, event: GoingAway) -> None:
         """Stop opening channels and start hanging up, because the peer has said goodbye."""

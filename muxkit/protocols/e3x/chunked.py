@@ -31,7 +31,7 @@ PACKET_MOST: Final = 2 + 65_535 + 65_535  # size of the largest possible packet 
 def encode_chunks(packet: bytes, size: int = CHUNK_MOST) -> bytes:
     """Encode a packet as chunks of at most `size` bytes, followed by the 0 byte that ends the packet."""
     if not 2 <= size <= CHUNK_MOST:
-        raise ValueError(f"chunks of {size} bytes; from 2 to {CHUNK_MOST} are possible")
+        raise ValueError(f"invalid chunk size {size}: expected 2 to {CHUNK_MOST} bytes")
     most = size - 1
     if 0 < len(packet) <= most:
         return b"%c%b\0" % (len(packet), packet)

@@ -146,7 +146,7 @@ class Engine(MuxEngine):
     @packet_size.setter
     def packet_size(self, size: int) -> None:
         if not LEAST_PACKET <= size <= MOST_PACKET:
-            raise LocalProtocolError(f"packets of {size} bytes; from {LEAST_PACKET} to {MOST_PACKET} are possible")
+            raise LocalProtocolError(f"invalid packet size {size}: expected {LEAST_PACKET} to {MOST_PACKET} bytes")
         self.state.packet = size
 
     def channel(self, id: int) -> EngineChannel | None:

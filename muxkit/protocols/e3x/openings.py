@@ -44,23 +44,27 @@ class Openings:
         """
         state = self.state
         if not type:
-            raise LocalProtocolError("a channel needs a type")
+            raise LocalProtocolError("invalid type of a channel: expected a name, got an empty string")
         if len(type) > TYPE_MOST:
             raise LocalProtocolError(too_long(type))
         if reliable and type in state.config.unreliable_types:
-            raise LocalProtocolError(f"channels of type {type!r} are unreliable")
+            raise LocalProtocolError(
+                f"channels of type {type!r} are unreliable on both sides; open it with reliable=False"
+            )
         try:
             quoted(type)
         except UnicodeEncodeError:
-            raise LocalProtocolError(f"type {type!r} is no text that can be sent") from None
+            raise LocalProtocolError(f"invalid type {type!r}: expected text that UTF-8 can encode") from None
         if id is None:
             state.table.census.check_ours()
             id = state.table.allocate()
         elif not 1 <= id <= ID_MOST or not state.is_ours(id):
             side = "odd" if state.odd else "even"
-            raise LocalProtocolError(f"channel {id}: ours are {side}, from {1 if state.odd else 2} to {ID_MOST}")
+            raise LocalProtocolError(
+                f"invalid channel id {id}: expected an {side} one from {1 if state.odd else 2} to {ID_MOST}"
+            )
         elif id in state.tombstones:
-            raise LocalProtocolError(f"channel {id} was used a moment ago")
+            raise LocalProtocolError(f"channel id {id} was used recently; choose another one")
         state.update_time()
         channel = self._new_channel(id, type, ours=True, reliable=reliable)
         channel.sender.check_size(len(body))

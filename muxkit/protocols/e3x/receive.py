@@ -337,7 +337,9 @@ class ReliableReceiver(EngineReceiver):
         if not self.channel.taken:
             self.accept()
         if not self.handed:
-            raise LocalProtocolError(f"channel {self.channel.id}: nothing is being processed")
+            raise LocalProtocolError(
+                f"channel {self.channel.id}: the application has no message that it could mark as processed"
+            )
         for _ in range(self.handed):
             self._process()
 

@@ -262,7 +262,7 @@ class ReliableSender(EngineSender):
             raise too_large(channel, size, packet, whole)
         if size > state.limits.message:
             raise LocalProtocolError(
-                f"channel {channel.id}: {size} bytes against Limits(message={state.limits.message})"
+                f"channel {channel.id}: message too large: {size} bytes against Limits(message={state.limits.message})"
             )
         if size <= whole:
             first = other = whole
@@ -271,11 +271,13 @@ class ReliableSender(EngineSender):
             first = packet - overhead(channel, seq, frag=size, end=True)
             other = packet - overhead(channel, max(2, min(SEQ_MOST, seq + size)), frag=size, end=True)
         if first < 1:
-            raise LocalProtocolError(f"a packet of {packet} bytes has no room beside type {channel.type[:64]!r}")
+            raise LocalProtocolError(
+                f"type too long: no room for a message in a packet of {packet} bytes with type {channel.type[:64]!r}"
+            )
         seq += pieces_after(size, first, other)
         if seq > SEQ_MOST:
             raise LocalProtocolError(
-                f"channel {channel.id}: seq {seq} would be needed, {SEQ_MOST} is the last; break it with err"
+                f"channel {channel.id}: expected seqs up to {SEQ_MOST}, the message needs {seq}; open another channel"
             )
         return first, other
 
@@ -655,7 +657,9 @@ class UnreliableSender(EngineSender):
 
 def too_large(channel: EngineChannel, size: int, packet: int, room: int) -> LocalProtocolError:
     """Return the error for a message that doesn't fit into a packet."""
-    return LocalProtocolError(f"channel {channel.id}: {size} bytes; a packet of {packet} has room for {room}")
+    return LocalProtocolError(
+        f"channel {channel.id}: message too large: {size} bytes; a packet of {packet} has room for {room}"
+    )
 
 
 def overhead(channel: EngineChannel, seq: int | None, *, frag: int = 0, end: bool = False) -> int:

@@ -238,8 +238,8 @@ class EngineSender(EngineHalf, Sender):
         if not self.has_room(len(message)):
             limits = self.state.limits
             raise LocalProtocolError(
-                f"channel {self.channel.id}: {len(message)} bytes beside those queued, "
-                f"against Limits(channel_first={limits.channel_first}, outbox={limits.outbox})"
+                f"channel {self.channel.id}: no room in the queue for {len(message)} bytes: "
+                f"Limits(channel_first={limits.channel_first}, outbox={limits.outbox})"
             )
         self.queue(message, end=False, is_message=True)
         self.state.messages_sent += 1
@@ -328,9 +328,9 @@ class EngineSender(EngineHalf, Sender):
     def _check_open(self) -> None:
         """Raise `LocalProtocolError` if the channel has been removed or this direction has ended."""
         if self.channel.gone:
-            raise LocalProtocolError(f"channel {self.channel.id} is gone")
+            raise LocalProtocolError(f"channel {self.channel.id} has ended")
         if self.ended:
-            raise LocalProtocolError(f"channel {self.channel.id} was ended")
+            raise LocalProtocolError(f"channel {self.channel.id}: this side has finished sending")
 
 
 class EngineReceiver(EngineHalf, Receiver[bytes]):
@@ -742,7 +742,7 @@ class State:
 
 
 def too_long(type: str) -> str:
-    return f"a type of {len(type)} characters, {TYPE_MOST} are allowed"
+    return f"type too long: expected at most {TYPE_MOST} characters, got {len(type)}"
 
 
 class UsedIds:

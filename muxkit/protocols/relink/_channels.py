@@ -344,7 +344,9 @@ class SenderHalf(SendHalf):
         if self.state is Sending.CLOSED:
             raise trio.ClosedResourceError("this sender was closed")
         if self.last is None:
-            raise LocalProtocolError(f"channel {self.out.channel}: nothing was sent that could be decided")
+            raise LocalProtocolError(
+                f"channel {self.out.channel}: no message was sent that could be committed or rolled back"
+            )
         if through is None:
             return self.last
         return through.number if isinstance(through, Receipt) else through

@@ -371,7 +371,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         self.budget.thread.check()
         self.raise_if_over()
         if not 0 <= channel < 1 << 8 * id_size:
-            raise LocalProtocolError(f"channel {channel} does not fit an id of {id_size} bytes")
+            raise LocalProtocolError(f"invalid channel {channel}: expected an id that fits into {id_size} bytes")
         if channel in self.live:
             raise LocalProtocolError(f"channel {channel} is a common one")
 
@@ -436,9 +436,11 @@ class Connection(MuxConnection[CommonChannels, Channel]):
         if self.is_common:
             return
         if self._takes_receivers:
-            raise LocalProtocolError("the channels of this link are taken by receivers()")
+            raise LocalProtocolError(
+                "the program already takes the channels of this link with receivers(): use either these or incoming()"
+            )
         if not self.engine.has_numbers:
-            raise Unsupported("channel ids of 0 bytes name one channel: use sender(0) and receiver(0)")
+            raise Unsupported("with channel ids of 0 bytes there is only one channel: use sender(0) and receiver(0)")
         self.is_common = True
         for incoming in [*self._unowned.values()]:
             if self.engine.is_theirs(incoming.channel):
@@ -449,7 +451,9 @@ class Connection(MuxConnection[CommonChannels, Channel]):
     def use_receivers(self) -> Backlog[Receiver]:
         """Return the iterator over receivers for the channels that the peer opens."""
         if self.is_common:
-            raise LocalProtocolError("this link carries common channels: they come from incoming()")
+            raise LocalProtocolError(
+                "the program already uses channels in both directions on this link: take them with incoming()"
+            )
         if not self._takes_receivers:
             self._takes_receivers = True
             for incoming in [*self._unowned.values()]:
@@ -562,7 +566,7 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             case HungUp():
                 pass  # the pump loses the connection for the same reason
             case Silent():
-                self._lose_carrier(f"nothing was heard for {event.seconds:.0f} s")
+                self._lose_carrier(f"no data from the peer for {event.seconds:.0f} s")
             case link_events.Stalled():
                 self._lose_carrier(f"a packet made no progress for {event.seconds:.0f} s")
             case Failed():

@@ -116,7 +116,9 @@ class CommonSender(Sender):
 
     def check_size(self, size: int) -> None:
         if size > self._common.limits.message:
-            raise LocalProtocolError(f"a message of {size} bytes against Limits(message={self._common.limits.message})")
+            raise LocalProtocolError(
+                f"message too large: {size} bytes against Limits(message={self._common.limits.message})"
+            )
 
     def has_room(self, size: int) -> bool:
         return self.out.admits(size + RESERVE)
@@ -154,7 +156,9 @@ class CommonSender(Sender):
 
     def finish(self, payload: bytes = b"") -> None:
         if payload:
-            raise LocalProtocolError("the end of a channel carries no payload in Relink; send it as a message before")
+            raise LocalProtocolError(
+                "Relink can't send a payload with the end of a channel; send it as a message before"
+            )
         self.send_marker(END)
 
     def cancel(self, reason: Reason) -> None:

@@ -175,7 +175,9 @@ class Engine:
         """Raise `LocalProtocolError` if one packet can't name `count` channels."""
         most = self.config.targets
         if not 1 <= count <= most:
-            raise LocalProtocolError(f"{count} channels; Config(targets={most}) are the most")
+            raise LocalProtocolError(
+                f"invalid number of channels {count}: expected 1 to {most}, which is Config(targets=)"
+            )
 
     def _find_full(self, targets: dict[ChannelSender, int], cost: int) -> tuple[ChannelSender, int] | None:
         """Find the first channel that doesn't have room for all copies of a multicast that are meant for it.
@@ -204,9 +206,11 @@ class Engine:
         state = self.state
         state.check_alive()
         if state.is_connected:
-            raise LocalProtocolError("there is a connection already; connection_lost comes first")
+            raise LocalProtocolError("the link already has a connection: expected a call of connection_lost first")
         if not link_id or not epoch:
-            raise LocalProtocolError(f"epoch {epoch} and link id {link_id} name no link")
+            raise LocalProtocolError(
+                f"invalid link: expected an epoch and a link id above 0, got {epoch} and {link_id}"
+            )
         state.now = now
         resumes = (epoch, link_id) == (state.epoch, state.link_id)
         if state.link_id and not resumes:
@@ -445,7 +449,7 @@ class Engine:
         """
         self.state.check_alive()
         if not self.state.is_connected:
-            raise LocalProtocolError("there is no connection to ping on")
+            raise LocalProtocolError("can't send a ping: the link has no connection at the moment")
         self.state.probes.pings.append(Purpose.ASKED)
 
     def shutdown(self) -> None:

@@ -479,15 +479,17 @@ class ChannelSender(Sender):
         live = len(self.table.live) + new
         if live >= state.limits.channels:
             name = state.limits.bound_of_channels
-            raise LocalProtocolError(f"{live} channels are open; raise Limits({name}=…) on both sides")
+            raise LocalProtocolError(
+                f"too many channels: {live} are open; close one, or raise Limits({name}=…) on both sides"
+            )
 
     def full(self, parts: Sequence[bytes], cost: int, messages: int = 0) -> LocalProtocolError:
         """Return the error for a message that doesn't fit in the window after `messages` others of the same cost."""
         size, limits = sum(map(len, parts)), self.state.limits
         return LocalProtocolError(
-            f"channel {self.channel}: {size} bytes beside {self.outstanding + messages} messages of "
-            f"{self.bytes + messages * cost} bytes that are not answered; "
-            f"{self.state.config.window} of {self.window} fit, and {limits.connection_bytes} in all"
+            f"channel {self.channel}: no room for a message of {size} bytes: {self.outstanding + messages} messages of "
+            f"{self.bytes + messages * cost} bytes aren't answered, and {self.state.config.window} messages of "
+            f"{self.window} bytes are allowed, {limits.connection_bytes} bytes on all channels"
         )
 
     # --- queueing

@@ -239,21 +239,23 @@ class State:
 
     def check_alive(self) -> None:
         if self.over:
-            raise LocalProtocolError("the link is over")
+            raise LocalProtocolError("the link has ended")
 
     def check_number(self, channel: int) -> None:
         """Raise `LocalProtocolError` if the number doesn't fit in the ids of our channels."""
         if not 0 <= channel < 1 << 8 * self.out_id_size:
-            raise LocalProtocolError(f"channel {channel} does not fit an id of {self.out_id_size} bytes")
+            raise LocalProtocolError(
+                f"invalid channel {channel}: expected an id that fits into {self.out_id_size} bytes"
+            )
 
     def check_parts(self, parts: Sequence[bytes]) -> None:
         """Raise `LocalProtocolError` if a message with these parts can never be sent."""
         most = self.config.parts
         if len(parts) > most:
-            raise LocalProtocolError(f"{len(parts)} parts against Config(parts={most})")
+            raise LocalProtocolError(f"too many parts: {len(parts)} against Config(parts={most})")
         size = sum(map(len, parts))
         if size > self.limits.message:
-            raise LocalProtocolError(f"a message of {size} bytes against Limits(message={self.limits.message})")
+            raise LocalProtocolError(f"message too large: {size} bytes against Limits(message={self.limits.message})")
 
     def observe_state(self, channel: str, state: str) -> None:
         if self.observer is not None:

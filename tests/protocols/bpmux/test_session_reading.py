@@ -216,7 +216,7 @@ async def test_a_guest_is_told_of_a_peer_that_fell_silent(autojump_clock: MockCl
                 await channel.send(b"x")
                 await channel.receive()
             here.vanish()
-            with pytest.raises(LinkLost, match="nothing was heard"):
+            with pytest.raises(LinkLost, match="no data from the peer"):
                 await channel.receive()
         nursery.cancel_scope.cancel()
 

@@ -30,7 +30,7 @@ def test_after_our_end_the_peer_may_go_on() -> None:
     channel = engine.open("chat", end=True)
     sent(engine)
     fed(engine, c=1, ack=1)
-    with pytest.raises(LocalProtocolError, match="was ended"):
+    with pytest.raises(LocalProtocolError, match="this side has finished sending"):
         channel.sender.send(b"x")
     assert fed(engine, b"a", c=1, seq=1, now=100.0) == [("message", 1, b"a")]
     channel.receiver.done()

@@ -53,7 +53,7 @@ def test_the_next_packet_is_offered_when_the_one_before_is_done() -> None:
 def test_done_without_anything_to_be_done_is_refused() -> None:
     engine = listener()
     channel = opened(engine)
-    with pytest.raises(LocalProtocolError, match="nothing is being processed"):
+    with pytest.raises(LocalProtocolError, match="the application has no message"):
         channel.receiver.done()
 
 

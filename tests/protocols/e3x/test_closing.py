@@ -222,7 +222,7 @@ def test_nothing_is_taken_where_nothing_was_told() -> None:
     channel = opened(engine)
     assert isinstance(channel.receiver, ReliableReceiver)
     assert channel.receiver.take(10) == []
-    with pytest.raises(LocalProtocolError, match="nothing is being processed"):
+    with pytest.raises(LocalProtocolError, match="the application has no message"):
         channel.receiver.done()
     fed(engine, c=1, err="over")
     assert channel.receiver.take(10) == []

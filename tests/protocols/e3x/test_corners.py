@@ -122,7 +122,7 @@ def test_an_answer_that_nobody_fetched_in_time_is_not_given() -> None:
 def test_an_id_that_was_just_used_cannot_be_chosen() -> None:
     engine = connector()
     engine.err(sending(engine, 1), "no")
-    with pytest.raises(LocalProtocolError, match="was used a moment ago"):
+    with pytest.raises(LocalProtocolError, match="was used recently"):
         engine.open("chat", id=1)
 
 
@@ -130,7 +130,7 @@ def test_what_is_gone_cannot_be_sent_on_and_needs_no_done() -> None:
     engine = connector()
     channel = sending(engine, 1)
     engine.err(channel, "no")
-    with pytest.raises(LocalProtocolError, match="channel 1 is gone"):
+    with pytest.raises(LocalProtocolError, match="channel 1 has ended"):
         channel.sender.send(b"x")
     channel.sender.finish()
     channel.receiver.done()

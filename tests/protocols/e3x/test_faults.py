@@ -243,7 +243,7 @@ def test_a_type_that_is_too_long_to_be_kept_is_answered_with_an_err() -> None:
     assert engine.channels == 0
     assert engine.stats().faults == {"misplaced": 3}
     assert {packet.channel: packet.err for packet in sent(engine)} == dict.fromkeys(
-        (1, 3, 5), "a type of 1025 characters, 1024 are allowed"
+        (1, 3, 5), "type too long: expected at most 1024 characters, got 1025"
     )
     assert fed(engine, c=7, type="x" * TYPE_MOST, seq=1) == [("opened", 7, "x" * TYPE_MOST, b"")]
 

@@ -187,5 +187,5 @@ def test_a_smaller_path_is_kept_to_from_the_next_message_on() -> None:
     engine.packet_size = 1200
     channel.sender.send(bytes(10_000))
     assert all(len(data) <= 1200 for data in engine.datagrams_to_send(0.0))
-    with pytest.raises(LocalProtocolError, match="packets of 100 bytes"):
+    with pytest.raises(LocalProtocolError, match="invalid packet size 100"):
         engine.packet_size = 100

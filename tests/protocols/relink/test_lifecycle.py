@@ -147,9 +147,9 @@ def test_the_link_is_finished_when_both_have_shut_down_and_all_is_answered() -> 
         assert engine.over
         assert engine.next_deadline() is None
         assert not engine.has_output()
-        with pytest.raises(LocalProtocolError, match="over"):
+        with pytest.raises(LocalProtocolError, match="the link has ended"):
             engine.send(1, (b"",))
-        with pytest.raises(LocalProtocolError, match="over"):
+        with pytest.raises(LocalProtocolError, match="the link has ended"):
             engine.connection_made(1.0, epoch=EPOCH, link_id=LINK)
 
 

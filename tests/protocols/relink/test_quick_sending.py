@@ -117,10 +117,10 @@ def test_an_overdraft_is_for_the_budget_of_the_link_and_not_for_the_window() -> 
             break
         one.send(channel, (bytes(1500),))
     assert not one.admits(20, 1500)
-    with pytest.raises(LocalProtocolError, match="4000 in all"):
+    with pytest.raises(LocalProtocolError, match="4000 bytes on all"):
         one.send(20, (bytes(1500),))
     one.send(20, (bytes(1500),), overdraw=True)
-    with pytest.raises(LocalProtocolError, match="6000 fit"):
+    with pytest.raises(LocalProtocolError, match="40 messages of 6000 bytes"):
         one.send(20, (bytes(4900),), overdraw=True)
     with pytest.raises(LocalProtocolError, match="against Limits"):
         one.send(21, (bytes(5001),), overdraw=True)

@@ -427,12 +427,12 @@ def test_a_link_that_is_refused_is_gone() -> None:
 
 def test_connections_follow_each_other_and_name_a_link() -> None:
     one = connector()
-    with pytest.raises(LocalProtocolError, match="connection_lost comes first"):
+    with pytest.raises(LocalProtocolError, match="a call of connection_lost first"):
         one.connection_made(0.0, epoch=EPOCH, link_id=LINK)
     one.connection_lost(0.0)
     one.connection_lost(0.0)
     for epoch, link_id in ((0, LINK), (EPOCH, 0)):
-        with pytest.raises(LocalProtocolError, match="name no link"):
+        with pytest.raises(LocalProtocolError, match="invalid link"):
             one.connection_made(0.0, epoch=epoch, link_id=link_id)
     one.receive_bytes(b"\xff" * 8, 0.0)
     one.receive_eof(0.0)

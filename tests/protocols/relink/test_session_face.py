@@ -200,7 +200,7 @@ async def test_an_abort_is_heard_in_front_of_what_nobody_reads(autojump_clock: M
 async def test_common_channels_and_receivers_do_not_share_a_link(autojump_clock: MockClock) -> None:
     async with both() as pair:
         pair.one.incoming()
-        with pytest.raises(LocalProtocolError, match="common channels"):
+        with pytest.raises(LocalProtocolError, match="channels in both directions"):
             pair.one.receivers()
         pair.other.receivers()
         with pytest.raises(LocalProtocolError, match="receivers"):

@@ -245,7 +245,7 @@ async def test_without_channel_ids_there_is_one_channel(autojump_clock: MockCloc
             await sender.send(b"x")
         async with pair.other.receiver() as receiver:
             assert await all_of(receiver) == [b"x"]
-        with pytest.raises(LocalProtocolError, match="does not fit"):
+        with pytest.raises(LocalProtocolError, match="fits into 0 bytes"):
             pair.one.sender(1)
 
 

@@ -183,7 +183,7 @@ async def test_a_channel_without_transactions_has_no_decisions(autojump_clock: M
 
 async def test_nothing_can_be_decided_twice_or_before_it_was_sent(autojump_clock: MockClock) -> None:
     async with both(TRANSACTIONS) as pair, pair.one.sender(1) as sender:
-        with pytest.raises(LocalProtocolError, match="nothing was sent"):
+        with pytest.raises(LocalProtocolError, match="no message was sent"):
             sender.commit()
         receipt = await sender.send(b"x")
         sender.rollback()
