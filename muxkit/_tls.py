@@ -142,8 +142,8 @@ class TLS:
         # OpenSSL gives no reason if decryption works but the result isn't a key.
         if self.password and (not reason or "DECRYPT" in reason):
             return "the password of the key is wrong"
-        what = (reason or type(error).__name__).replace("_", " ").lower()
-        return f"expected a certificate and its key in PEM, found none ({what})"
+        why = f" ({reason.replace('_', ' ').lower()})" if reason else ""
+        return f"expected a certificate and its key in PEM, found none{why}"
 
 
 class _PasswordNeeded(Exception):

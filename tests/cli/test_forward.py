@@ -336,7 +336,7 @@ URL = "bpmux+tcp://127.0.0.1:9"
         ((URL, "-L", "0:/run/x.sock:53/udp"), "support Unix sockets"),
         ((URL, "-R", "0:53/udp"), "UDP works with --local only"),
         ((URL, "--serve", "--allow", "ho st:80"), "expected HOST:PORTS"),
-        ((URL, "-L", "0:1", "--cert", __file__), "no certificate"),
+        ((URL, "-L", "0:1", "--cert", __file__), "expected a certificate and its key in PEM"),
         (("bpmux+tcp://0.0.0.0:0", "--serve", "--allow", "1"), "would accept every client"),
         (
             ("bpmux+tcp://0.0.0.0:0", "--serve", "--allow", "1", "--token-file", __file__),

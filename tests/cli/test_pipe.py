@@ -325,4 +325,4 @@ def test_as_many_sockets_as_urls_or_one_url() -> None:
         with activated([one, two], *urls, "--echo") as process:
             assert process.wait(PATIENCE) == 2
             assert process.stderr is not None
-            assert "2 sockets for 3 URLs" in process.stderr.read()
+            assert "one socket for each of the 3 URLs, got 2 sockets" in process.stderr.read()
