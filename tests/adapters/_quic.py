@@ -106,6 +106,7 @@ class Line:
         self.fate: Callable[[bytes], list[float]] = lambda data: [DELAY]
         self.has_first = trio.Event()
         self.sizes = {CLIENT: 0, SERVER: 0}
+        self._arriving: dict[float, list[tuple[tuple[str, int], bytes, tuple[str, int]]]] = {}
         self._seen_as: dict[tuple[str, int], tuple[str, int]] = {}
 
     def move(self, end: tuple[str, int], now: tuple[str, int]) -> None:
@@ -116,15 +117,21 @@ class Line:
     def carry(self, source: tuple[str, int], data: bytes, target: tuple[str, int]) -> None:
         self.sizes[source] += len(data)
         for delay in self.fate(data):
-            self._nursery.start_soon(self._deliver, source, data, target, delay)
+            arrives = trio.current_time() + delay
+            if arrives not in self._arriving:
+                self._arriving[arrives] = []
+                self._nursery.start_soon(self._deliver, arrives)
+            self._arriving[arrives].append((source, data, target))
 
-    async def _deliver(self, source: tuple[str, int], data: bytes, target: tuple[str, int], delay: float) -> None:
-        await trio.sleep(delay)
-        end = self.ends[target]
-        end.feed((data, self._seen_as.get(source, source)))
-        end.finish_feeding()
-        if target == SERVER:
-            self.has_first.set()
+    async def _deliver(self, arrives: float) -> None:
+        """Deliver the packets that arrive at the same time, in the order in which they were sent."""
+        await trio.sleep_until(arrives)
+        for source, data, target in self._arriving.pop(arrives):
+            end = self.ends[target]
+            end.feed((data, self._seen_as.get(source, source)))
+            end.finish_feeding()
+            if target == SERVER:
+                self.has_first.set()
 
 
 class LineSocket:

@@ -9,6 +9,7 @@ import pytest
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicProtocolVersion
+from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
@@ -38,7 +39,8 @@ def names_of_aioquic() -> set[str]:
     connection.connect(("127.0.0.1", 1), now=0.0)
     stream = QuicStream(stream_id=2)
     found: set[str] = set()
-    for thing in (connection, connection.tls, connection._loss, stream, stream.sender, stream.receiver):
+    builder = QuicPacketBuilder(host_cid=b"", peer_cid=b"", version=1, is_client=True, max_datagram_size=1200)
+    for thing in (connection, connection.tls, connection._loss, builder, stream, stream.sender, stream.receiver):
         found |= set(dir(thing))
     return found | set(dir(QuicPacketSpace()))
 

@@ -18,6 +18,7 @@ from typing import Final
 
 from aioquic import tls
 from aioquic.quic.connection import QuicConnection
+from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketRecovery
 from aioquic.quic.stream import QuicStreamReceiver, QuicStreamSender
 
@@ -63,6 +64,7 @@ PRIVATE_NAMES: Final = MappingProxyType(
                 "_streams",
                 "_streams_queue",
                 "_update_traffic_key",
+                "_write_application",
                 "_write_stream_limits",
             }
         ),
@@ -76,7 +78,8 @@ PRIVATE_NAMES: Final = MappingProxyType(
                 "_server_expect_finished",
             }
         ),
-        QuicPacketRecovery: frozenset({"_rtt_initialized", "_rtt_latest", "_rtt_smoothed"}),
+        QuicPacketRecovery: frozenset({"_cc", "_pacer", "_rtt_initialized", "_rtt_latest", "_rtt_smoothed"}),
+        QuicPacketBuilder: frozenset({"_packet"}),
         QuicStreamReceiver: frozenset({"_buffer", "_buffer_start", "_ranges"}),
         QuicStreamSender: frozenset(
             {"_buffer", "_buffer_fin", "_buffer_start", "_buffer_stop", "_pending", "_pending_eof", "_reset_error_code"}

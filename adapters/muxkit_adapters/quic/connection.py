@@ -21,11 +21,13 @@ from aioquic.tls import Alert, AlertDescription, AlertUnsupportedCertificate, Ep
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from .congestion import LatePacer
 from .credit import Credit, Granted, GrantedStreams
 
 if TYPE_CHECKING:
     from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # it is documented there
     from aioquic.quic.configuration import QuicConfiguration
+    from aioquic.quic.connection import QuicNetworkPath
     from aioquic.quic.events import ConnectionTerminated
     from aioquic.quic.logger import QuicLoggerTrace
     from aioquic.quic.recovery import QuicPacketSpace
@@ -81,6 +83,8 @@ class LimitedConnection(QuicConnection):
             streams=self._peer_streams,
             grant=self._grant,
         )
+        self._pacer = Pacer(self._loss._cc, max_datagram_size=configuration.max_datagram_size)
+        self._loss._pacer = self._pacer
         self._unacked: dict[int, QuicStream] = {}
         self._given_up = self._streams.given_up
         self._committed = 0  # bytes written against the peer's credit for the connection
@@ -311,6 +315,13 @@ class LimitedConnection(QuicConnection):
             self._handshake_confirmed = True
         return super().datagrams_to_send(now)
 
+    def _write_application(self, builder: QuicPacketBuilder, network_path: QuicNetworkPath, now: float) -> None:
+        self._pacer.builder = builder
+        try:
+            super()._write_application(builder, network_path, now)
+        finally:
+            self._pacer.builder = None
+
     def _close_begin(self, is_initiator: bool, now: float) -> None:
         self._is_ended_by_us = is_initiator
         super()._close_begin(is_initiator, now)
@@ -404,6 +415,21 @@ class LimitedConnection(QuicConnection):
         gaps = len(stream.receiver._ranges)
         if gaps > GAPS_MOST:
             raise _violation(QuicErrorCode.INTERNAL_ERROR, frame_type, f"{gaps} gaps in a stream against {GAPS_MOST}")
+
+
+class Pacer(LatePacer):
+    """A pacer that doesn't count packets that only acknowledge, because they aren't subject to congestion control.
+
+    aioquic counts them. So a side that receives bulk data and acknowledges it would delay its own short messages.
+    """
+
+    builder: QuicPacketBuilder | None = None
+    """The builder that has just finished the packet for which `update_after_send` is called."""
+
+    def update_after_send(self, now: float) -> None:
+        packet = None if self.builder is None else self.builder._packet
+        if packet is None or packet.in_flight:
+            super().update_after_send(now)
 
 
 class Streams(dict[int, QuicStream]):

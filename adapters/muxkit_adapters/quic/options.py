@@ -19,6 +19,7 @@ from aioquic.tls import CipherSuite
 
 from muxkit import TLS, Limits
 
+from . import congestion
 from .qlog import DirectoryLogger
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class QuicOptions:
             max_datagram_size=self.packet_size,
             max_datagram_frame_size=DATAGRAM_MOST,
             cipher_suites=CIPHERS,
+            congestion_control_algorithm=congestion.NAME,
             quic_logger=DirectoryLogger(Path(directory)) if directory else None,
         )
 
