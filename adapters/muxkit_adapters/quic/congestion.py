@@ -24,10 +24,11 @@ a longer one may only show that a process ran late. A queue is *long* if it exce
 **A window that isn't used shrinks** to twice the bytes that were in flight. aioquic grows it with each acknowledged
 packet, even if the application sends little. Such a window would allow a burst that fills any buffer.
 
-**Other connections** may fill the queue. Draining our share would not empty it, and would only give our part of the
-path to them. If the queue is still long after `DRAINS` drains, it isn't ours, or the path has become longer. In both
-cases the current round trip counts as the shortest one from then on. We restore the window, and don't drain it for
-`CONTESTED` seconds. In that time we compete as Reno does.
+**A part of the queue isn't ours.** Other connections may fill it, the path may have become longer, or the processes at
+the ends run late all the time because other programs use the processor. So we look at the queue again after a drain.
+The queue that is left is the *ambient* queue. Only a queue that is longer than that by the limit counts as long from
+then on. If the drain hardly shortened the queue, we restore the window, and don't drain it for `CONTESTED` seconds. In
+that time we compete as Reno does.
 
 **Losses** halve the window, as in Reno, with an exception. Some networks lose packets at random, and at a loss of 1 %
 Reno carries 0.2 MiB/s over 80 ms, however fast the path is. So we ignore up to `LOSS_SHARE` of all packets, as long as
@@ -39,7 +40,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from math import inf
-from typing import TYPE_CHECKING, Final
+from statistics import median
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aioquic.quic.congestion.base import QuicCongestionControl, register_congestion_control
 from aioquic.quic.congestion.reno import RenoCongestionControl
@@ -52,11 +54,11 @@ NAME: Final = "muxkit"  # the value of aioquic's option `congestion_control_algo
 FIRST_WINDOW: Final = 10  # packets; the window never shrinks below this because it isn't used
 LEAST_WINDOW: Final = 4  # packets; a drain never goes below this
 LEAST_ROUND: Final = 0.005  # s; shorter round trips are combined into one round
-QUEUE_LEAST: Final = 0.005  # s; timers have a granularity of 1 ms at each end, so a shorter queue may be noise
+QUEUE_LEAST: Final = 0.004  # s; timers have a granularity of 1 ms at each end, so a shorter queue may be noise
 # A queue ends slow start if it exceeds this share of the shortest round trip, in a round with so many measurements.
 START_SHARE: Final = 1 / 10
 START_SAMPLES: Final = 8
-QUEUE_SHARE: Final = 1 / 16  # of the shortest round trip; bulk data may delay a short message by a tenth of it
+QUEUE_SHARE: Final = 1 / 20  # of the shortest round trip; bulk data may delay a short message by a tenth of it
 # While there is no queue, the window grows by 1/32 per round. After three such rounds, the growth doubles each round.
 # A larger first step would overshoot: a window that just fills the path has no queue either.
 FAST_GROWTH: Final = 1 / 32
@@ -71,8 +73,8 @@ STANDING: Final = 4  # rounds in a row with a long queue, before we drain it; on
 LOSS_ROUNDS: Final = 2  # the same before a loss counts as congestion
 DRAIN_LEAST: Final = 0.5  # one drain leaves at least this share of the window, since the measured rate may be too low
 HOLD: Final = 1.25  # rounds after a drain until the effect can be seen
-DRAINS: Final = 3  # drains in a row without an effect, after which we conclude that the queue isn't ours
-CONTESTED: Final = 5.0  # s
+LOOK_ROUNDS: Final = 3  # rounds after a drain whose median tells which part of the queue isn't ours
+CONTESTED: Final = 3.0  # s without a drain, after one that didn't shorten the queue
 MEMORY: Final = 15.0  # s
 # The window is spread over a bit less than a round trip. In slow start it is less, because the window grows meanwhile.
 PACE: Final = 1.05
@@ -83,6 +85,14 @@ LATE: Final = 0.004  # s by which a timer may be late without reducing the rate;
 QUANTUM: Final = 0.002  # s
 GRAIN: Final = 1e-6  # s by which computed times may differ
 BURST_WINDOW: Final = 40  # packets; a connection with a smaller window may send `FIRST_WINDOW` packets at once
+
+
+class Drain(NamedTuple):
+    """The time of a drain, and what it found."""
+
+    at: float
+    window: int
+    queue: float
 
 
 class QueueAwareReno(RenoCongestionControl):
@@ -104,9 +114,9 @@ class QueueAwareReno(RenoCongestionControl):
         self._hold_until = -inf
         self._lost_at = -inf  # when a loss has last reduced the window
         self._allowance = ALLOWANCE_FIRST  # losses that may be ignored
-        self._drains = 0  # in a row without an effect
-        self._drained_at = -inf  # when the first of these was
-        self._window_before = 0  # before that
+        self._is_draining = False
+        self._before_drain = Drain(-inf, 0, 0.0)
+        self._ambient = 0.0  # the part of the queue that isn't ours, in seconds
         self._contested_until = -inf
 
     # --- what aioquic reports
@@ -147,10 +157,10 @@ class QueueAwareReno(RenoCongestionControl):
         return min(self._base, self._base_before)
 
     def _is_long(self, queue: float, share: float = QUEUE_SHARE) -> bool:
-        return queue > self._long(share)
+        return queue > self._ambient + self._long(share)
 
     def _long(self, share: float = QUEUE_SHARE) -> float:
-        """Return how many seconds a queue may have that isn't long."""
+        """Return how many seconds our own part of a queue may have."""
         return max(QUEUE_LEAST, share * self._shortest)
 
     def _is_standing(self, rounds: int) -> bool:
@@ -163,8 +173,6 @@ class QueueAwareReno(RenoCongestionControl):
         if now >= self._hold_until:
             self._queues.append(queue)
             self._react(queue, now)
-        elif not self._is_long(queue):
-            self._drains = 0
         self._before_began, self._round_began = self._round_began, now
         self._round_ends = now + max(self._round_least, LEAST_ROUND)
         self._round_least = inf
@@ -173,39 +181,44 @@ class QueueAwareReno(RenoCongestionControl):
         self._most_in_flight = self.bytes_in_flight
 
     def _react(self, queue: float, now: float) -> None:
-        if not self._is_long(queue):
-            self._drains = 0
+        if len(self._queues) == STANDING:
+            self._ambient = min(self._ambient, median(self._queues))
         if self._most_in_flight < self.congestion_window / 2:
             self._shrink_unused()  # a queue isn't ours then
         elif self.ssthresh is None:
             if self._samples >= START_SAMPLES and self._is_long(queue, START_SHARE):
-                self._drain(now)
+                self._drain(queue, now)
+        elif self._is_draining:
+            if len(self._queues) >= LOOK_ROUNDS:
+                self._look_at_drain(now)
         elif self._is_standing(STANDING) and now >= self._contested_until:
-            if self._drains >= DRAINS:
-                self._contest(now)
-            else:
-                self._drain(now)
+            self._drain(min(self._queues), now)
         elif self.congestion_window >= self.ssthresh and self._most_in_flight >= USED * self.congestion_window:
             self._grow(queue, now)
 
-    def _drain(self, now: float) -> None:
-        if not self._drains:
-            self._window_before, self._drained_at = self.congestion_window, now
-        self._drains += 1
-        self._free_rounds = 0
+    def _drain(self, queue: float, now: float) -> None:
         used = min(self.congestion_window, self._most_in_flight)
-        needed = max(self._rates) * (self._shortest + self._long() / 4)
+        self._is_draining = True
+        self._before_drain = Drain(now, used, queue)
+        self._free_rounds = 0
+        needed = max(self._rates) * (self._shortest + self._ambient + self._long() / 4)
         window = max(needed, DRAIN_LEAST * used, LEAST_WINDOW * self._packet_size)
         self.congestion_window = self.ssthresh = min(int(window), self.congestion_window)
         self._hold_until = now + HOLD * self._round_least
         self._queues.clear()
 
-    def _contest(self, now: float) -> None:
-        self._drains = 0
-        self._contested_until = now + CONTESTED
-        self._base, self._base_before, self._base_since = self._round_least, inf, now
-        if self._lost_at < self._drained_at:
-            self.congestion_window = self.ssthresh = max(self.congestion_window, self._window_before)
+    def _look_at_drain(self, now: float) -> None:
+        """Decide whether the drained queue was ours. The queue that is left isn't."""
+        before, left = self._before_drain, median(self._queues)
+        self._is_draining = False
+        was_ours = left <= max(self._ambient + self._long(), before.queue / 2)
+        if was_ours:
+            self._ambient = max(0.0, left - self._long() / 2)  # a part of what is left may be ours
+        else:
+            self._ambient = left
+            self._contested_until = now + CONTESTED
+            if self._lost_at < before.at:
+                self.congestion_window = self.ssthresh = max(self.congestion_window, before.window)
 
     def _grow(self, queue: float, now: float) -> None:
         """Grow fast while there is no queue. Reno's growth by one packet per round comes in addition."""
