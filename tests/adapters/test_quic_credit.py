@@ -13,6 +13,7 @@ from aioquic.quic.connection import Limit
 
 from muxkit import Limits
 from muxkit_adapters.quic import ConnectionEnded
+from muxkit_adapters.quic.congestion import QueueAwareReno
 from muxkit_adapters.quic.credit import Credit, Granted, GrantedStreams
 from muxkit_adapters.quic.options import QuicOptions
 
@@ -307,6 +308,7 @@ async def test_a_short_message_does_not_wait_behind_bulk_data_that_fills_the_out
         bulk, short = pair.client.open(), pair.client.open()
         got = Collected(pair.server)
         congestion = pair.client_quic._loss._cc
+        assert isinstance(congestion, QueueAwareReno)
         congestion.congestion_window = congestion.ssthresh = 100_000  # 5 MB/s, a fifth of a second for the outbox
         congestion._lost_at = math.inf  # it doesn't grow any more
 
