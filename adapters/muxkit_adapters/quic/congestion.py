@@ -98,6 +98,9 @@ class Drain(NamedTuple):
 class QueueAwareReno(RenoCongestionControl):
     """Congestion control for aioquic. The module explains it."""
 
+    congestion_window: int
+    ssthresh: int | None
+
     def __init__(self, *, max_datagram_size: int) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
         self._packet_size = max_datagram_size
@@ -254,6 +257,9 @@ class LatePacer(QuicPacketPacer):
     - A packet that is sent before its time makes the next one wait longer. aioquic's pacer allows a packet whenever
       some time has passed, however little. So if an acknowledgement arrives for each packet, it doesn't limit the rate.
     """
+
+    bucket_max: float
+    bucket_time: float
 
     def __init__(self, congestion: QuicCongestionControl, *, max_datagram_size: int) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
