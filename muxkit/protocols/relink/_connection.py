@@ -183,7 +183,9 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             self.supply.weight_changed()
         elif not self.is_holding:
             pump.request_write()
-            self._rearm(pump)
+            if self.link.state.has_new_deadline:
+                self.link.state.has_new_deadline = False
+                pump.rearm()
 
     def request_write_soon(self) -> None:
         if self.engine.events or self.link.state.events:
@@ -193,13 +195,9 @@ class Connection(MuxConnection[CommonChannels, Channel]):
             self.supply.weight_changed()
         elif not self.is_holding:
             pump.request_write_soon()
-            self._rearm(pump)
-
-    def _rearm(self, pump: StreamPump[Any]) -> None:
-        """Rearm the clock if a command has set an earlier deadline."""
-        if self.link.state.has_new_deadline:
-            self.link.state.has_new_deadline = False
-            pump.rearm()
+            if self.link.state.has_new_deadline:
+                self.link.state.has_new_deadline = False
+                pump.rearm()
 
     def after_consuming(self) -> None:
         """Like `request_write`, but for the command `consume`, after which there is usually nothing to do."""
