@@ -8,12 +8,13 @@ import uuid
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import trio
 
 from muxkit.protocols import restream
-from tests._pages import ROOT
+from tests._pages import ROOT, free_ports, ports, program, python, running, until
 
 pytestmark = pytest.mark.timeout(400)  # programs start slowly on a busy machine
 
@@ -74,3 +75,25 @@ async def test_a_page_is_told_that_the_server_refuses_it(node: str, script: str)
     [said], _ = await followed(node, script, known=False)
     assert said["data"] is None
     assert "is not known here" in str(said["error"])
+
+
+def test_the_server_of_the_page_delivers_the_page_and_the_module(tmp_path: Path) -> None:
+    [page] = re.findall(r"```html\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "www").mkdir()
+    (tmp_path / "www" / "index.html").write_text(page, encoding="utf-8")
+    with ports(8000) as free:
+        code = free_ports(program("docs/how-to/browser.md", 1), free)
+
+    def fetch(path: str) -> str:
+        with urlopen(f"http://127.0.0.1:{free[8000]}{path}") as response:
+            return str(response.read().decode())
+
+    def listens() -> bool:
+        try:
+            return fetch("/") == page
+        except OSError:
+            return False
+
+    with running(python(code), tmp_path, "log") as server:
+        until(listens, server)
+        assert "export async function connect" in fetch("/muxkit.js")
