@@ -214,6 +214,15 @@ def test_unanswered_messages_are_bounded_and_an_ack_makes_room() -> None:
 
 
 @pytest.mark.requirement("R-08")
+def test_ordered_and_unordered_messages_that_wait_are_bounded_together() -> None:
+    peer = client(config=Config(in_flight=2))
+    sent(peer, b"")
+    assert entry(peer).admits(1)
+    sent(peer, b"", mode=Mode.UNORDERED)
+    assert not entry(peer).admits(1)
+
+
+@pytest.mark.requirement("R-08")
 def test_of_unreliable_messages_the_oldest_give_way() -> None:
     peer = client(config=Config(unreliable_queue=2))
     receipts = [entry(peer).transmit(bytes([n]), mode=Mode.UNRELIABLE, receipt=True) for n in range(4)]

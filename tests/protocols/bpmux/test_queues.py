@@ -58,6 +58,13 @@ def test_many_answers_are_not_taken() -> None:
 # --- waiting for credit
 
 
+def test_a_single_byte_of_credit_lets_a_waiting_sender_queue_a_longer_message() -> None:
+    engine, sink = with_sink(0)
+    sink.notify_when_room(5)
+    assert not engine.events()
+    assert fed(engine, "a8 03 01") == [("Writable", "out-sink 3")]
+
+
 def test_who_watches_is_told_once_when_there_is_room() -> None:
     engine, sink = with_sink(3)
     sink.send(b"abcde")

@@ -355,6 +355,11 @@ def test_a_channel_that_does_not_fit_its_id_is_not_written(channel: int, id_size
         pytest.param("5101010000000000" + "01001000" + "00" * 4, "relink-M11", marks=pytest.mark.clause("relink-M11")),
         pytest.param("5101010000000000" + "ff" * 8, "relink-M11", marks=pytest.mark.clause("relink-M11")),
         pytest.param("5102010000000000" + ("f8" + "ff" * 7) * 2, "relink-M11", marks=pytest.mark.clause("relink-M12")),
+        pytest.param(  # a part that is too large by itself, behind one that is not
+            "5102010000000000" + "0100000000000000" + "0100100000000000",
+            "relink-M11",
+            marks=pytest.mark.clause("relink-M11"),
+        ),
         pytest.param(
             "5102010000000000" + ("0000100000000000") * 2, "relink-M12", marks=pytest.mark.clause("relink-M12")
         ),

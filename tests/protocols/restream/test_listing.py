@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from muxkit._errors import RemoteProtocolError
 from muxkit.protocols import restream
 from muxkit.protocols.restream.server import listing
 from muxkit.protocols.restream.server.listing import SessionIndex
@@ -154,6 +155,12 @@ def test_a_listing_is_this_line() -> None:
     )
     assert encode_listing(found) == LINE
     assert parse_status(LINE) == found
+
+
+@pytest.mark.parametrize("listing", [b"[]", b"{}", b'{"sessions":{}}', b'{"sessions":[],"next":""}'])
+def test_a_listing_without_its_fields_is_a_violation(listing: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="expected an object with sessions and next"):
+        parse_status(b'{"listing":' + listing + b"}\n")
 
 
 def test_a_request_for_a_listing_is_this_line() -> None:
