@@ -242,7 +242,6 @@ class ChunkRules(Checks):
             entity.twin.twin = entity
         entity.life = HALF_OPENED
         entity.late = state.top_stream.gone
-        state.update_direct(entity)
         state.count_channel(entity)
         return entity
 

@@ -126,7 +126,6 @@ class Openings:
         channel = self._admit(packet.channel, type, reliable=False)
         if channel is None:
             return
-        state.used.add(packet.channel)
         channel.announced = True
         state.silence.heard(state.now)
         receiver = channel.receiver

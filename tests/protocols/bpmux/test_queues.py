@@ -58,10 +58,12 @@ def test_many_answers_are_not_taken() -> None:
 # --- waiting for credit
 
 
-def test_a_single_byte_of_credit_lets_a_waiting_sender_queue_a_longer_message() -> None:
-    engine, sink = with_sink(0)
-    sink.notify_when_room(5)
-    assert not engine.events()
+def test_a_single_byte_of_credit_behind_the_queue_makes_room_for_a_longer_message() -> None:
+    engine, sink = with_sink(3)
+    sink.send(b"abcde")
+    sink.notify_when_room(9)
+    written(engine)
+    assert fed(engine, "a8 03 02") == []
     assert fed(engine, "a8 03 01") == [("Writable", "out-sink 3")]
 
 
