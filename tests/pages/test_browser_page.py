@@ -90,7 +90,7 @@ def test_the_server_of_the_page_delivers_the_page_and_the_module(tmp_path: Path)
 
     def listens() -> bool:
         try:
-            return fetch("/") == page
+            return fetch("/") == str(page)
         except OSError:
             return False
 
