@@ -78,7 +78,8 @@ async def test_a_page_is_told_that_the_server_refuses_it(node: str, script: str)
 
 
 def test_the_server_of_the_page_delivers_the_page_and_the_module(tmp_path: Path) -> None:
-    [page] = re.findall(r"```html\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    pages: list[str] = re.findall(r"```html\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    [page] = pages
     (tmp_path / "www").mkdir()
     (tmp_path / "www" / "index.html").write_text(page, encoding="utf-8")
     with ports(8000) as free:
@@ -86,7 +87,8 @@ def test_the_server_of_the_page_delivers_the_page_and_the_module(tmp_path: Path)
 
     def fetch(path: str) -> str:
         with urlopen(f"http://127.0.0.1:{free[8000]}{path}") as response:
-            return str(response.read().decode())
+            delivered: bytes = response.read()
+        return delivered.decode()
 
     def listens() -> bool:
         try:
