@@ -48,6 +48,15 @@ def resuming(count: int = 7) -> NumberedEngine:
 # --- the order of things
 
 
+def test_a_resume_of_many_channels_is_written_in_pieces_of_the_size_that_the_transport_asks_for() -> None:
+    one, other = pair()
+    for channel in range(1, 200, 2):
+        one.send(channel, (b"x",))
+    exchange(one, other)
+    reconnect(one, other)
+    assert 100 <= sum(map(len, other.buffers_to_send(100))) < 150
+
+
 @pytest.mark.clause("relink-R01")
 def test_a_new_link_has_no_resume() -> None:
     one, other = pair()
