@@ -370,3 +370,23 @@ async def test_a_connector_that_wants_its_old_link_or_none_is_told(autojump_cloc
             await receive(made)
         assert changes[0].link_id == 0
         assert made.dialled == 2
+
+
+async def test_the_statistics_count_the_bytes_of_all_connections(autojump_clock: MockClock) -> None:
+    links: list[Link] = []
+
+    async def handle(link: Link) -> None:
+        links.append(link)
+        async for receiver in link.receivers():
+            async for _ in receiver:
+                pass
+
+    async with world(handler=handle) as made, made.link() as one, one.sender(1) as sender:
+        await sender.send(bytes(10_000))
+        await at_rest()
+        await made.cut()
+        await sender.send(b"behind")
+        await trio.sleep(5)
+        assert one.connections == 2
+        assert one.stats().bytes_sent > 10_000
+        assert links[0].stats().bytes_received > 10_000
