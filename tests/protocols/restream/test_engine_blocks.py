@@ -70,6 +70,18 @@ def assert_alike(pieces: Sequence[bytes], after: int = 0, **config: Any) -> tupl
     return told
 
 
+def test_a_block_that_the_application_has_taken_is_acknowledged() -> None:
+    engine = BlockEngine.stateful(UUID, None, verifier=Unverified(), config=ClientConfig(ack_every=2))
+    engine.connection_made(0.0)
+    engine.buffers_to_send()
+    engine.receive_bytes(LINES[0] + b"\n" + LINES[1] + b"\n", 0.0)
+    [block] = engine.events()
+    assert isinstance(block, ReceivedBlock)
+    assert not engine.has_output()
+    engine.taken(block)
+    assert b"".join(map(bytes, engine.buffers_to_send())) == b'{"uuid":"%b","ack":2}\n' % UUID.encode()
+
+
 def test_the_data_is_the_json_that_the_server_sent() -> None:
     engine = reading(BlockEngine)
     engine.receive_bytes(b"\n".join([*LINES, b'{"id": 5, "data": [1, 2.50]}', b'{"id":6,']), 0.0)
