@@ -162,7 +162,9 @@ async def growth(cycle: Cycle, warm: int, count: int) -> int:
 
 @pytest.mark.parametrize("cycle", CYCLES)
 async def test_memory_does_not_grow_with_the_channels_that_were(cycle: Cycle) -> None:
-    assert await growth(cycle, warm=100, count=250) <= 64 * KIB // 20
+    # Up to 16 channels end in one pass, so buffers and tables differ by some KiB from one moment to another. A leak of
+    # one object per channel, which has at least 32 bytes, would exceed the bound.
+    assert await growth(cycle, warm=100, count=1200) <= 32 * KIB
 
 
 @pytest.mark.soak
